@@ -49,7 +49,7 @@ class Clock:
 class Running:
     """A gateway that runs, what is behind it, and clients of it.
 
-    Options are sections of the configuration, as `SECTIONS` has them, and keys of its server.
+    Options are sections of the configuration, as `SECTIONS` has them, and keys of `[server]`.
     `devices`: it has a Triton on each, `tritons`, of which `triton` is the first.
     """
 
@@ -90,7 +90,7 @@ class Running:
         self.channel = self._exits.enter_context(grpc.insecure_channel(self.grpc))
 
     def make_triton(self, name, metrics=b""):
-        """A stand-in with a folder of its own, for no device yet."""
+        """A stand-in with its own folder, for no device yet."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         return FakeTriton(folder, metrics)
@@ -195,14 +195,14 @@ def all_from(connection):
 
 
 def post(body=b"", path="/v2/models/whisper/infer", length=None, headers=""):
-    """An HTTP request by hand; `length`: what it says of its body."""
+    """An HTTP request by hand; `length`: the declared length."""
     length = len(body) if length is None else length
     head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {length}\r\n{headers}\r\n"
     return head.encode() + body
 
 
 def part(name, content, filename=None):
-    """A part of a form, whose name and file name are given."""
+    """A part of a form, with this name and file name."""
     file = "" if filename is None else f'; filename="{filename}"'
     head = f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
     return head.encode() + content + b"\r\n"

@@ -1,7 +1,7 @@
 """Divide the files of a run into shards, and find the shards that are done.
 
-A shard is a number of consecutive files, in the order of their names or of the manifest. It is done
-if its file of transcripts exists, which is written last and atomically. Running a command again
+A shard is a number of consecutive files, ordered by name or as in the manifest. It is done if
+its file of transcripts exists, which is written last and atomically. Running a command again
 therefore transcribes only the missing shards. `run.json` has the settings of the run, so that
 another run cannot use its folder.
 
@@ -39,7 +39,7 @@ _NEEDED = "expected a folder of audio, or a manifest: JSONL with a `file` in eac
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Files whose transcripts are written to one file."""
+    """Files with transcripts that are written to one file."""
 
     number: int
     files: tuple[str, ...]
@@ -91,7 +91,7 @@ class BulkOutput:
         return f"{self.folder}/tries/{number:06d}.json"
 
     def gather_failed(self) -> int:
-        """Write `failed.jsonl` from the files of all shards; return the number of its lines."""
+        """Write `failed.jsonl` from the files of all shards; return how many lines it has."""
         parts = store.names_in(f"{self.folder}/failed")
         lines = b"".join(store.read(f"{self.folder}/failed/{name}") for name in parts)
         store.write(f"{self.folder}/failed.jsonl", lines)

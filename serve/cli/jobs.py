@@ -28,7 +28,7 @@ _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 _FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
-_OTHERWISE: dict[str, Fields] = {  # options whose form fields have other names
+_OTHERWISE: dict[str, Fields] = {  # options with other names as form fields
     "word_timestamps": {"timestamp_granularities[]": ["segment", "word"]},
     "token_logprobs": {"include[]": "logprobs"},
 }

@@ -143,7 +143,7 @@ async def _send(
 ) -> None:
     now_s = asyncio.get_running_loop().time
     for count, piece in enumerate(_pieces(blocks), 1):
-        if pace:  # send a piece at the time of its last sample
+        if pace:  # send a piece at its last sample's time
             await asyncio.sleep(max(0.0, began_s + count * _PIECE_S / pace - now_s()))
         audio = base64.b64encode(piece).decode()
         await wire.send(to_json({"type": "input_audio_buffer.append", "audio": audio}))

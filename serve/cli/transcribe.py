@@ -107,7 +107,7 @@ def _transcribe(args: argparse.Namespace) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _TranscribeTask:
-    """A recording and the output file of its transcript; None is standard output."""
+    """A recording and the transcript's output file; None is standard output."""
 
     recording: InputFile
     target: Path | None

@@ -1,8 +1,8 @@
 """Client secrets: short-lived keys with which browsers open live sessions.
 
-A secret is signed and is not kept, so every gateway of a run can read it. It holds the time of its
-expiry, the id of the API key that made it and settings for the sessions that it opens. Its holder
-can read all three.
+A secret is signed and is not kept, so every gateway of a run can read it. It holds its expiry
+time, the id of the API key that made it and settings for the sessions that it opens. Its holder can
+read all three.
 """
 
 import base64

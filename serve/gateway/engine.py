@@ -60,7 +60,7 @@ class EngineAddress:
     """The place of one of this run's engines."""
 
     device: str  # the device's name
-    link: Path  # to the folder with the sockets of its Triton
+    link: Path  # to the folder with the Triton's sockets
     process: int = 0  # number of the gateway's process that asks
 
 
@@ -71,7 +71,7 @@ class EngineRequest:
     target: Target
     parts: Sequence[Chunk]  # of the serialised `ModelInferRequest`; its model's name may be any
     streamed: bool = False  # whether it may have several answers
-    audio_file: str | None = None  # path of its audio in `Engines.uploads`, kept until the answer
+    audio_file: str | None = None  # the audio's path in `Engines.uploads`, kept until the answer
     priority: Priority = "file"
     audio: AudioLength | None = None  # None: no latency target limits the request
 
@@ -111,7 +111,7 @@ class Engine(Background):
     Args:
         address: the engine's place.
         model: the product that it serves.
-        server: tells whether it may be unloaded, and the limit of its start.
+        server: tells whether it may be unloaded, and the time limit of a start.
     """
 
     def __init__(self, address: EngineAddress, model: str, server: ServerConfig) -> None:
@@ -265,7 +265,7 @@ class TritonConnection:
             raise errors.from_upstream(error.code().name, error.details() or "") from None
 
     def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest:
-        """Send a request; its audio is linked under the name of its key.
+        """Send a request; link its audio under the request's key.
 
         Raises:
             ApiError: 503, its audio cannot be handed over.

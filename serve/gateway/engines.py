@@ -183,7 +183,7 @@ class EngineCall:
 
     Args:
         request: the request, which goes to the least busy engine at once.
-        engines: the engines of its model.
+        engines: the model's engines.
         metrics: counts how each engine ended the request.
         span: is told each engine that gets the request.
         limit_s: the longest wait for all answers.
@@ -258,9 +258,9 @@ class EngineCall:
         self._answers.put_nowait(error)
 
     def cancel(self) -> None:
-        """Tell the engine that nobody waits for the request any more.
+        """Tell the engine that the request's answers are not needed any more.
 
-        The request is cancelled by its key, with a small request of its own, and its call is read
+        A small second request cancels the request by its key. The cancelled request's call is read
         to the end. A call of gRPC is never cancelled: Triton 24.10 keeps a call forever if its
         cancel meets its end.
         """

@@ -1,4 +1,4 @@
-"""Errors that clients get in place of an answer, and the table of their statuses.
+"""Errors that clients get in place of an answer, and the table of statuses.
 
 An error is written in three forms: OpenAI's JSON below /v1 and before routing, KServe's JSON below
 /v2, and a status of gRPC. Every form is made from a `ErrorStatus`: the class of the error in
@@ -269,7 +269,7 @@ def from_upstream(status: str, text: str) -> ApiError:
     """Return the error to tell a client when Triton answered with one.
 
     Args:
-        status: the gRPC status of the call; empty for a message of its stream.
+        status: the gRPC status of the call; empty for a message of the stream.
         text: Triton's text, or the model's in the form of `serve.wire.tensors`.
     """
     error = tensors.error_from_text(text, "")
@@ -292,7 +292,7 @@ def no_room_for_upload() -> ApiError:
 
 
 def client_gone() -> ApiError:
-    """Return the error of a client that left; nobody reads it."""
+    """Return the error of a client that left; no client reads it."""
     return ApiError(CancelledError("the client has gone"), "client_gone")
 
 

@@ -6,7 +6,7 @@
     GET  /, /page/…, /state, POST /subtitles: the page for people, in `serve.gateway.page`
 
 Errors below /v1 have OpenAI's form, others KServe's: {"error": "..."}. If waiting helps,
-Retry-After tells how long. Metrics and health have an address of their own besides, and a Unix
+Retry-After tells how long. Metrics and health also have their own address, and a Unix
 socket in the run's folder, which no crowd of clients can block.
 """
 

@@ -145,7 +145,7 @@ class ApiKey:
         self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
-        """Reject a KServe request whose answer would not tell how much audio it had.
+        """Reject a KServe request if its answer would not tell how much audio it had.
 
         Args:
             outputs: the outputs that it asks for; none: all of them.

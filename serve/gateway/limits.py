@@ -138,7 +138,7 @@ class Upload:
     since_s: float
     limit: asyncio.Timeout  # ends the wait for the message
     needed: Callable[[], bool]  # whether the call must stay, for it has other requests
-    error: ApiError | None = None  # the reason of its eviction
+    error: ApiError | None = None  # why the upload was evicted
 
     def evict(self, error: ApiError) -> None:
         """End the upload with an error, unless it has ended."""
@@ -148,7 +148,7 @@ class Upload:
 
 
 class Admission:
-    """Admits requests within the limits of the server and of their keys. For one event loop."""
+    """Admits requests within the limits of the server and the API keys. For one event loop."""
 
     def __init__(self, server: ServerConfig) -> None:
         self.max_request_bytes = server.max_request_mb * _MIB

@@ -210,7 +210,7 @@ def _open_jobs(services: Services) -> "JobRoutes":
 
 
 def share_of(config: Config) -> Config:
-    """Return a configuration with the limits of one of its gateway's processes, rounded up."""
+    """Return a configuration with the limits of a single gateway process, rounded up."""
     processes, server, live = config.gateway.processes, config.server, config.live
     jobs = config.jobs
     return dataclasses.replace(

@@ -31,11 +31,11 @@ from serve.speech.containers import pcm16_header
 from serve.speech.file_types import kind_of
 
 WINDOW_S = 30.0
-"""The work of a whole window; other windows have half of that and half of their audio."""
+"""The work of a whole window; a shorter one has half of that plus half its audio's length."""
 HEAD_BYTES = 2**16
 """The bytes at a file's beginning from which its length is estimated."""
 
-_MODEST = 0.9  # share of its fair share below which a key may fill the limit
+_MODEST = 0.9  # part of a fair share below which a key may fill the limit
 _GREEDY = 0.8  # share of the limit up to which files of other keys are admitted
 _JOBS = 0.5  # share of the limit, of all work, up to which jobs are admitted
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
@@ -46,7 +46,7 @@ _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
 _BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
 _LEARNED = 0.1  # weight of each answer
 _MEMORY_S = 20.0  # busy time in which a rate is forgotten
-_STRETCH_S, _STRETCH_ANSWERS = 3.0, 12  # minimum of a stretch, which has a rate of its own
+_STRETCH_S, _STRETCH_ANSWERS = 3.0, 12  # minimum of a stretch, which has its own rate
 _STRETCHES = 12  # the fastest of them counts
 _FEW = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged
@@ -75,7 +75,7 @@ class InflightRequest:
 
     work: float
     priority: Priority
-    key: str  # the name of its API key
+    key: str  # the API key's name
     began_s: float
     forecast_s: float | None  # None: no rate was known
 
@@ -261,9 +261,9 @@ class LatencyTarget:
         """Admit a request, which `end` ends; live text always.
 
         Args:
-            audio: the length of its audio.
+            audio: the audio's length.
             priority: live text, a file, or a job.
-            key: the name of its API key.
+            key: the API key's name.
 
         Raises:
             ApiError: 429, it, or others, would not be answered in time; forecasts when it would.

@@ -157,7 +157,7 @@ class UsageFile:
 
 
 class Usage(Background):
-    """Counts the usage of keys, and rejects keys whose quota of the day is used up.
+    """Counts the usage of keys, and rejects keys that have used up the day's quota.
 
     For one event loop.
 

@@ -1,6 +1,6 @@
 """Send reload requests to a running server over a socket in its folder, for its own user only.
 
-A request is a line of JSON, and so is each report of its progress; the last one has the outcome.
+A request is a line of JSON, and so is each progress report; the last one has the outcome.
 """
 
 import contextlib

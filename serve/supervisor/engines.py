@@ -3,7 +3,7 @@
 A chore is a long task: a generator that the supervisor's thread resumes at each poll. One chore
 runs at a time. It replaces, unloads or loads the engines of all devices, so they never differ.
 
-In a reload each new Triton gets a folder of its own, and its engine transcribes some clips. Then
+In a reload each new Triton gets its own folder, and its engine transcribes some clips. Then
 the device's symbolic link is set to the new folder, and new requests go there. The previous Triton
 ends when no gateway holds its folder any more. A failure before that changes nothing.
 """
@@ -72,7 +72,7 @@ class EngineManager:
         config: the config that the server was started with.
         counted: the same config with absolute paths and with its devices resolved.
         engine: the engine's folder.
-        log_path: the server's log; several engines have logs of their own beside it.
+        log_path: the server's log; several engines have their own logs beside it.
 
     Raises:
         EarshotError: see `prepare`.

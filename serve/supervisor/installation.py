@@ -21,7 +21,7 @@ from serve.contract.errors import UnavailableError
 
 IMAGE = Path("/opt/tritonserver")
 # Return the memory of large requests to the system when they are freed. By default the allocator
-# raises both limits, to 32 and 64 MiB, and each of its arenas keeps smaller blocks.
+# raises both limits, to 32 and 64 MiB, and each arena keeps smaller blocks.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
 
 

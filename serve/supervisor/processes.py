@@ -151,7 +151,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Return the free memory of the machine, or of its container if that has less."""
+    """Return the machine's free memory, or the container's if that is less."""
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no such limit
         most = int((_CGROUP / "memory.max").read_text())

@@ -49,7 +49,7 @@ def read_clips(manifest: str) -> list[ReloadClip]:
     """Read the first clips of a manifest: JSONL with `file` and optionally `text` and `language`.
 
     Raises:
-        FileError: the manifest or one of its files cannot be read.
+        FileError: the manifest or a file that it lists cannot be read.
         ConfigError: a line is malformed, or there are too few clips.
     """
     lines = [line for line in read_text(manifest).splitlines() if line.strip()]

@@ -1,6 +1,6 @@
 """Run a server, Triton with the gateway in front of it, and supervise its processes.
 
-Each device has a Triton of its own, with the engine in a separate process. The gateway sends a
+Each device has its own Triton, with the engine in a separate process. The gateway sends a
 request to the engine with the fewest requests. One Triton with an instance of `whisper` per device
 would have fewer processes, but three disadvantages:
 
@@ -55,7 +55,7 @@ _REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
 
 
 def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
-    """Prepare the Triton of the shadow monitor's reference; None if it has no engine of its own.
+    """Prepare the Triton of the shadow monitor's reference; None if the monitor opens no engine.
 
     Raises:
         EarshotError: see `prepare`.

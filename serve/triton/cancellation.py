@@ -1,13 +1,14 @@
 """Cancel requests by their keys.
 
-Calls to Triton are never cancelled: Triton 24.10 leaks a call whose cancellation races with its
-end. The gateway therefore gives each request a key, in the request's parameter `earshot_key`. When
-the client has gone, it sends the key in the parameter `earshot_cancel` of another request. The
-request then ends with a CancelledError. The two requests may arrive in any order.
+Calls to Triton are never cancelled: Triton 24.10 leaks a call if its cancellation races with the
+call's end. The gateway therefore gives each request a key, in the request's parameter
+`earshot_key`. When the client has gone, it sends the key in the parameter `earshot_cancel` of
+another request. The request then ends with a CancelledError. The two requests may arrive in any
+order.
 
 A key is the number of a gateway process, the name of the sender and a number, joined by dashes.
-Each process has one sender at a time. If a process was replaced, the first cancel of its successor
-ends the remaining requests of the replaced process.
+Each process has one sender at a time. If a process was replaced, the first cancel from the new
+one ends the remaining requests of the replaced process.
 """
 
 import functools
@@ -49,7 +50,7 @@ class CancellationRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[str, RequestHandle | None] = {}  # None until the request is submitted
-        self._cancelled: dict[str, None] = {}  # the latest ones, in the order of their arrival
+        self._cancelled: dict[str, None] = {}  # the latest ones, in order of arrival
 
     def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
         """Submit a request under its key.
@@ -57,7 +58,7 @@ class CancellationRegistry:
         Args:
             key: a key that is used once.
             on_event: receives the request's events.
-            submit: submits the request with a receiver of its events; may raise.
+            submit: submits the request with a receiver of events; may raise.
 
         Raises:
             CancelledError: the key was cancelled, or another request runs under it.

@@ -17,7 +17,7 @@ from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
 
-_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # statuses whose names differ from gRPC's
+_TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # statuses with other names than gRPC's
 _FLUSH_S = 10.0  # longest wait of `close` for queued responses
 
 

@@ -139,12 +139,12 @@ def run_folder() -> Iterator[Path]:
 
 
 def shared_memory(folder: Path) -> list[Path]:
-    """List the shared-memory regions of a run, or of one of its Tritons."""
+    """List the shared-memory regions of a run or of a Triton."""
     return list(SHARED_MEMORY.glob(f"{folder.name}*"))
 
 
 def remove_shared_memory(folder: Path) -> None:
-    """Remove shared-memory regions whose processes have ended."""
+    """Remove the shared-memory regions of a run or of a Triton that has ended."""
     for region in shared_memory(folder):
         region.unlink(missing_ok=True)
 

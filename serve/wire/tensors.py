@@ -8,7 +8,7 @@ client both use this module, so they cannot disagree.
 the segment's TEXT and SEGMENTS, and then the complete answer. Only the gateway has these two names:
 Triton has one model, which sends segments if a parameter asks for them.
 
-An error's text is the name of its class in `serve.contract.errors`, a colon and its message.
+An error's text is its class name in `serve.contract.errors`, a colon and its message.
 """
 
 import dataclasses

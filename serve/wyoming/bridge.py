@@ -16,7 +16,7 @@ class Bridge:
     """A server of the Wyoming protocol.
 
     Args:
-        settings: the settings of its sessions.
+        settings: the sessions' settings.
     """
 
     def __init__(self, settings: BridgeSettings) -> None:

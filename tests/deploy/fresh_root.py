@@ -7,8 +7,8 @@ packages from on this machine can be named, to be there in the root, too. The Do
 instructions are carried out in that folder by chroot. What is made so is then run as
 deploy/kubernetes/base/deployment.yaml says: its user without capabilities, root read-only, only its
 volumes writable, the init container first; its probes are asked, a clip is transcribed with a key,
-and SIGTERM must refuse what is new, answer what is under way, and end it with status 0. It has a
-network of its own, so that it meets nobody's ports.
+and SIGTERM must refuse what is new, answer what is under way, and end it with status 0. It has its
+own network, so that no other program has its ports.
 
 What differs from the image: the base is Debian 12 in place of NVIDIA's Ubuntu 24.04, which no
 package registry has, and so Python is 3.11 in place of 3.12; no cgroup bounds memory; no seccomp.
@@ -90,7 +90,7 @@ def run(*command):
 
 
 def live(root):
-    """A pod's life; in namespaces of its own, which `main` makes."""
+    """A pod's life, in the namespaces that `main` makes."""
     pod = yaml.safe_load((BASE / "deployment.yaml").read_text(encoding="utf-8"))
     pod = pod["spec"]["template"]["spec"]
     (init,), (server,) = pod["initContainers"], pod["containers"]
@@ -197,7 +197,7 @@ def command(root, pod, container):
 
 
 def ask(probe):
-    """The status with which a probe is answered; 0: nobody listens."""
+    """The status with which a probe is answered; 0: nothing listens."""
     asked = probe["httpGet"]
     assert asked["port"] == "http"
     (header,) = asked["httpHeaders"]
@@ -220,7 +220,7 @@ def transcript(clip, key):
 
 
 def main():
-    """Build, then live in namespaces of its own."""
+    """Build, then live in new namespaces."""
     if sys.argv[1] == "--live":
         live(Path(sys.argv[2]))
         return

@@ -49,6 +49,6 @@ def test_the_server_is_that_of_the_manifests():
     } | {secret["target"].removesuffix("/keys.toml") for secret in service["secrets"]}
     theirs = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert ours == theirs - {"/tmp", "/dev/shm"}
-    # Without a preStop, for nobody sends requests elsewhere.
+    # Without a preStop, for nothing sends requests elsewhere.
     assert int(service["stop_grace_period"].removesuffix("s")) > 640
     assert environment(NATIVE)["HF_HOME"].startswith("/earshot/engines/")

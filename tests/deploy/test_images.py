@@ -49,7 +49,7 @@ IN_THE_IMAGE = {
     "pygments",  # rich, of nvidia-modelopt
     "tzdata",  # pandas, of datasets
 }
-# The image has a tritonserver of its own; peers are measured elsewhere.
+# The image has its own tritonserver; peers are measured elsewhere.
 NOT_NEEDED = {"nvidia-pytriton", "faster-whisper", "ctranslate2", "ray"}
 
 
@@ -125,7 +125,7 @@ def test_what_the_native_image_asks_for_is_pinned():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Where `earshot.py` runs: configs, and the commands that it starts in place of theirs."""
+    """Prepare a folder with configs for `earshot.py`; return the commands that it would run."""
     started = []
 
     def become(program, command):
@@ -227,7 +227,7 @@ def test_what_is_installed_without_its_dependencies_has_them(installed):
 
 
 def is_for_all(need):
-    """Whether a package needs another without any of its extras."""
+    """Whether a package without extras needs another."""
     return need.marker is None or need.marker.evaluate({"extra": "", "python_version": "3.12"})
 
 

@@ -14,7 +14,7 @@ ADDED = {"namespace", "pod", "instance"}
 
 @pytest.fixture(scope="module")
 def page(server, client):
-    """Names of the samples on a server's page that has answered, and all of their labels."""
+    """Names and labels of the samples on the page of a server that has answered."""
     client.transcribe(CLIP)
     families = list(text_string_to_metric_families(metrics_page(server)))
     names, labels = set(), set(ADDED)

@@ -24,7 +24,7 @@ LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
 
 BUDGET = "earshot.budget"
-"""Key in a scope of its connection's budget."""
+"""Key of the connection's budget in a scope."""
 
 MAX_HEAD_BYTES = 2**16
 """Maximum bytes of a request outside its body, such as its head and trailers."""
@@ -64,10 +64,10 @@ class _Flow(FlowControl):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """An HTTP connection whose transport is a `ThrottledConnection`.
+    """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        idle: the connections of its server without a request, the longest idle one first.
+        idle: the server's connections without a request, the longest idle one first.
         max_connections: the maximum of the server's connections; beyond it the first idle one is
             closed for each new connection.
         admission: tells whether the server drains.
@@ -157,7 +157,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _limit_idleness(self) -> None:
         """Start or end the limit of idle time.
 
-        A connection that has become a WebSocket has another protocol, and limits of its own.
+        A connection that has become a WebSocket has another protocol with its own limits.
         """
         if self._busy() or self._upgraded():
             self._end_limit()
@@ -227,7 +227,7 @@ class HttpProtocol(HttpToolsProtocol):
         broken = self._begun and self._working is self.cycle and self.cycle.more_body
         if broken and self.cycle.response_started:
             self.transport.close()
-        elif broken:  # the rest of its own body will not come
+        elif broken:  # the rest of the request's body will not come
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
@@ -243,7 +243,7 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
 
     def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """Close the connection after an answer that precedes the end of its request's body.
+        """Close the connection after an answer that precedes the end of the request's body.
 
         A client that does not take an answer counts as gone.
         """
@@ -282,7 +282,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket whose transport is a `ThrottledConnection`.
+    """A WebSocket over a `ThrottledConnection`.
 
     It tells its application that the connection is lost, even while that receives nothing. Pings
     of a client that takes nothing are not answered: the answers would pile up.

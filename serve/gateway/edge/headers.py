@@ -26,7 +26,7 @@ from serve.gateway.observe.log import LogRecord
 logger = logging.getLogger("earshot.gateway")
 
 RECORD = "record"
-"""Key of a request's log record in the state of its scope."""
+"""Key of a request's log record in the scope's state."""
 
 _SECURITY = {  # unless a response has another value
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -85,8 +85,8 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
     Args:
         app: the application.
         server: names the hosts and origins that are allowed.
-        admission: tells whether the server drains. Then each response is the last of its
-            connection, so that the client's next try reaches another server if there are several.
+        admission: tells whether the server drains. Then each response is the connection's
+            last: the client's next try reaches another server if there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
     guarded = _guarded(app, server)

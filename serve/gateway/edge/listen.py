@@ -72,7 +72,7 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
             f"set another server.{key} in the config"
         ) from error
     # Connections inherit this option. asyncio does not set it, as this socket's protocol number is
-    # 0. Without it an answer's body would wait 40 ms for the acknowledgement of its head.
+    # 0. Without it an answer's body would wait 40 ms for the head's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _Acceptor(listener)
 

@@ -52,7 +52,7 @@ async def body_chunks(
     """Yield a request's body as it comes, and reject it as soon as it is known to be too large.
 
     Args:
-        request: a request whose body has not been read.
+        request: a request with an unread body.
         permit: is charged with the declared size at first, and with what comes beyond it.
         check: may raise an ApiError for a body of so many bytes or more.
 
@@ -96,9 +96,9 @@ async def small_body(request: Request, permit: Permit, max_bytes: int, name: str
     """Return a request's body; see `body_chunks`.
 
     Args:
-        request: a request whose body has not been read.
+        request: a request with an unread body.
         permit: is charged with the bytes.
-        max_bytes: the maximum of its bytes.
+        max_bytes: the body's maximum size.
         name: the body's name in errors.
     """
 

@@ -66,7 +66,7 @@ class _ResultReaders:
 
 
 class _ResultResponse(Response):
-    """A result whose bytes count in `sending` until its client has taken them."""
+    """A result; its bytes count in `sending` until the client has taken them."""
 
     def __init__(
         self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
@@ -221,7 +221,7 @@ class JobRoutes:
         )
 
     async def _keep(self, job: JobRecord, file: BinaryIO | None, filename: str) -> JobRecord:
-        """Store a job and its audio; return it, or the earlier job of its Idempotency-Key."""
+        """Store a job and its audio; return it, or the earlier job with its Idempotency-Key."""
         audio, sha256, size, added = self._storage.audio, "", 0, False
         try:
             if file is not None:

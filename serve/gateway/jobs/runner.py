@@ -4,7 +4,7 @@ Its processes may die at any time. A job with a url gets one of the `jobs.worker
 here, so slow urls keep no other job waiting. A key has few fetches at a time.
 
 `JobRunner._ask` alone sends a job's request, which is counted, limited and measured like any other
-request of its key. A job fails by an error of its own. After an error of the server it is put back.
+request of the key. A job fails if the error is its own. After a server error it is put back.
 It fails after `MAX_TRIES` starts, because the job may be the reason that the server dies.
 """
 
@@ -46,12 +46,12 @@ from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 logger = logging.getLogger("earshot.gateway")
 
 LEASE_S = 15.0
-"""Seconds after which a job may be claimed again whose worker has not renewed its lease."""
+"""Seconds after which a job may be claimed again if its worker has not renewed the lease."""
 NOT_NOW_S = 2.0
 """Seconds for which a model, or a key, is left alone that has no room."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
-MAX_TRIES = 10  # starts of a job whose server is lost
+MAX_TRIES = 10  # starts of a job that loses its server each time
 GIVE_UP_S = 259_200.0  # from a job's creation to its failure
 _MAX_NOT_NOW_S = 300.0  # after which a key is tried again although its day is used up
 _AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
@@ -111,7 +111,7 @@ class JobRunner(WorkerPool):
         self._last_was_fetched = False
         self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
         # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
-        # short absence of it does not cost each waiting job one of its tries.
+        # short absence of it costs no waiting job a try.
         self._away = {self.services.models.default}
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
         self.counters.running.set_function(self.tasks.__len__)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class JobStorage:
-    """The table of jobs and the folder of their audio. For one event loop.
+    """The table of jobs and the folder with the audio. For one event loop.
 
     Args:
         config: where they are.

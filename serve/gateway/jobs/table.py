@@ -3,7 +3,7 @@
 Each change is one statement, which the database does as a whole or not at all. A worker may claim a
 job without an end once the time `due` has passed. A new job is due at once, and a failed try sets
 the time of the next try. While a worker has the job, `due` is the end of the worker's lease. Each
-claim has a token of its own, and only the worker with the latest token can record an end. Webhooks
+claim has its own token, and only the worker with the latest token can record an end. Webhooks
 are claimed in the same way.
 
 The table is created when it is first needed. While the database cannot be used each call fails, and
@@ -87,7 +87,7 @@ def _column(field: "dataclasses.Field[Any]") -> "sa.Column[Any]":
 JOBS = sa.Table(
     "earshot_jobs",
     sa.MetaData(),
-    # SQLite takes this type alone for an alias of its own number of a row.
+    # In SQLite only a column of this type is an alias of the built-in row number.
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
     # Large columns come last: SQLite reads a row from its beginning.
     *(_column(field) for field in dataclasses.fields(JobRecord) if field.name != "pairs"),
@@ -176,7 +176,7 @@ class JobTable:
     # ------------------------------------------------------------ for clients
 
     def add(self, job: JobRecord) -> JobRecord:
-        """Add a job; return it, or the job of its API key with the same Idempotency-Key."""
+        """Add a job; return it, or the earlier job with its API key and Idempotency-Key."""
         texts = (job.pairs, job.url, job.webhook_url, job.filename, job.idempotency or "")
         stored = _ROW_BYTES + sum(len(text.encode()) for text in texts)
         row = dataclasses.asdict(job) | {"stored_bytes": stored}
@@ -279,7 +279,7 @@ class JobTable:
         return len(self._rows(old.returning(_C.id)))
 
     def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
-        """Make jobs and webhooks due whose time is too far ahead: the clock was set back.
+        """Make jobs and webhooks due if their time is too far ahead: the clock was set back.
 
         Args:
             now: the time.

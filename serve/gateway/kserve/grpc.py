@@ -4,7 +4,7 @@ Tensors pass through as the bytes that they are. Every method is handled as a st
 same on the wire. gRPC calls the handler of a stream before it reads the first message, so a request
 can be rejected before it is received.
 
-Each request of a client's stream is a call to an engine of its own, and their answers share the
+Each request of a client's stream is a separate call to an engine, and all answers share the
 stream. So a client that leaves leaves nothing behind but requests that are cancelled by their keys
 and read to their ends.
 """
@@ -163,7 +163,7 @@ class InferStream:
         self._services = services
         self._rpc = rpc
         self._record = record
-        self._count = 0  # of its requests
+        self._count = 0  # of the stream's requests
         # A client that asks for it gets the first error as the stream's status, as from Triton.
         self._error_is_status = _metadata(rpc, _TRITON_ERROR) == "true"
         self._writing = asyncio.Lock()

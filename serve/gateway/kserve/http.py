@@ -4,7 +4,7 @@
     GET  /v2/models/{name}[/versions/{version}][/ready]
     POST /v2/models/{name}[/versions/{version}]/infer
 
-A request is JSON, or JSON followed by the raw bytes of its tensors (the binary tensor data
+A request is JSON, or JSON followed by the tensors' raw bytes (the binary tensor data
 extension: the header `Inference-Header-Content-Length` tells where they begin). It is checked as
 strictly as a config: an unknown key or parameter is rejected by name.
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
@@ -346,7 +346,7 @@ def answer_to_http(
         request: its request.
 
     Returns:
-        The body, and the number of its bytes that are JSON; None: all.
+        The body, and how many bytes of it are JSON; None: all.
     """
     outputs, binary = [], []
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):

@@ -1,7 +1,7 @@
 """KServe v2's messages: checked and read without parsing their audio, and made of our requests.
 
-A `ModelInferRequest` is a few small fields and the raw bytes of its tensors, which may be hundreds
-of megabytes. This module reads only the tags and lengths of its fields. It cuts out the fields that
+A `ModelInferRequest` is a few small fields and the tensors' raw bytes, which may be hundreds
+of megabytes. This module reads only the fields' tags and lengths. It cuts out the fields that
 are not raw, parses and checks them, so that Triton gets no wrong request. The message itself goes
 on unchanged.
 """
@@ -67,7 +67,7 @@ Chunk = bytes | memoryview
 
 @dataclasses.dataclass(frozen=True)
 class InferRequestHead:
-    """A request without the bytes of its tensors."""
+    """A request without the tensors' bytes."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
     structure_bytes: int  # bytes of the message outside its raw tensors
@@ -331,7 +331,7 @@ def for_triton(
         parts: the chunks of the request.
         key: the key by which it can be cancelled.
         segments: whether it is to be answered segment by segment.
-        phases: whether the answer lists the phases of its time.
+        phases: whether the answer lists the request's phases.
         priority: its priority among the engine's requests.
     """
     named = service_pb2.ModelInferRequest(model_name=tensors.MODEL)

@@ -161,7 +161,7 @@ def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequenc
 
     Args:
         words: all words.
-        parts: the last parts, each with the index of its word.
+        parts: the last parts, each with its word's index.
     """
     if not parts:
         return ()

@@ -205,7 +205,7 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
-    """Return the event of an utterance whose text is missing or incomplete."""
+    """Return the event of an utterance with missing or incomplete text."""
     return event(
         f"{_TRANSCRIPTION}.failed",
         item_id=item_id,

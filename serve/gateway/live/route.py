@@ -7,7 +7,7 @@ If a session cannot open, the handshake gets an HTTP answer, as at any other add
 the server ends a session, it sends an event `error` and closes with one of these codes:
 
     1001  it has said nothing, or has lasted, for too long
-    1008  too many of its events were wrong, its key has had its audio of this minute or day, or is
+    1008  it sent too many wrong events, its key has had its audio of this minute or day, or is
           known no more, or there is no room for what it sends
     1011  the server failed
     1012  the server stops; what had come in was answered

@@ -54,7 +54,7 @@ DELAYS: Mapping[Delay | None, float] = {
 _BUSY = 0.75  # of `update_s`; after a longer decoding less audio is held
 _LESS, _MORE_S = 0.8, 1.0  # the change of the audio that is held, after each decoding
 _PAUSE_S = 0.2  # of silence after which an utterance is decoded at once: it may be complete
-_LONG_S = 5.0  # of audio that is decoded even if nobody speaks in it
+_LONG_S = 5.0  # of audio that is decoded even if it has no speech
 _BLOCK_S = 0.5  # of audio that is handed to a thread at most
 _TRIES = 3  # of a decoding for which the server has no room
 _MIN_SAMPLES = SAMPLE_RATE // 10  # of an utterance that a client commits
@@ -83,7 +83,7 @@ class LiveSession:
     def __post_init__(self) -> None:
         settings = self.settings
         self.id = events.new_id("sess")
-        self._warned = set[str]()  # types of events whose unknown keys were warned of
+        self._warned = set[str]()  # types of events with unknown keys that were warned of
         self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
         self._heard = 0  # samples
         self._recent = collections.deque[Samples]()  # before an utterance
@@ -297,7 +297,7 @@ class LiveSession:
 
     async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
-        # The utterance before is decoded again with the first one in which somebody speaks.
+        # The utterance before is decoded again with the first one that has speech.
         if self._before is not None and not utterance.silent:
             utterance.follow(self._before, self._pace.hold_s)
             self._before = None

@@ -18,7 +18,7 @@ from serve.speech.rate import SAMPLE_RATE
 
 MAX_S = 28.0  # of audio in one decoding: a window has 30 s
 SURE_S = 1.3  # of audio behind a word after which one hypothesis makes it final
-PROMPT_CHARS = 200  # of final text whose audio is cut off
+PROMPT_CHARS = 200  # of the final text of audio that is cut off
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, which is not decoded."""
@@ -105,7 +105,7 @@ class LiveUtterance:
         self._spoken = 0  # samples of speech
         self._voice: list[tuple[int, int]] = []  # speech in the audio that is held
         self._script: Script | None = None  # of Chinese text that is final
-        self._gone = ""  # final text whose audio is cut off
+        self._gone = ""  # the final text of audio that is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
         self._frames: list[Samples] = []  # behind those
         self._begin = self.start

@@ -49,15 +49,15 @@ class LogRecord:
     queue_s: float | None = None  # until its first window is started; a stream's longest
     first_text_s: float | None = None  # since it came, as the total
     total_s: float | None = None
-    outcome: str = ""  # OK, or the reason of its rejection, as in the metrics
+    outcome: str = ""  # OK, or the reason of the rejection, as in the metrics
     param: str = ""  # the field that was rejected
     # The following fields are not part of the log.
     began_s: float = dataclasses.field(default_factory=time.monotonic)
     limit_headers: Callable[[], Mapping[str, str]] = dict
-    """Returns headers of the answer that tell the limits of its key."""
+    """Returns headers of the answer that tell the key's limits."""
     header: Callable[[str], str | None] = lambda name: None
     """Returns a header, or gRPC metadata, that the client sent."""
-    path: str = ""  # of its URL; empty over gRPC and for jobs
+    path: str = ""  # of the URL; empty over gRPC and for jobs
     status: str = ""  # how it ended, as a status of gRPC
     http_status: int = 0  # and as one of HTTP
     span: RequestSpan = NO_SPAN
@@ -114,8 +114,8 @@ class _SourceCounter:
 class LogRateLimiter(logging.Filter):
     """Passes a few lines of each logging call in each minute.
 
-    The first line of the next minute tells how many were dropped. A record may name a `place` of
-    its own; None: it always passes.
+    The first line of the next minute tells how many were dropped. A record may name its
+    own `place`; None: it always passes.
 
     Args:
         clock: monotonic seconds.
@@ -174,7 +174,7 @@ class JsonFormatter(TextFormatter):
 
 
 class AsyncLogHandler(logging.Handler):
-    """Writes in a thread of its own, so that a slow or stalled reader stops no request.
+    """Writes in a separate thread, so that a slow or stalled reader stops no request.
 
     Lines beyond the queue's size are dropped, and a line tells how many.
 

@@ -26,7 +26,7 @@ OWN_PAGE = "/metrics/own"
 """Route of the metrics of one process of the gateway."""
 
 _PAGE_S = 2.0  # limit of asking another process for its page
-_RECENT = 20_000  # requests whose latency is kept
+_RECENT = 20_000  # latencies of requests that are kept
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -139,7 +139,7 @@ class Metrics:
         self._audio_s.labels(route, key).inc(audio_s)
 
     def delta(self, route: str, took_s: float) -> None:
-        """Count the seconds from a request to the first text of its stream."""
+        """Count the seconds from a request to its stream's first text."""
         self._first_delta_s.labels(route).observe(took_s)
 
     def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
@@ -186,7 +186,7 @@ async def whole_page(
 
     Args:
         folder: the run's folder.
-        tritons: links to the folders of its Tritons, by their devices.
+        tritons: links to the Tritons' folders, by device.
         own: the metrics of this process.
         number: the number of this process among the gateway's.
         processes: the number of these; if there are several, each has its number as a label.

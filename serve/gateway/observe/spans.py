@@ -23,7 +23,7 @@ _PROTOCOL = "http/protobuf"
 
 
 LogRecord = Any
-"""`serve.gateway.observe.log.LogRecord`, which has the span of its request."""
+"""`serve.gateway.observe.log.LogRecord`, which has the request's span."""
 
 
 class RequestSpan:
@@ -32,7 +32,7 @@ class RequestSpan:
     trace_id = ""
     """32 hexadecimal digits; empty if there are no traces."""
     recorded = False
-    """Whether the engine's answer lists the phases of its time."""
+    """Whether the engine's answer lists the request's phases."""
 
     def answer_headers(self) -> Mapping[str, str]:
         """Return headers of the answer that name the trace."""
@@ -42,7 +42,7 @@ class RequestSpan:
         """Note that an engine gets the request now."""
 
     def answered(self, phases: Sequence[Phase]) -> None:
-        """Note that the answer has come, with the phases of its time."""
+        """Note that the answer has come, with the request's phases."""
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator["RequestSpan"]:

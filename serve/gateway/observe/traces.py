@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a thread of their own.
+"""Spans by OpenTelemetry's SDK, sent as OTLP over HTTP from a separate thread.
 
 A request's own span begins with the request, because other spans may refer to it. The spans below
 it are written when the request ends, with the times that were noted.
@@ -106,7 +106,7 @@ class OtelTracer(RequestTracer):
         self._tracer = self._provider.get_tracer("earshot")
 
     def begin(self, record: LogRecord) -> RequestSpan:
-        """Begin the span of a request, below the span of its `traceparent` header."""
+        """Begin the span of a request, below the span in its `traceparent` header."""
         name, attributes = _named(record)
         carrier = {key: record.header(key) or "" for key in ("traceparent", "tracestate")}
         began_ns = time.time_ns() - round((time.monotonic() - record.began_s) * _NS)
@@ -156,7 +156,7 @@ class _RecordedSpan(RequestSpan):
     Args:
         tracer: makes spans.
         span: the parent of all others.
-        began_ns: the time of its begin, in nanoseconds since 1970.
+        began_ns: when it began, in nanoseconds since 1970.
         receives: whether audio is received before an engine gets the request.
     """
 

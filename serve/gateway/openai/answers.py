@@ -65,7 +65,7 @@ def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) ->
 
 
 def segment_event(index: int, segment: Segment) -> dict[str, Any]:
-    """Return a segment of diarized_json, which is also an event of its streams."""
+    """Return a segment of diarized_json, which is also an event if the answer is a stream."""
     return {
         "type": "transcript.text.segment",
         "id": _segment_id(index),
@@ -174,7 +174,7 @@ def _seconds(transcript: Transcript) -> float:
 
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
-    del fields["words"]  # they are a list of their own
+    del fields["words"]  # they are a separate list
     del fields["token_logprobs"]  # not in verbose_json
     for name in ("language", "speaker"):
         if fields[name] is None:

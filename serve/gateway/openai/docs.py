@@ -135,8 +135,8 @@ def _operation(
         path: its path, in which a name in braces is a parameter.
         summary: its summary.
         answer: the description of the answer with status 200.
-        content: the schemas of its body, by media type; None: it has no body.
-        errors: the statuses of its errors.
+        content: the schemas of the answer's body, by media type; None: it has no body.
+        errors: the statuses of errors.
     """
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: dict[str, Any] = {
@@ -167,7 +167,7 @@ def _audio(path: str, summary: str) -> dict[str, Any]:
 
 
 def _job() -> dict[str, Any]:
-    """Describe how a job is sent: as a transcription, with the address to tell of its end."""
+    """Describe how a job is sent: as a transcription, with the address of a webhook."""
     summary = "Keep a file, or a url, and write down later what it says: 202 and a job"
     operation = _audio(_JOBS, summary)
     content, responses = operation["requestBody"]["content"], operation["responses"]

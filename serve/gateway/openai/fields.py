@@ -46,7 +46,7 @@ _HAVE_THEIR_OWN = (
     "word_timestamps",
     "try_word_timestamps",
     "token_logprobs",
-    "voice",  # of live text, which has an address of its own
+    "voice",  # of live text, which has its own address
     "unfinished",  # so is this
 )
 _OPTIONS = {  # the meaning of one with choices names them
@@ -222,7 +222,7 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
 
 
 class _Values:
-    """The texts of fields as values of their types."""
+    """The texts of fields, as typed values."""
 
     def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
         self._texts = texts
@@ -346,7 +346,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ChunkingStrategy:
-    """Parse a `chunking_strategy` in either of its two spellings."""
+    """Parse a `chunking_strategy` in either spelling."""
     try:
         if text is not None:
             return from_json(

@@ -38,7 +38,7 @@ _EXPECTED = "expected a form as `curl -F file=@a.wav -F model=whisper-1` sends i
 class Form:
     """A form that was received."""
 
-    pairs: tuple[tuple[str, str], ...]  # names and texts of its fields, in their order
+    pairs: tuple[tuple[str, str], ...]  # the fields' names and texts, in their order
     file: UploadFile
 
     def audio(self) -> bytes | None:
@@ -64,7 +64,7 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
     """Receive a form for the length of a `with` block; its file is removed afterwards.
 
     Args:
-        request: a request whose body has not been read.
+        request: a request with an unread body.
         permit: is charged with the body.
         folder: the folder for large files.
 

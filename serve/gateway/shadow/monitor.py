@@ -136,7 +136,7 @@ class SampleQueue:
 
 
 def _compared_part(served: Transcript) -> Transcript:
-    """Return an answer without its words and the probabilities of its tokens."""
+    """Return an answer without its words and token probabilities."""
     segments = (
         dataclasses.replace(segment, words=None, token_logprobs=None) for segment in served.segments
     )
@@ -164,7 +164,7 @@ class ShadowMonitor(Background):
         self.config = config.shadow
         self.pending = SampleQueue(MAX_PENDING_MB * _MIB, engines.uploads)
         self.window: collections.deque[figures.Comparison] = collections.deque(maxlen=WINDOW)
-        self._worst: list[dict[str, Any]] = []  # requests whose texts differ, as JSON has them
+        self._worst: list[dict[str, Any]] = []  # requests with texts that differ, as JSON has them
         self.compared = 0
         self.drift = figures.DriftCusum(self.config.baseline)
         self._reference = REFERENCE if self.config.engine else ""

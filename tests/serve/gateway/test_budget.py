@@ -1,4 +1,4 @@
-"""The loop's time: who takes much of it waits, and nobody else does."""
+"""The loop's time: a connection that takes much of it waits, and no other does."""
 
 import asyncio
 import re

@@ -71,7 +71,7 @@ def wait_of(row):
 
 @pytest.fixture
 def refuse(shared, monkeypatch):
-    """Have a gateway refuse whoever comes from now on."""
+    """Have a gateway refuse all requests from now on."""
 
     def refuse(name):
         def no_one(authorization_or_caller):

@@ -169,7 +169,7 @@ def live(start):
 
 
 def frame(opcode, data=b"", length=None, fin=True):
-    """A client's, whose mask is 0; `length`: what it says of itself."""
+    """A client's frame with the mask 0; `length`: the declared length."""
     length = len(data) if length is None else length
     head = bytes([opcode | (0x80 if fin else 0), 0x80 | 127]) + length.to_bytes(8, "big")
     short = bytes([opcode | (0x80 if fin else 0), 0x80 | length]) if length < 126 else head

@@ -186,7 +186,7 @@ def long_jobs(start, config, keys_file):
 
 @pytest.fixture
 def rendered(long_jobs, monkeypatch):
-    """How results have been asked for whose text was written, in order.
+    """The options of each result that was rendered, in order.
 
     The first is not written before the server has `rendered.readers` connections.
     """
@@ -255,7 +255,7 @@ def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, ke
 
 @contextlib.contextmanager
 def unread(running, head):
-    """A connection whose answer to `head` begins and is not read; the system keeps little of it."""
+    """A connection; the answer to `head` begins and is not read. The system keeps little of it."""
     host, _, port = running.http.rpartition(":")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -323,7 +323,7 @@ def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):
 
 
 class Names:
-    """A resolver whose name `evil.example.org` points to one address after the other."""
+    """A resolver that points `evil.example.org` to one address after the other."""
 
     def __init__(self, monkeypatch, *addresses):
         self.addresses, self.asked, found = list(addresses), 0, socket.getaddrinfo
@@ -341,7 +341,7 @@ class Names:
 
 @pytest.fixture
 def servers():
-    """One that is allowed, at 127.0.0.2, and one at 127.0.0.1, where nobody is to go."""
+    """A server that is allowed, at 127.0.0.2, and one at 127.0.0.1 that is not."""
     with contextlib.ExitStack() as stack:
         allowed = stack.enter_context(contextlib.closing(Hearer("127.0.0.2")))
         inside = stack.enter_context(contextlib.closing(Hearer("127.0.0.1", allowed.port)))

@@ -68,7 +68,7 @@ def test_a_file_is_read_again_when_it_changes(path, clock, caplog):
     add_key(path, "bob", {"sha256": hash_of("b")})
     clock.now_s += 1
     assert callers.identify("Bearer b").name == "bob"
-    assert callers.identify("Bearer a") is before  # with what is left of its share
+    assert callers.identify("Bearer a") is before  # with the rest of the share
     path.write_text("not TOML")
     clock.now_s += 1
     assert callers.identify("Bearer b").name == "bob"

@@ -115,7 +115,7 @@ def test_a_client_that_goes_cancels_by_key_and_the_call_is_drained(running, meth
 
 
 def test_a_cancel_waits_for_a_model_that_stands_still(running):
-    """Triton gives up what it cannot hand on within a second, and dies of its answer."""
+    """Triton gives up what it cannot hand on within a second, and the answer then crashes it."""
     call = running.call().future(message("wait"))
     until(lambda: running.triton.waiting)
     running.triton.beat(age_s=100.0)

@@ -119,7 +119,7 @@ def test_what_is_wrong_is_said(case):
     ],
 )
 def test_many_errors_are_refused_without_listing_them(text):
-    """Listing a million takes many seconds, in which nobody else is served."""
+    """Listing a million takes many seconds, in which no other request is served."""
     with pytest.raises(ApiError) as caught:
         read(text)
     assert len(caught.value.text) < 3000

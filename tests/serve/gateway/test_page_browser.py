@@ -1,4 +1,4 @@
-"""The page in a real browser, before a gateway whose models say what the page's prompt is.
+"""The page in a real browser, before a gateway with models that answer with the page's prompt.
 
 Each word of it is a segment of a second, of which the word takes the first half.
 """
@@ -483,7 +483,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     page.keyboard.press("Enter")
     expect(found.get_by_role("textbox", name="Correct: one")).to_be_focused()
     page.keyboard.type("1")
-    found.locator("h3").click()  # whoever goes elsewhere keeps it
+    found.locator("h3").click()  # a click elsewhere keeps it
     expect(found.locator(".word")).to_have_text(["1", "to <i>", "for"])
 
     table = json.loads(downloaded(page, found, "json"))

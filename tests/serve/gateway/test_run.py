@@ -37,7 +37,7 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(running):
     assert running.infer(b"{}")[0] == 503
     assert running.ask("GET", "/v2/health/ready")[0] == 503
     status, headers, _ = running.ask("GET", "/v2/health/live")
-    # Whoever tries again takes a new connection, which another server may get.
+    # A client that tries again takes a new connection, which another server may get.
     assert (status, headers["Connection"]) == (200, "close")
     running.triton.release()
     assert draining.result(WAIT_S)

@@ -18,7 +18,7 @@ from tests.serve.gateway.http2 import PREFACE, frame, head
 
 
 class SlowUpload:
-    """A gRPC call whose message stops after its first bytes; HTTP/2 by hand."""
+    """A gRPC call that stops after a message's first bytes; HTTP/2 by hand."""
 
     def __init__(self, running, length=10**6):
         host, _, port = running.grpc.rpartition(":")

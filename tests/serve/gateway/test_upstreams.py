@@ -137,7 +137,7 @@ class LosingChannel:
     ],
 )
 def test_a_server_lost_while_it_takes_a_large_request_is_away(lost_at, error):
-    """What gRPC raises of its own where a message meets the call's end hides how it ended."""
+    """Where a message meets the call's end, gRPC's own error hides how the call ended."""
 
     async def ask() -> None:
         async for _ in infer(LosingChannel(LostCall(lost_at, error)), LARGE, False):

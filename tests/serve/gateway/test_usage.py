@@ -154,7 +154,7 @@ def rows_of(running, query="", headers=None):
 
 
 def check_refused_everywhere(running):
-    """Whatever its key's requests are: nobody looks at them."""
+    """Check that all requests of the key are refused before they are looked at."""
     status, headers, body = running.ask("POST", "/v1/audio/transcriptions", "", ALICE)
     error = json.loads(body)["error"]
     assert (status, error["type"], error["code"]) == (429, *2 * ("insufficient_quota",))

@@ -26,7 +26,7 @@ class LoudIsSpeech:
 
 
 def sound(seconds, level=0.1, rate=RATE):
-    """PCM as it is sent; at level 0 nobody speaks."""
+    """PCM as it is sent; level 0 is silence."""
     samples = np.sin(np.arange(round(seconds * rate)) * 0.1) * level
     return (samples * 32767).astype("<i2").tobytes()
 
@@ -57,7 +57,7 @@ class Talk:
         return event
 
     def until(self, kind):
-        """The next event whose type ends so; those before it are in `events`."""
+        """The next event with a type that ends so; the events before it are in `events`."""
         while not (event := self.next())["type"].endswith(kind):
             pass
         return event

@@ -291,7 +291,7 @@ def test_audio_that_comes_faster_than_it_is_decoded_waits_on_the_wire(talk, monk
     until(lambda: client.running.triton.requests and len(pushed) > 10)
     until(lambda: not grows(pushed))
     assert len(pushed) < 100, "they went into what should hold seconds"
-    # Nobody reads from it now, and still it is seen to go.
+    # The server does not read from the client now, and still sees it go.
     client.socket.socket.shutdown(socket.SHUT_RDWR)
     thread.join()
     until(lambda: client.running.services.admission.requests == 0)

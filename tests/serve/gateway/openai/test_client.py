@@ -411,7 +411,7 @@ def test_a_client_that_goes_frees_its_place(shared, client_of):
 
 
 def test_open_webui(shared):
-    """A form whose file has no type and comes in chunks; the key that nobody set is empty."""
+    """The form's file has no type and comes in chunks; a key that is not set is empty."""
 
     async def pieces():
         for begin in range(0, len(SOUND), 5):

@@ -98,7 +98,7 @@ SPOKEN = "tests/data/en_question.wav"
 
 
 def spoken(seconds):
-    """PCM as it is sent, of somebody who speaks."""
+    """PCM of speech, as it is sent."""
     samples, rate = soundfile.read(SPOKEN, dtype="float32")
     samples = np.resize(soxr.resample(samples, rate, RATE), round(seconds * RATE))
     return (samples * 32767).astype("<i2").tobytes()

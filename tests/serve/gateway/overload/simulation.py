@@ -1,4 +1,4 @@
-"""A server of a fixed rate behind a latency target, by a clock of its own: events, no waiting."""
+"""A server of a fixed rate behind a latency target, by its own clock: events, no waiting."""
 
 import collections
 import dataclasses
