@@ -105,7 +105,7 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def options_of(kind: Any, *others: Any) -> dict[str, Option]:
-    """Return the options of a dataclass by name, in the order of its fields.
+    """Return the options of a dataclass by name, in the order of the fields.
 
     Args:
         kind: the dataclass with the fields.
