@@ -1,8 +1,9 @@
 """Define the messages between the two sides of the sandbox, over SOCK_SEQPACKET sockets.
 
 The client sends a file's limits and three descriptors: the file, a socket for its samples, and a
-pipe for the exit status of the file's process. Each message on the socket is a head and its content. The
-last one is `MessageType.WHOLE` or an error; if neither arrived, the exit status tells why.
+pipe for the exit status of the file's process. Each message on the socket is a head and its
+content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
+status tells why.
 """
 
 import dataclasses
