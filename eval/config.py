@@ -51,7 +51,7 @@ class EvalConfig:
         "faster-whisper-float32",
         "faster-whisper-int8",
     )
-    # Systems to measure the speed of, too.
+    # Systems whose speed is measured, too.
     timed: tuple[Name, ...] = (
         "earshot-triton",
         "earshot-int8",

@@ -1,6 +1,6 @@
 """Declare the options that users may set; tensors, flags and forms are generated from them.
 
-Options are fields of `serve.contract.messages.Request`, of its `SearchOptions` and `SpeechOptions`,
+Options are fields of `Request`, `SearchOptions` and `SpeechOptions` in `serve.contract.messages`,
 and of `serve.speech.cues.CueOptions`.
 """
 
