@@ -78,7 +78,7 @@ class Network:
         tensors: the tensors by our names, in the stored dtype (float16, bfloat16 or float32), and
             mapped from disk if the format allows it.
         source: the id that the user gave (a hub id with its revision), and the SHA-256 of the
-            weight files, concatenated in order of their names.
+            weight files, concatenated in order of file names.
         weight_bytes: the size of the weight files.
         origin: a message on where a published checkpoint was found; otherwise empty.
     """
@@ -213,7 +213,7 @@ def folder_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint's folder, with one copy of the weights.
 
     Raises:
-        CheckpointError: the folder has no weights, or not all files of its index.
+        CheckpointError: the folder has no weights, or not all files of the index.
     """
     facts = (folder / name for name in SMALL_FILES)
     weights = {_weights_or_index(folder), *_weight_files(folder)}

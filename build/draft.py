@@ -55,7 +55,7 @@ def draft_facts(checkpoint: Checkpoint) -> Draft | None:
 
 
 def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of the checkpoint and of its draft by their names in an engine."""
+    """Return the tensors of the checkpoint and the draft by their names in an engine."""
     if checkpoint.draft is None:
         return checkpoint.tensors
     decoder = {

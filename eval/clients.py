@@ -40,7 +40,7 @@ _LIMIT_BYTES = 1 << 30
 _OPTIONS = (
     ("grpc.max_receive_message_length", _LIMIT_BYTES),
     ("grpc.max_send_message_length", _LIMIT_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as a new client has
+    ("grpc.use_local_subchannel_pool", 1),  # its own connection, as a new client has
 )
 # Statuses by which a server says "not now" or "not so much".
 _REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -124,7 +124,7 @@ def answer_to(call: Callable[[], str]) -> Answer:
 
 
 def lost(error: Exception, began_s: float) -> Answer:
-    """Return the answer to a request whose connection broke, or whose client waited in vain."""
+    """Return the answer to a request after its connection broke or its client waited in vain."""
     seconds = time.monotonic() - began_s
     return Answer("lost", repr(error), seconds, isinstance(error, TimeoutError))
 
@@ -141,7 +141,7 @@ def _rpc_answer(code: grpc.StatusCode, details: str, seconds: float) -> Answer:
 
 
 def by_grpc(at: Addresses, ask: Ask) -> Answer:
-    """Send one ModelInfer over a connection of its own."""
+    """Send one ModelInfer over a new connection."""
     message, metadata = _message(MODEL, ask), tuple(at.headers.items())
     with channel_to(at) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -151,12 +151,12 @@ def by_grpc(at: Addresses, ask: Ask) -> Answer:
 
 
 def channel_to(at: Addresses) -> grpc.Channel:
-    """Open a connection of its own."""
+    """Open a new connection."""
     return grpc.insecure_channel(at.grpc, options=_OPTIONS)
 
 
 def by_stream(at: Addresses, ask: Ask) -> Answer:
-    """Send one request to the streaming model; its text is that of its last message."""
+    """Send one request to the streaming model; its text is the last message's text."""
 
     def last_text() -> str:
         finals, metadata = [], tuple(at.headers.items())
@@ -175,7 +175,7 @@ def by_stream(at: Addresses, ask: Ask) -> Answer:
 
 
 def by_http(at: Addresses, ask: Ask) -> Answer:
-    """Send one POST of KServe over a connection of its own."""
+    """Send one POST of KServe over a new connection."""
     head, tail = http_body(ask.audio)
     body = head + tail, {"Inference-Header-Content-Length": str(len(head))}
     return answer_to(lambda: _kserve_text(_sent(at, ask, INFER_PATH, body)))
@@ -228,7 +228,7 @@ def _sent(at: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
 
 
 def _content(status: int, body: bytes, retry_after: str = "") -> str:
-    """Return the text of an answer whose status is 200 or 202."""
+    """Return the text of an answer with status 200 or 202."""
     content = body.decode("utf-8", "replace")
     if status in (http.client.OK, http.client.ACCEPTED):
         return content
@@ -255,7 +255,7 @@ def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str
 
 
 def by_form(at: Addresses, ask: Ask) -> Answer:
-    """Send one form over a connection of its own."""
+    """Send one form over a new connection."""
     sent = form(ask.audio, ask.options)
     return answer_to(lambda: _openai_text(_sent(at, ask, TRANSCRIPTIONS, sent)))
 

@@ -62,7 +62,7 @@ class Flags:
         Args:
             flag, help, type: as in `add`.
             place: section and key; "" is the key of [eval] that is called as the flag. A section
-                without a key takes a dict of its settings.
+                without a key takes a settings dict.
         """
         place = place or "eval." + flag.partition(" ")[0].lstrip("-").replace("-", "_")
         if not place.endswith("."):

@@ -27,7 +27,7 @@ class EvalConfig:
     seed: CountOrNone = 0  # of the draw
     # The half of a manifest to draw from; settings were chosen on the other. "" = both.
     half: NameOrNone = "report"
-    language: NameOrNone = ""  # code, of clips whose layout does not say it; "" = unknown
+    language: NameOrNone = ""  # code, of clips in a layout that does not say it; "" = unknown
     tell_language: bool = False  # whether every system is told the language of each clip
     # Seconds of the passages to which the held-out clips of a speaker are joined; 0: they are not.
     join_s: SecondsOrNone = 0.0

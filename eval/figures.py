@@ -1,4 +1,4 @@
-"""Charts of a report as positions in percent of their axes; the page's style sheet draws them.
+"""Charts of a report as positions in percent of the axes; the page's style sheet draws them.
 
 A chart has no fixed width, so that one drawing fits a wide page and a phone.
 """
@@ -138,7 +138,7 @@ def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
 def line_chart(
     title: str, label: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]
 ) -> LineChart:
-    """Chart curves whose x values are percent."""
+    """Chart curves with x values in percent."""
     end = 1.08 * max((y for curve in curves.values() for _, y in curve), default=1.0) or 1.0
     lines = tuple(
         Line(name, " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve))

@@ -1,6 +1,6 @@
 """`python -m eval live`: stream recordings at the pace of speech, and measure the text.
 
-Every stream plays its share of the recordings one after another, each in a session of its own. The
+Every stream plays its share of the recordings one after another, each in a separate session. The
 same server tells the time of a word when it transcribes the whole recording without other load.
 """
 
@@ -134,7 +134,7 @@ class Simulated:
         return self._registry.get_sample_value(_CHANGED) or 0.0
 
     def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
-        """Make a session whose events go into a queue."""
+        """Make a session that puts its events into a queue."""
 
         async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
             async with self._decoder:
@@ -192,7 +192,7 @@ class InlineExecutor(Executor):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop by whose clock nothing but waiting takes time, and that waits for nothing."""
+    """An event loop with a clock on which only waiting takes time; it never really waits."""
 
     def __init__(self) -> None:
         self._jumps = _Jumps()
@@ -218,7 +218,7 @@ TimedWord = tuple[str, float]
 def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
     """Return the words of one utterance with the times at which they became final.
 
-    A word counts as there with the last of its letters; a mark may follow it later.
+    A word counts as there with its last letter; a mark may follow it later.
 
     Args:
         deltas: times (s of the stream) and texts, in order.
@@ -251,13 +251,13 @@ def latencies(
 
 
 def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
-    """Make passages of the clips of `eval.manifest` and `eval.half`, of their groups in turn.
+    """Make passages of the clips of `eval.manifest` and `eval.half`, of the groups in turn.
 
     The clips of each speaker are joined. Where that or the place itself makes passages the other
     clips are left out, else they are taken as they are.
 
     Args:
-        config: the product; only clips of its `eval.gate_groups` are taken if there are any.
+        config: the product; only clips in `eval.gate_groups` are taken if there are any.
         join_s: the maximum length of joined clips; a passage lasts at least half of it.
 
     Raises:

@@ -1,6 +1,6 @@
 """Child processes, and the memory of processes.
 
-A child has a session of its own, so Ctrl-C reaches only the parent, which then ends the child. If
+A child has its own session, so Ctrl-C reaches only the parent, which then ends the child. If
 the parent is killed, the child ends by itself. Its stdout and stderr go to a log file. If it dies,
 the error contains the last line of that file.
 """
@@ -108,7 +108,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             if not self._has_ended(TERMINATE_TIMEOUT_S):
                 self._process.kill()
         kill(family)
-        # The child is not reaped yet, so the number of its session cannot be another's.
+        # The child is not reaped yet, so its session's number cannot be another's.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()

@@ -300,7 +300,7 @@ _BAND_WEIGHT = 0.02  # near a Slaney filter's
 
 @dataclasses.dataclass(frozen=True)
 class RandomEngine(Engine):
-    """An engine of a shape whose weights are made up on the device that asks for them."""
+    """An engine of a shape; its weights are made up on the device that asks for them."""
 
     shape: Shape
 

@@ -1,9 +1,9 @@
-"""The record of a command: figures, checks, and the sections of its report.
+"""The record of a command: figures, checks, and the report's sections.
 
 A command is a function that takes a `Run` and its flags by name, and returns a `Result`. The record
 is one JSON file, `<command>.json`:
 
-format_version, command, config   the command and the name of its config
+format_version, command, config   the command and its config's name
 machine, versions, settings       the conditions
 figures                           the measured values
 checks, verdict                   the conditions that the figures must meet

@@ -76,7 +76,7 @@ def to_page(run: Run, result: Result) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table whose columns also line up as plain text; numbers to the right."""
+    """Write a Markdown table with columns that also line up as plain text; numbers to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -143,7 +143,7 @@ def _slug(title: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Escape a text whose names in backticks become code."""
+    """Escape a text, and turn names in backticks into code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -48,7 +48,7 @@ class Addresses:
 
 
 class RunningServer:
-    """A server in a process group of its own; `running` makes it.
+    """A server in its own process group; `running` makes it.
 
     Args:
         config: with the ports that it listens on.
@@ -128,7 +128,7 @@ class RunningServer:
         return by_role
 
     def pids(self) -> dict[str, int]:
-        """Return the ids of its processes, without those that each read one file."""
+        """Return the server's process ids, without those that each read one file."""
         processes = self.processes().items()
         return {role: process.pid for role, process in processes if "sandbox " not in role}
 
@@ -143,7 +143,7 @@ class RunningServer:
         """Check that neither the server nor a process of it was started again.
 
         Raises:
-            EarshotError: it ended, or one of its processes was started again.
+            EarshotError: it ended, or a process of it was started again.
         """
         status = self.process.poll()
         if status is not None:
@@ -192,7 +192,7 @@ class RunningServer:
         return spent
 
     def peak_memory_bytes(self) -> int:
-        """Sum the largest resident memory of its processes, each at its own peak."""
+        """Sum its processes' largest resident memory, each at its own peak."""
         return sum(peak_memory_bytes(process.pid) for process in self.processes().values())
 
     def restart(self) -> None:
@@ -280,7 +280,7 @@ def samples(page: str, name: str) -> list[Sample]:
 
 
 def total(page: str, name: str) -> float:
-    """Return the sum of a metric over all of its labels; 0 if the page lacks it."""
+    """Return the sum of a metric over all its labels; 0 if the page lacks it."""
     return sum(sample.value for sample in samples(page, name))
 
 
@@ -293,7 +293,7 @@ def request(
     *,
     timeout_s: float,
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Send one HTTP request over a connection of its own; return status, headers and body.
+    """Send one HTTP request over a new connection; return status, headers and body.
 
     Raises:
         OSError, http.client.HTTPException: there is no whole answer.

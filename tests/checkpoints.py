@@ -1,7 +1,7 @@
 """Random-weight Whisper checkpoints of every published shape, in both formats, for tests.
 
 The Hugging Face folder is eval's, laid out by transformers itself; the OpenAI file gets its names
-from a list of substitutions of its own, so that `build.tensor_names` is not tested against itself.
+from its own list of substitutions, so that `build.tensor_names` is not tested against itself.
 """
 
 import json

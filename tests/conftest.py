@@ -119,7 +119,7 @@ def base_engine(pytestconfig):
 
 @pytest.fixture(scope="session")
 def human_clips():
-    """Clips of people by the names of their files, as the manifests in tests/data list them."""
+    """Clips of people by file name, as the manifests in tests/data list them."""
     return {clip.file: clip for table in HUMAN for clip in load_clips(Path("tests/data") / table)}
 
 
@@ -136,7 +136,7 @@ def nano_engine(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def nano_config(nano_engine):
-    """A small product on ports of its own; call it for another one."""
+    """A small product on its own ports; call it for another one."""
     from serve.supervisor.supervisor import free_ports
 
     def make(**server):

@@ -3,7 +3,7 @@
 What the model answers is told by the request's PROMPT: "error:" and what Triton is to say (with a
 gRPC status first, the call ends with that), or else the text of the answer, each word of which is a
 segment of a second. "wait" as its first word: the end of the answer waits; "late:" and what Triton
-is to say: a stream has a segment first. Of samples whose words are to be timed, a word a second is
+is to say: a stream has a segment first. Where word times are wanted, a word a second is
 heard. A word of `CONFIDENCE` says how likely it is right. What stands behind a "|" is told instead
 where the request names a beam.
 """
@@ -30,7 +30,7 @@ LEAK = "Unable to find shared memory region: 'triton_python_backend_shm_region_1
 
 
 class FakeTriton:
-    """Answers as Triton does, in the folder of a run, on an event loop of its own.
+    """Answers as Triton does, in the folder of a run, on its own event loop.
 
     `ready`: what ServerReady says. `requests`: those that came, by their keys. `ended`: keys of
     those that it answered. `files`: audio that came beside its request, by its key.

@@ -53,7 +53,7 @@ class Play:
     no_speech_prob: float = 0.0
     language: int | None = None  # token id that is "detected"
     language_prob: float = 0.9
-    # token id and probability of what a window sounds like whose prompt names a language
+    # token id and probability of the language that a window sounds like if its prompt names one
     heard: tuple[int, float] | None = None
     error: EarshotError | None = None  # the job fails with this after its tokens
     text_below: int = 0  # ids below are text, to be aligned
@@ -70,7 +70,7 @@ class _Slot:
 
 
 class FakeRuntime:
-    """Runtime whose answers come from `script`; see the module's docstring."""
+    """Runtime with answers from `script`; see the module's docstring."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def fake_engine(folder: Path, multilingual: bool = True) -> Engine:
 
 
 class Echo:
-    """A script: each window says the text of its request's prompt, from 0 to 1 s.
+    """A script: each window says its request's prompt, from 0 to 1 s.
 
     Args:
         tokenizer: of the engine that the runtime stands for.
@@ -225,7 +225,7 @@ class Echo:
 
 
 def transcript(*texts: str) -> Transcript:
-    """A transcript whose segments follow each other, a second each."""
+    """A transcript of consecutive segments, a second each."""
     segments = tuple(
         Segment(i, i + 1.0, text, (7, 8), -0.25, 0.01, 0.0, 1.1) for i, text in enumerate(texts)
     )

@@ -56,7 +56,7 @@ class Client:
 
 
 def clock_of(seconds):
-    """What a module has as `time` in a test that tells it the time, and nobody else.
+    """A `time` for one module, as a test sets it; other modules keep the real one.
 
     A server that tests share is watched by a thread of this process.
     """

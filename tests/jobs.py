@@ -22,7 +22,7 @@ AUDIO = b"RIFF from outside"
 
 
 class Hearer:
-    """A server of somebody's: takes webhooks, has files, and answers as `statuses` say.
+    """A user's server: takes webhooks, has files, and answers as `statuses` say.
 
     What is below /slow is answered once `released` is set; `at_once`: the most of these at a time.
     Of /drip a byte comes now and then, without an end. `asked`: the paths of files.
@@ -94,7 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def jobs_config(folder, *places):
-    """A configuration with a secret for webhooks, whose places lie on this machine."""
+    """A configuration with a secret for webhooks and places on this machine."""
     secret = folder / "secret"
     secret.write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
     return JobsConfig(

@@ -36,7 +36,7 @@ from tests.fakes import CAPABILITIES, FakeRuntime, Play
 SLOTS = 3
 MOST_POLLS = 20_000  # far more than any test needs; a runtime that never ends must not hang them
 TRTLLM = Config(runtime=RuntimeConfig(device="cuda", slots=SLOTS, encoder_batch=2))
-# Of another environment, whose library is the real one; `python -m eval trtllm-check` names it.
+# In another environment, with the real library; `python -m eval trtllm-check` names it.
 PYTHON = os.environ.get("EARSHOT_TRTLLM_PYTHON", "")
 LLM_API = dataclasses.replace(
     TRTLLM, runtime=dataclasses.replace(TRTLLM.runtime, tensorrt_llm=TrtllmConfig(python=PYTHON))

@@ -22,7 +22,7 @@ WAIT_S = 60.0
 SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
 TIMINGS = Timings(0.1, 0.2, 0.3, 0.7)
 TRANSCRIPT = Transcript("¿Qué?", "es", 0.5, 1.75, (SEGMENT, SEGMENT), TIMINGS, (1, 2, 60))
-# Every field has a value of its own, so that none can stand for another.
+# Every field has a different value, so that none can stand for another.
 STATS = Stats(**{field.name: value for value, field in enumerate(dataclasses.fields(Stats), 101)})
 
 

@@ -1,4 +1,4 @@
-"""What Whisper base makes of people: what nobody could see on the small checkpoint."""
+"""What Whisper base makes of people: what the small checkpoint cannot show."""
 
 import json
 import re
@@ -139,7 +139,7 @@ def test_what_is_said_after_a_last_timestamp_is_not_lost(transcriber, human_clip
 
 @pytest.mark.nightly
 def test_words_are_where_another_aligner_has_them(transcribe, human_clips):
-    """PocketSphinx has no pauses before a first word, so some of its times are off by 0.4 s."""
+    """PocketSphinx has no pauses before a first word, so some times are off by 0.4 s."""
     reference = json.loads(Path("tests/data/word_times.json").read_text(encoding="utf-8"))["clips"]
     normalize, errors_s = normalizer(DEFAULT), []
     for file, known in reference.items():

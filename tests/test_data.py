@@ -22,7 +22,7 @@ CHECKPOINT = ROOT / "fixture" / "checkpoint"
 DATA = ROOT / "data"
 HUMAN, SHARE_ALIKE = DATA / "human", DATA / "human-sharealike"
 HUMAN_TABLES = (HUMAN / "manifest.jsonl", HUMAN / "long.jsonl", SHARE_ALIKE / "manifest.jsonl")
-# What may stand beside Apache-2.0 code, and, in a folder of its own, what is passed on as it came.
+# What may stand beside Apache-2.0 code, and, in a separate folder, what is passed on as it came.
 LICENCES = {
     HUMAN: {"CC0-1.0", "public domain", "Apache-2.0", "CC-BY-3.0", "CC-BY-4.0", "AN4"},
     SHARE_ALIKE: {"CC-BY-SA-3.0"},
@@ -62,7 +62,7 @@ def test_the_draft_fits_it():
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_every_clip_is_as_long_as_its_manifest_says(table):
-    for clip in load_clips(table):  # not each in a process of its own, which takes longer
+    for clip in load_clips(table):  # all in this process, which is faster
         samples = whole(sources.decode(clip.path.read_bytes(), AudioLimits(400.0)))
         assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=0.1), clip.file
         assert not clip.text or np.abs(samples).max() > 0.02, clip.file

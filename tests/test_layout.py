@@ -158,14 +158,14 @@ def within(name, packages):
 
 
 def rule_of(name):
-    """The package whose rule a module follows: the longest that holds it."""
+    """The package that sets a module's rule: the longest that holds it."""
     holding = [package for package in RULES if within(name, [package])]
     assert holding, f"{name}: add its package to RULES"
     return max(holding, key=len)
 
 
 def forbidden_imports(path):
-    """Yield what a file imports against the rule of its package, or from a library of others."""
+    """Yield what a file imports against its package's rule, or from a library of others."""
     name = name_of(path)
     package = rule_of(name) if name not in ("serve", "serve.runtime") else name
     for imported in imports(path):
@@ -217,7 +217,7 @@ def imports_of_packages():
 
 
 def test_packages_of_serve_import_each_other_in_one_direction():
-    """A circle of packages, even where no two of their modules make one."""
+    """A circle of packages, even where no two modules make one."""
     assert circle(imports_of_packages()) == []
 
 
@@ -292,7 +292,7 @@ def test_a_folder_stays_within_its_budget_of_code(top):
 
 
 def test_an_evaluation_sees_the_gateway_from_outside():
-    """But for live text, whose sessions run under a simulated clock in `eval.live`."""
+    """But for live text: its sessions run under a simulated clock in `eval.live`."""
     seen = {
         name_of(path): found
         for path in (ROOT / "eval").rglob("*.py")

@@ -78,6 +78,6 @@ def make_engine(path: Path, multilingual: bool = True, codes: list[str] | None =
         verification=None,
         runtime_options={},
     )
-    mel_filters = torch.zeros(DIMS.n_mels, N_FREQUENCIES)  # nobody looks at what they give
+    mel_filters = torch.zeros(DIMS.n_mels, N_FREQUENCIES)  # their output is not used
     (path / MEL_FILTERS_FILE).write_bytes(save({"mel_filters": mel_filters}))
     return Engine(path, manifest)

@@ -22,7 +22,7 @@ NORMALIZERS = (DEFAULT, WHISPER, RAW)
 SPELLING_FILE = "normalizer.json"  # as a Hugging Face checkpoint calls it
 
 Normalize = Callable[[str, str | None], str]
-"""Takes a text and the code of its language, or None; returns the text to compare."""
+"""Takes a text and its language's code, or None; returns the text to compare."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,11 +23,11 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 
 CACHE = Path(".cache") / "passages"
-"""Joined audio, by a hash of its parts; relative to the project's root."""
+"""Joined audio, by a hash of the parts; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
 _VERSION = "1"  # a part of the cache's key
-_UNSPACED = ("zh", "ja")  # languages whose sentences follow each other without a space
+_UNSPACED = ("zh", "ja")  # languages without a space between sentences
 
 
 def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> list[Clip]:

@@ -64,7 +64,7 @@ class TimedCall:
     error: str | None = None
     path: str | None = None  # of the audio
     group: str = ""  # of the clip
-    key: str = ""  # a hash of its audio and reference; if timed, of the phases' conditions
+    key: str = ""  # a hash of audio and reference; if timed, of the phases' conditions
 
     @property
     def text(self) -> str:
@@ -83,7 +83,7 @@ class SystemFacts:
 
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
-    """Find the clip with speech whose length is nearest to 10 s; None where no clip has speech."""
+    """Find the clip with speech that is nearest to 10 s in length; None: no clip has speech."""
     spoken = [clip for clip in clips if clip.text.strip()]
     return min(spoken, key=lambda clip: abs(clip.duration_s - 10.0), default=None)
 
@@ -179,7 +179,7 @@ class Kept:
         return {name: of_set for name, of_set in left.items() if of_set}
 
     def facts(self) -> SystemFacts | None:
-        """Read the facts of a system that has heard all of its clips; None for another one."""
+        """Read the facts of a system that has heard all its clips; None for another one."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")

@@ -396,7 +396,7 @@ def _differing_conditions(a: Report, b: Report) -> str:
 def _changed_clips(
     names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
 ) -> list[list[str]]:
-    """Return a row for each clip whose character errors changed, the greatest change first."""
+    """Return a row for each clip with a change in character errors, the greatest change first."""
     changed = [
         (name, clip.file, clip.ours.errors, clip.theirs.errors)
         for name in names

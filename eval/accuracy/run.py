@@ -1,7 +1,7 @@
 """Run clips x systems and keep the raw answers, one folder a run; a later run continues there.
 
 run.json                     the configuration, the clips and the machine
-clips.json                   every clip, with a hash of its audio and reference
+clips.json                   every clip, with a hash of audio and reference
 spelling.json                the checkpoint's spellings, for Whisper's English normaliser
 predictions/                 the answers of every system; see eval/accuracy/predictions.py
 logs/<system>.log            the output of the system's process
@@ -325,7 +325,7 @@ def load_run(
         names: the systems to read; () is all, in the order that they ran.
 
     Raises:
-        ConfigError: a file is missing or damaged, or a system did not hear all of its clips; the
+        ConfigError: a file is missing or damaged, or a system did not hear all its clips; the
             message says what to do.
     """
     facts = read_json(folder / RUN_FILE, RunFacts, "a run")

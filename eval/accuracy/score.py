@@ -98,7 +98,7 @@ class SetScore:
     overall: Accuracy
     by_part: dict[str, Accuracy]  # of clips with speech, by group, or by language without a group
     language_right: int
-    language_of: int  # clips with speech whose language is known
+    language_of: int  # clips with speech in a known language
     silent_clips: int
     silent_with_text: int
 
@@ -392,7 +392,7 @@ def gap_gate(
         return Check(name, True, detail)
     if low > limit + _ROUNDING:
         return Check(name, False, detail)
-    # The interval of a mean of paired differences shrinks with the root of their number.
+    # The interval of a mean of paired differences shrinks with the root of the number of pairs.
     half, distance = (high - low) / 2, abs(limit - gap)
     needed = f"about {math.ceil(len(ours) * (half / distance) ** 2):,}" if distance else "no number"
     return Check(name, None, f"{detail}, too few: {needed} of such {parts} would decide this gap")

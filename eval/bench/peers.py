@@ -1,4 +1,4 @@
-"""Peers on the same GPU with the same forced lengths, each in a process of its own.
+"""Peers on the same GPU with the same forced lengths, each in a separate process.
 
 A peer frees its memory when its process ends, and a crash costs only its own rows. faster-whisper
 is measured through CTranslate2, which computes everything but log-mels and text: faster-whisper
@@ -139,7 +139,7 @@ def _ctranslate2_decoder(model: Any, shape: Shape, device: str, batch: int) -> D
     noise: Any = np.random.default_rng(0).standard_normal((batch, shape.n_mels, 3000), np.float32)
     if device != "cpu":  # CTranslate2 takes tensors of the GPU, and arrays of the host
         noise = torch.from_numpy(noise).to(device)
-        torch.cuda.synchronize(device)  # it computes on a stream of its own
+        torch.cuda.synchronize(device)  # it computes on its own stream
 
     def decode(lengths: Sequence[int]) -> list[int]:
         (tokens,), decoded = set(lengths), list[int]()

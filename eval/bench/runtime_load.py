@@ -26,7 +26,7 @@ from serve.speech.words import monotonic_path
 from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
-_MAX_UNTIMED = 64  # windows whose words are not timed yet; at more the load waits
+_MAX_UNTIMED = 64  # windows with words that are not timed yet; at more the load waits
 _LATE_S = 0.010  # an arrival that is submitted later than this after its due time counts as late
 _OTHER_TOKEN = 1000  # a token of text
 _TOP_LOGIT = 1e4  # above all others
@@ -34,7 +34,7 @@ _HASH_PRIME = 10_007
 
 
 def accepting(share: float) -> type[NativeRuntime]:
-    """Return a runtime class whose network accepts such a share of draft tokens."""
+    """Return a runtime class with a network that accepts such a share of draft tokens."""
 
     class AgreeingWhisper(Whisper):
         """A network that repeats the draft token or chooses another one."""
@@ -92,7 +92,7 @@ class NoiseWindows:
     Args:
         engine: with end-of-text suppressed, so that every window reaches its length.
         device: computes the log-mels.
-        batch: the number of windows whose log-mels are computed together.
+        batch: the number of windows that get log-mels together.
         seconds: the noise in each window; silence fills the rest up to 30 s.
         beam_size: each job's beam size.
         words: whether the text of a job is aligned with its audio.

@@ -1,8 +1,8 @@
 """Load on a real server over gRPC, WAV in and text out: on one device, and on several.
 
 Times are those that a client sees: sending WAV, the gateway, Triton, decoding the audio, log-mel,
-encoder, decoder, text, and the way back. Requests are noise with forced lengths, sent by processes
-of their own, which check every answer.
+encoder, decoder, text, and the way back. Requests are noise with forced lengths, sent by separate
+processes, which check every answer.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def noise_requests(
 
 
 def scaling_clips() -> list[NoiseClip]:
-    """Return clips whose lengths are evenly spaced from the shortest to the longest."""
+    """Return clips with lengths evenly spaced from the shortest to the longest."""
     lengths = [round(4 * seconds) / 4 for seconds in np.linspace(MIN_S, MAX_S, LENGTHS)]
     return [NoiseClip(seconds, round(seconds * _TOKENS_PER_S)) for seconds in lengths]
 

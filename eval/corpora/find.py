@@ -25,7 +25,7 @@ from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
 CLIPS = "clips"  # Common Voice's folder of audio
-COMMON_VOICE = ("test.tsv", "validated.tsv")  # of its tables, the one that is read
+COMMON_VOICE = ("test.tsv", "validated.tsv")  # the tables to read, the first that exists
 _NAMED = 3  # examples in an error
 
 
@@ -56,7 +56,7 @@ def find_clips(
         limit: the number of clips to draw; 0 is all. Each group gives its share, and a larger
             draw with the same seed holds the smaller ones.
         seed: the seed of the draw.
-        language: code, of clips whose layout does not say it; "" leaves it unknown.
+        language: code, of clips in a layout that does not say it; "" leaves it unknown.
         half: the half of a manifest to draw from; "" is both.
         read: decodes an audio file, or raises an EarshotError; then the clip is unreadable and
             not in `clips`. None reads only headers.

@@ -43,7 +43,7 @@ class Layout:
         clips: every recording, in a fixed order, by the line that lists it. A duration of 0 is
             not known yet.
         references: whether the clips have texts.
-        may_be_silent: whether an empty text says that nobody speaks; else the text is missing.
+        may_be_silent: whether an empty text means no speech; else the text is missing.
         fetch: puts the audio of clips where their path says; None if all of it is there.
     """
 
@@ -115,7 +115,7 @@ def librispeech(folder: Path) -> Layout:
 
 
 def recordings(folder: Path) -> Layout:
-    """List the audio files in a folder and below it, each with the text of its .txt if any has one.
+    """List the audio files in a folder and below it, each with its .txt file's text if any has one.
 
     Raises:
         FileError: a text cannot be read.
@@ -162,7 +162,7 @@ def table(path: Path) -> Layout:
 
 
 def common_voice(path: Path, clips: Path) -> Layout:
-    """Read a table of Common Voice whose audio lies in `clips`; raises as `table`."""
+    """Read a table of Common Voice with audio in `clips`; raises as `table`."""
     return _table(path, list(_rows(path)), f"Common Voice's {path.name}", clips)
 
 

@@ -51,4 +51,4 @@ RIVALS: dict[str, tuple[str, ...]] = {
     "earshot-multilingual": ("faster-whisper-multilingual",),
 }
 """The systems that ours are compared with: they are asked for as much. `faster-whisper-batched` is
-not asked for the times of its text, which is another task: it decodes without timestamps."""
+not asked for the text's times, which is another task: it decodes without timestamps."""

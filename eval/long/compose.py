@@ -184,7 +184,7 @@ AROUND_S = (0.4, 2.5)  # quiet, before a break and after it
 SNR_DB = (10.0, 25.0)
 LANGUAGE_S = 45.0  # after which the language changes with the next scene
 
-# The share of each content in the breaks of a kind, and of its scenes that are under noise.
+# The share of each content in the breaks of a kind, and the share of scenes under noise.
 _BREAKS: dict[Kind, dict[Content, float]] = {
     "pauses": {"silence": 1.0},
     "noise": {"silence": 0.3, "noise": 0.7},
@@ -312,7 +312,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
 
     Args:
         speech: clips of sentences, some of them with speech. One speaker is chosen for each
-            language. Clips longer than a window become recordings of their own.
+            language. Clips longer than a window become separate recordings.
         minutes: as in `plan`.
         seed: the seed of all random draws.
         tell: gets a line on each that is made.

@@ -73,7 +73,7 @@ def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     order = [spoken[i] for i in rng.permutation(len(spoken))]
     sources = (_rooms, _breaths, _in_silence, _in_noise)
     for number, source in enumerate(sources):
-        # Each source uses the first suitable recordings of its own share.
+        # Each source uses the first suitable recordings in its share.
         made += source(order[number :: len(sources)], rng)
     return made
 
@@ -234,7 +234,7 @@ def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
 
 
 def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
-    """Count the texts of a system; the kind of a clip is the first part of its name."""
+    """Count the texts of a system; the kind of a clip is the name's first part."""
     normalize = normalizer(DEFAULT)
     clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
     spoken = Counts()

@@ -104,7 +104,7 @@ def upload(
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """Make an MP4 of about 1 kB without sound, whose tables claim `samples` samples per track.
+    """Make an MP4 of about 1 kB without sound; its tables claim `samples` samples per track.
 
     FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """
@@ -150,7 +150,7 @@ def aac(samples: Samples, container: str, **options: str) -> bytes:
 
 
 def changed_broadcast() -> bytes:
-    """Make an MPEG-TS whose streams change midway, for which PyAV raises an IndexError."""
+    """Make an MPEG-TS with streams that change midway; PyAV raises an IndexError for it."""
     quiet = np.zeros(SAMPLE_RATE, np.float32)
     later = aac(quiet, "mpegts", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
     return aac(quiet, "mpegts") * 20 + later

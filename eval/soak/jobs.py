@@ -1,6 +1,6 @@
 """The scenario of jobs while processes are killed: is a job lost, done twice or not reported?
 
-Clients with keys of their own post jobs. SIGKILL ends processes of the server at random: the
+Clients with different keys post jobs. SIGKILL ends processes of the server at random: the
 gateway, Triton, the engine's process, or all of them, and then the server is started again. A
 client without an answer sends the same job again with its Idempotency-Key.
 """

@@ -34,7 +34,7 @@ _TIMEOUT_S = 600.0  # of a client: as long as the server gives a request
 
 @dataclasses.dataclass(eq=False)
 class OverloadClient:
-    """A client, and the outcome of its request; times count from the load's start."""
+    """A client, and its request's outcome; times count from the load's start."""
 
     file: str
     audio_s: float

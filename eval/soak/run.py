@@ -1,4 +1,4 @@
-"""`python -m eval soak`: everything at once, or scenarios, each on servers of its own."""
+"""`python -m eval soak`: everything at once, or scenarios, each on its own servers."""
 
 import dataclasses
 import time
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict of its figures."""
+        """Return the figures' verdict."""
         return verdict(figure.check for figure in self.figures)
 
 

@@ -146,7 +146,7 @@ class Stage:
     def decide(
         self, name: str, value: float, limit: str, passed: bool | None, detail: str = ""
     ) -> None:
-        """Add a figure whose verdict is known."""
+        """Add a figure with a known verdict."""
         self.figures.append(SoakFigure(name, float(value), limit, passed, detail))
 
     def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:

@@ -33,7 +33,7 @@ from serve.transcriber.open import open_transcriber
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """Seconds of speech of each speaker, and of its errors."""
+    """Seconds of speech of each speaker, and of errors."""
 
     speech_s: float = 0.0  # of the reference
     missed_s: float = 0.0

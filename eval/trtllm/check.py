@@ -253,7 +253,7 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Ch
 def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
     """Make windows, as log-mel or samples, decoded greedily without timestamps.
 
-    Each has a spectrum of its own: white noise would have the same mean in all.
+    Each has its own spectrum: white noise would have the same mean in all.
     """
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
     head = [facts.sot]
@@ -272,7 +272,7 @@ def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
 
 
 def _coloured_noise(generator: torch.Generator) -> torch.Tensor:
-    """Make 30 s with a loudness of its own in each band: float32 (480000,)."""
+    """Make 30 s with a different loudness in each band: float32 (480000,)."""
     spectrum = torch.fft.rfft(torch.randn(WINDOW_SAMPLES, generator=generator))
     bands = (_BANDS_SPREAD * torch.randn(_BANDS, generator=generator)).exp()
     bands = bands.repeat_interleave(len(spectrum) // _BANDS + 1)[: len(spectrum)]

@@ -24,7 +24,7 @@ EVERY = 100.0  # the threshold that selects all
 class Pair:
     """Two transcripts of a clip; `other_text` and `difference` describe the second."""
 
-    file: str  # path of its audio
+    file: str  # the audio's path
     text: str
     other_text: str
     language: str | None  # the reference's, or as it was heard
@@ -32,7 +32,7 @@ class Pair:
     difference: float  # %, between the texts
     silence: bool  # neither pass heard a word
     avg_logprob: float | None  # of all its tokens; None: there are none
-    confidence: float | None  # mean of its words; None: there are none, or the engine has none
+    confidence: float | None  # the words' mean; None: there are none, or the engine has none
     edits: Counts | None  # of characters, to the reference; None: there is no reference
 
 
@@ -58,7 +58,7 @@ class AgreementResult:
     failed: int
     trusted: int
     silences: int  # clips in which neither pass heard a word
-    silences_right: int | None  # in which nobody speaks; None: there are no references
+    silences_right: int | None  # without speech; None: there are no references
     points: tuple[Point, ...]
 
 

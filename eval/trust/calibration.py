@@ -164,7 +164,7 @@ class HeardWord:
     language: str  # of the reference; "" = unknown
     word: str
     probability: float
-    avg_logprob: float  # of its segment
+    avg_logprob: float  # of the segment
     confidence: float | None  # as the engine says, if it does
     right: bool
 

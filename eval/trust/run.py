@@ -35,7 +35,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     The second pass is greedy, or of another engine; with another engine there is no calibration.
 
     Args:
-        run: the run; the engine of its config is built.
+        run: the run; its config's engine is built.
         other: folder of the engine of the second pass; "" is the same engine.
         threshold: % in which two texts may differ that are trusted.
 

@@ -1,6 +1,6 @@
 """Convert JSON and TOML to frozen dataclasses, and check them against their types.
 
-A field's annotation has all constraints of its value: `Annotated[int, Field(gt=0)]`, a `Literal`,
+A field's annotation has all constraints of the value: `Annotated[int, Field(gt=0)]`, a `Literal`,
 another dataclass. Reading is strict: an unknown key, a missing key or a wrong type is an error that
 names the key, the found value and the expected one. An integer is accepted as a float; true and
 false are never numbers.

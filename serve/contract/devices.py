@@ -105,7 +105,7 @@ def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use, within the CPU quota of its container."""
+    """Count the cores that this process may use, within the container's CPU quota."""
     cores = len(os.sched_getaffinity(0))
     for files in QUOTAS:
         try:

@@ -299,7 +299,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 
 def _with_its_files(path: Path) -> Engine:
-    """Open an engine; check its manifest, and the existence and sizes of its files."""
+    """Open an engine; check its manifest, and that its files exist in the right sizes."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
         try:

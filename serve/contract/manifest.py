@@ -126,7 +126,7 @@ class Confidence:
     """A logistic model of the probability that a word is right, fitted to speech.
 
     The confidence is 1 / (1 + exp(-z)), with z = `intercept` + `probability` * log-odds of the
-    word's probability + `avg_logprob` * mean log-probability of its segment.
+    word's probability + `avg_logprob` * mean log-probability of the segment.
     """
 
     fit: Literal["logistic"]

@@ -21,7 +21,7 @@ Samples = npt.NDArray[np.float32]
 
 
 class AudioFile:
-    """An open file that is read by slices, in place of its bytes; its finalizer closes it.
+    """An open file, used in place of bytes and read by slices; its finalizer closes it.
 
     Args:
         descriptor: the file's descriptor, which this object owns. The file must not change.
@@ -214,7 +214,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alignment:
-    """The attention of a window's n text tokens to the 20 ms frames of its audio.
+    """The attention of a window's n text tokens to the audio's 20 ms frames.
 
     Row i has the weights of token i, row n those of the end token. If the text starts with a prefix
     of k tokens, their k rows come first.
@@ -260,7 +260,7 @@ class Segment:
     temperature: float
     compression_ratio: float
     words: tuple[Word, ...] | None = None  # None: not requested
-    # The language of its window, if windows have different languages; else None. A segment that is
+    # The window's language, if windows have different languages; else None. A segment that is
     # sent before the transcript has it only if it differs, or with `multilingual`.
     language: str | None = None
     token_logprobs: tuple[TokenLogprob, ...] | None = None  # None: not requested

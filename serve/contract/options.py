@@ -1,6 +1,6 @@
 """Declare the options that users may set; tensors, flags and forms are generated from them.
 
-Options are fields of `serve.contract.messages.Request`, of its `SearchOptions` and `SpeechOptions`,
+Options are fields of `Request`, `SearchOptions` and `SpeechOptions` in `serve.contract.messages`,
 and of `serve.speech.cues.CueOptions`.
 """
 
@@ -105,7 +105,7 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def options_of(kind: Any, *others: Any) -> dict[str, Option]:
-    """Return the options of a dataclass by name, in the order of its fields.
+    """Return the options of a dataclass by name, in the order of the fields.
 
     Args:
         kind: the dataclass with the fields.

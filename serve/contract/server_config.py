@@ -207,5 +207,5 @@ class ShadowConfig:
 
     @property
     def opens_engine(self) -> bool:
-        """Return whether the reference has an engine of its own."""
+        """Return whether the reference has its own engine."""
         return bool(self.share and self.engine)

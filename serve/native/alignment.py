@@ -36,7 +36,7 @@ _EXCHANGES = (  # the part of a sorting network of 7 that decides its median
 
 @dataclasses.dataclass(frozen=True)
 class EndedWindow:
-    """A finished window whose slot still holds its audio."""
+    """A finished window with its audio still in the slot."""
 
     job: Job
     place: SlotAllocation  # its first row is free to use
@@ -236,7 +236,7 @@ class Aligner:
 
         Args:
             windows: the windows of the pass.
-            probs: the probabilities of their tokens.
+            probs: the probabilities of the windows' tokens.
             weights: (windows, tokens, frames), smoothed.
             sizes: the windows' rows and frames for the kernel that finds the path, if there is one.
         """

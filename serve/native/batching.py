@@ -79,7 +79,7 @@ def pad_to_graph_size(
     counts: Sequence[int],
     groups: int,
 ) -> NDArray[np.int64]:
-    """Return the int64 values of a padded batch: its columns in turn, then those of its groups.
+    """Return the int64 values of a padded batch: its columns in turn, then the groups' columns.
 
     Args:
         columns: pairs of values and padded size; the first column has one value per token.

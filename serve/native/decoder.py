@@ -19,7 +19,7 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.short_cross_cache import ShortCaches
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
-_CROSS_ROWS = 32  # windows times layers whose keys and values are projected together
+_CROSS_ROWS = 32  # windows times layers; their keys and values are projected together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Decoder:
         Args:
             batch: the batch of n tokens; their keys and values are written into `cache`.
             cache: the caches of all rows and slots.
-            wanted: int64 (m,), indices of the tokens whose logits are needed; None: all.
+            wanted: int64 (m,), indices of the tokens that need logits; None: all.
             queries: receives the scaled queries of cross-attention, (n, d) by layer.
 
         Returns:

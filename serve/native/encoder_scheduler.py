@@ -1,6 +1,6 @@
 """Schedule the encoder: queued windows are encoded, get a slot, and their prompts are prefilled.
 
-The encoder and the decoder steps take turns. There is one exception, on a GPU whose steps are CUDA
+The encoder and the decoder steps take turns. There is one exception, on a GPU with steps as CUDA
 graphs: windows with a draft, such as live text, are encoded on a second stream beside the steps. To
 verify drafts the host launches many small kernels, and the device would wait for the host. Other
 windows gain nothing from a second stream: the work takes as long, and each step has fewer windows.
@@ -38,7 +38,7 @@ class SlotJob:
     submitted: Job
     job: Job  # the submitted job, or its job for another language
     place: SlotAllocation
-    stopwatch: Stopwatch  # times the encoding of its batch
+    stopwatch: Stopwatch  # times the batch's encoding
     decode_began: float
     hypotheses: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
 
@@ -225,7 +225,7 @@ class EncoderScheduler:
         self.windows += len(jobs)
 
     def _next_batch(self, fitting: int) -> list[Job]:
-        """Choose the next windows to encode: the first one, and others of its length that fit."""
+        """Choose the next windows to encode: the first one, and others of equal length that fit."""
         jobs = list(itertools.islice(self._waiting, fitting))
         frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
         alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]

@@ -18,7 +18,7 @@ _LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 
 
 
 class WindowEncoder(Protocol):
-    """Encodes windows and fills the cross-attention caches of their slots."""
+    """Encodes windows and fills their slots' cross-attention caches."""
 
     replay: GraphCache  # the recorded graphs, if there are any
 

@@ -130,7 +130,7 @@ class TeacherForcedStep:
         self._results[fed.size] = self._step(fed)
 
     def _fed_of(self, windows: Sequence[ForcedSequence]) -> _StepTensors:
-        """Return the smallest prepared input that holds the windows, or a new one of their size."""
+        """Return the smallest prepared input that holds the windows, or a new one for them."""
         n_tokens = sum(len(window.tokens) for window in windows)
         fits = [fed for fed in self._fed.values() if fed.size >= n_tokens]
         fits = [fed for fed in fits if fed.windows >= len(windows)]

@@ -101,7 +101,7 @@ class EagerLoop:
 
 
 class _StepVariant(enum.Enum):
-    """The variants of steps that have graphs of their own; the first two save kernels lookups."""
+    """The variants of steps that have their own graphs; the first two save kernels lookups."""
 
     DIRECT = "row i belongs to slot i, because no window may ever have several rows"
     SINGLE = "every window has one row"

@@ -3,7 +3,7 @@
 The slot keeps the encoder's output, so another language costs decoder steps only.
 
 - A transcript of uncertain language is also decoded in the next likely language. The hypothesis
-  with the highest log-probability wins. The log-probability of its language counts as that of one
+  with the highest log-probability wins. The language's log-probability counts as that of one
   more token, as in a beam search.
 - A translation of uncertain language is first transcribed in the likely languages. The best
   transcript decides the language. The English text does not: a made-up text may be likely.
@@ -201,7 +201,7 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
 def best_sequence(
     job: Job, place: SlotAllocation, state: RowState, eot: int
 ) -> tuple[list[int], float]:
-    """Return a finished job's tokens with end of text, and the sum of their log-probabilities.
+    """Return a finished job's tokens with end of text, and the sum of the log-probabilities.
 
     Among several samples, return the one with the highest sum / length ** length_penalty. The
     length excludes end of text, as in CTranslate2.

@@ -111,8 +111,8 @@ class Prefill:
         """Compute the tokens of some spans.
 
         Returns:
-            The logits after the wanted tokens, float32 (wanted, n_vocab), and the batch whose graph
-            computed them, if one did.
+            The logits after the wanted tokens, float32 (wanted, n_vocab), and the batch with the
+            graph that computed them, if one did.
         """
         prompts = self._graph_for(spans, wanted)
         if prompts is not None:
@@ -226,7 +226,7 @@ class Prefill:
 
         Args:
             started: n jobs.
-            logits: after each job's prompt, then after each of its draft tokens, job by job.
+            logits: after each job's prompt, then after each draft token, job by job.
             draft_lengths: the number of draft tokens of each job.
         """
         rows = [row for window in started for row in window.place.rows]

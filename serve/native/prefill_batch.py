@@ -48,7 +48,7 @@ def sizes(slots: int) -> list[PrefillSize]:
 
 
 class PrefillBatch:
-    """A prefill batch of some slots' first rows, and the choice of their first tokens.
+    """A prefill batch of some slots' first rows, and the choice of the rows' first tokens.
 
     Args:
         ids: int64 (all rows, n_text_ctx), the tokens.
@@ -84,7 +84,7 @@ class PrefillBatch:
         return enough and sum(map(len, spans)) <= self.size.tokens
 
     def write(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
-        """Write the batch; `wanted` are the indices of the tokens whose logits are needed."""
+        """Write the batch; `wanted` are the indices of the tokens that need logits."""
         counts = [len(span) for span in spans]
         rows = np.repeat([span.place.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])

@@ -57,7 +57,7 @@ def load_resources(
     rows: int,
     network_class: type[Whisper],
 ) -> RuntimeResources:
-    """Load an engine's weights and allocate the caches and state of its slots.
+    """Load an engine's weights and allocate the caches and state for the slots.
 
     Args:
         engine: an engine of the native runtime.

@@ -60,7 +60,7 @@ class UrgentStepPolicy:
     """Serve urgent windows early on a CPU with crowded slots.
 
     A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
-    windows. Urgent windows are therefore encoded in batches of their own, one slot stays free for
+    windows. Urgent windows are therefore encoded in separate batches, one slot stays free for
     them, and they get half of the decoding time: steps that decode only urgent windows take as
     long in total as steps that decode all windows. This costs throughput. The policy applies only
     while the slots are crowded, that is, while the other windows leave no slot free.
@@ -108,7 +108,7 @@ class UrgentStepPolicy:
         self._ahead_s += seconds if alone else -seconds
 
     def _crowded(self, decoding: Sequence[Job]) -> bool:
-        """Return whether the other windows leave no slot for one more window of their size."""
+        """Return whether the other windows leave no slot for one more window of the same size."""
         rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
         wanted = sum(rows) + max(rows, default=0)
         return len(rows) >= self._slots.slots or wanted > self._slots.rows

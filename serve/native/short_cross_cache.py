@@ -2,9 +2,9 @@
 
 A window that is encoded at its own length is followed by the encoder's output for silence, which is
 two thirds of the frames after 10 s of audio. This silence is the same for every window. Frames of
-silence with similar keys therefore share one key and one value, their means. The logarithm of their
-number is added to the score. Adjacent frames cannot be merged, since their keys differ. With base,
-this changes the output of attention by 1.5 %.
+silence with similar keys therefore share one key and one value, their means. The logarithm of the
+number of frames is added to the score. Adjacent frames cannot be merged, since their keys differ.
+With base, this changes the output of attention by 1.5 %.
 """
 
 import dataclasses

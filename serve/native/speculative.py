@@ -46,7 +46,7 @@ class DraftProposer:
         self.decoder = decoder
         self.cache = cache
         self._guess = guess
-        # By first row: the job id, and the number of its positions that are in the cache.
+        # By first row: the job id, and how many positions of the job are in the cache.
         self._known: dict[int, tuple[int, int]] = {}
 
     def guess(self, state: RowState, owners: Owners, positions: Sequence[int], count: int) -> None:
@@ -153,7 +153,7 @@ class SpeculationPolicy:
 class SpeculativeLoop(EagerLoop):
     """Steps with a draft where that is faster, and steps of the eager loop otherwise.
 
-    Steps use a draft only if every row decodes greedily and is the only row of its slot.
+    Steps use a draft only if every row decodes greedily and is alone in its slot.
 
     Args:
         parts: the network, its caches and its samplers.

@@ -2,8 +2,8 @@
 
 The answers are those of `speculative`. The host does not look up the position of each row. Each
 time the draft decoder computes the last two known tokens, which covers the token that the step
-before may have left out. The samplers always run for the full draft. Rows whose draft token was
-rejected, and finished rows, stay unchanged until the next step. Rows beside a beam search take
+before may have left out. The samplers always run for the full draft. Rows with a rejected
+draft token, and finished rows, stay unchanged until the next step. Rows beside a beam search take
 single steps, which leave gaps in the draft decoder's cache. The drafts are then worse, and the
 answers the same.
 """
@@ -56,7 +56,7 @@ class _StepLayout:
 
 
 class SpeculativeStep:
-    """A step with a draft, for rows that are the only ones of their slots.
+    """A step with a draft, for rows that are alone in their slots.
 
     Args:
         parts: the network, its caches and its samplers; the draft decoder's cache has the prompts.

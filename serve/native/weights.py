@@ -75,7 +75,7 @@ class Loader:
         return tokens, Matrix(tokens if self._stream == self._dtype else whole, None)
 
     def _stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Load a stored matrix and, if it is int8, the float32 scales of its rows."""
+        """Load a stored matrix and, if it is int8, the rows' float32 scales."""
         scale = self._weights.get(scale_name(name))
         stored = self._weights[name].to(self._device)
         return stored, None if scale is None else scale.to(self._device).float()
@@ -87,7 +87,7 @@ class Loader:
         )
 
     def convolution(self, name: str) -> Matrix:
-        """Load a convolution as a matrix over the inputs of its taps, taps outermost."""
+        """Load a convolution as a matrix over the taps' inputs, taps outermost."""
         weight = self.tensor(f"{name}.weight").transpose(1, 2).flatten(1).contiguous()
         return Matrix(weight, self.tensor(f"{name}.bias"))
 

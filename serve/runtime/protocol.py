@@ -137,8 +137,8 @@ class Job:
     # > 0: the job ends when the last `loop_tokens` sampled tokens, without timestamps, repeat the
     # same few tokens at least four times. Some runtimes do not check this.
     loop_tokens: int = 0
-    # Whether it is the only window of its request, and should go before others. This changes when
-    # jobs end, never their results. A runtime with a scheduler of its own may ignore it.
+    # Whether it is the request's only window, and should go before others. This changes when
+    # jobs end, never their results. A runtime with its own scheduler may ignore it.
     urgent: bool = False
     detection: Detection = Detection()
 
@@ -155,7 +155,7 @@ class Scores:
     decode_s: float
     # Monotonic times at which encoding and decoding began; None if unknown.
     began_s: tuple[float, float] | None = None
-    # Token id and probability of the likeliest language of a window whose prompt names a language.
+    # Token id and probability of the likeliest language of a window with a language in the prompt.
     # None if the window was decoded in both.
     heard: tuple[int, float] | None = None
 

@@ -1,7 +1,7 @@
 """Compute the embedding of a voice: CAM++ of 3D-Speaker, on log-mel energies.
 
 Residual convolutions over frequency and time are followed by a densely connected TDNN. The mean of
-the surrounding frames gates each of its layers. Mean and standard deviation over time give the
+the surrounding frames gates each TDNN layer. Mean and standard deviation over time give the
 vector. The weights of a convolution include a normalisation that follows it.
 """
 

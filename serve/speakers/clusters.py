@@ -33,7 +33,7 @@ class ClusteringSettings:
 
 @dataclasses.dataclass(frozen=True)
 class _ClusterMerge:
-    """A merge of two clusters, each identified by the index of one of its vectors."""
+    """A merge of two clusters, each identified by the index of one vector."""
 
     alike: float
     kept: int

@@ -1,7 +1,7 @@
 """Diarize recordings.
 
 A segmentation network finds the activity of up to three speakers in each window of 10 s. An
-embedding network computes a vector for each piece of their speech. The vectors of the whole
+embedding network computes a vector for each piece of a speaker's speech. The vectors of the whole
 recording are clustered to voices, and each piece is assigned to the most similar voice.
 """
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 SAMPLES = 160_000  # samples per window: 10 s at 16 kHz
 FRAMES = 589  # frames per window
 HOP = 270  # samples between the starts of frames
-OFFSET = 360  # samples before the first frame, which starts near the middle of its receptive field
+OFFSET = 360  # samples before the first frame, which starts near its receptive field's middle
 SPEAKERS = 3  # maximum speakers per window
 
 _SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # active speakers by class

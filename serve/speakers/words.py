@@ -50,7 +50,7 @@ def label(words: Sequence[Word], turns: Sequence[SpeakerTurn]) -> list[str | Non
     """Return the speaker of each word.
 
     A single word of another speaker within a sentence is treated as an error of the turns and gets
-    the speaker of its neighbours.
+    its neighbours' speaker.
 
     Args:
         words: the words in order of time.
@@ -102,7 +102,7 @@ def split(
 
 
 def lettered(segments: Sequence[Segment], known: Collection[str]) -> list[Segment]:
-    """Rename unknown speakers to A, B, … in the order of their first segments.
+    """Rename unknown speakers to A, B, … in the order of first segments.
 
     Args:
         segments: the segments in order of time; their speakers are letters or known names.

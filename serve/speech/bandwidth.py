@@ -1,4 +1,4 @@
-"""Measure the bandwidth of a recording, to detect audio whose frequencies are too low for speech.
+"""Measure the bandwidth of a recording, to detect audio that lacks the frequencies of speech.
 
 Audio with a sample rate of 1 kHz has nothing above 500 Hz, even if it is resampled to a higher
 rate. Whisper hallucinates sentences for it at every temperature.

@@ -95,7 +95,7 @@ class _Choice:
 
 
 def _decided(centre: Probabilities, rest: Probabilities, before: int) -> int:
-    """Choose a block's column from the speech probabilities of its centre and its rest."""
+    """Choose a block's column from the speech probabilities of the centre and the rest."""
     voice, other = centre >= _VOICE, rest >= _OTHER_VOICE
     near = np.convolve(voice, np.ones(2 * _NEAR + 1))[_NEAR : _NEAR + len(voice)] > 0
     if np.count_nonzero(other & ~near) >= _MIN_OTHER:

@@ -22,7 +22,7 @@ def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> fl
     Args:
         fit: the engine's calibration.
         probability: the word's probability, as in the answer.
-        avg_logprob: the average log-probability of its segment.
+        avg_logprob: the segment's average log-probability.
     """
     of_word = fit.probability * log_odds(probability)
     return (1 + math.tanh((fit.intercept + of_word + fit.avg_logprob * avg_logprob) / 2)) / 2
@@ -31,7 +31,7 @@ def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> fl
 def with_confidence(
     segments: Sequence[Segment], fit: Confidence | None, low: float | None
 ) -> list[Segment]:
-    """Return segments with the confidence of their words; words below `low` are marked.
+    """Return segments with the words' confidence; words below `low` are marked.
 
     Without a calibration, words or `avg_logprob`, segments are returned unchanged.
     """

@@ -2,7 +2,7 @@
 
 Whisper may stop before the speech ends, or give 30 seconds to one short sentence. OpenAI's
 `whisper/transcribe.py` and faster-whisper continue at the last timestamp. Here windows are cut in
-advance, so the remainder becomes a window of its own. It begins in the first gap between segments
+advance, so the remainder becomes a separate window. It begins in the first gap between segments
 that holds enough speech. If a segment has too few tokens for its speech, the window is cut in two
 from that segment on. Pure functions; times are seconds from the start of the window.
 
@@ -38,7 +38,7 @@ def find_uncovered(
 
     Args:
         window: a window with `voice`; without it all speech counts as covered.
-        pieces: the pieces of its text, in order.
+        pieces: the pieces of the window's text, in order.
 
     Returns:
         The number of pieces to keep, and the windows to decode after them: none if all speech is

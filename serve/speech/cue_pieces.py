@@ -1,6 +1,6 @@
 """Cut transcripts into the pieces of subtitles, which lines may not break.
 
-A piece is a word, or a run of characters in scripts without spaces. Pieces have the times of their
+A piece is a word, or a run of characters in scripts without spaces. Pieces have the times of the
 words. In a segment without words the time is divided in proportion to the width of the text.
 """
 

@@ -22,7 +22,7 @@ from serve.speech.cue_pieces import SEGMENT, Piece, pieces_of
 LEAST_S, MOST_S = 5 / 6, 7.0  # minimum and maximum time of a cue
 READING_SPEED = 20.0  # characters per second
 _GAP_S = 2 / 24  # two video frames between a prolonged cue and the next one
-_SHORTEST_S = 0.02  # time of a cue whose words have no duration
+_SHORTEST_S = 0.02  # time of a cue with words that have no duration
 _FLASH_S = 0.7  # a cue with less time is merged or prolonged
 _TOUCH_S = 0.1  # two people speak at once if they overlap for longer than this
 _MOST_SPEAKERS = 8  # maximum speakers per cue
@@ -88,7 +88,7 @@ class Cue:
 
     start: float  # s
     end: float  # s
-    turns: tuple[tuple[str | None, Lines], ...]  # lines by speaker, in order of their first words
+    turns: tuple[tuple[str | None, Lines], ...]  # lines by speaker, in order of the first words
 
     @property
     def lines(self) -> Lines:
@@ -97,7 +97,7 @@ class Cue:
 
     @property
     def speakers(self) -> tuple[str | None, ...]:
-        """The speakers, in the order of their lines."""
+        """The speakers, in the order of the lines."""
         return tuple(speaker for speaker, _ in self.turns)
 
 
@@ -152,7 +152,7 @@ def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> lis
 
 
 def _split_costs(pieces: Sequence[Piece]) -> list[float]:
-    """Return the cost of splitting the text of its speaker after each piece."""
+    """Return the cost of splitting the speaker's text after each piece."""
     costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
     for at in range(len(pieces) - 1, -1, -1):
         piece = pieces[at]

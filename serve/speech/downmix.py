@@ -25,7 +25,7 @@ COLUMNS = 3
 _WINDOWS_PER_S = 2
 _FORGET = 0.5  # decay per window of the energies
 _PAUSE = 0.01  # energy relative to the previous windows; a window below it has no speech
-# The mix's energy, relative to the sum of its channels' energies.
+# The mix's energy, relative to the sum of the channels' energies.
 _CANCELS_BELOW = 0.15
 _CANCELS_NO_MORE = 0.4
 _LOUDER = 2.0  # energy ratio above which another channel replaces the selected one

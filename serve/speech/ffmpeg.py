@@ -41,12 +41,12 @@ _DECODERS = tuple(
 )
 _PLAIN = tuple(sorted(name for name in codecs_available if name.startswith("pcm_")))
 _DECLARING = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
-"""Formats whose header declares the length of a track, which FFmpeg reports."""
+"""Formats with the length of a track in the header, which FFmpeg reports."""
 _DECLARING_WHOLE = ("matroska", "flv")
-"""Formats whose header declares only the file's length; its video may be longer than the audio."""
+"""Formats with only the file's length in the header; the video may be longer than the audio."""
 _MICROSECONDS = 1_000_000  # per second; FFmpeg's unit of a file's times
 _CLOCKED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
-"""Formats whose packets have timestamps. In others FFmpeg computes times from the bytes before."""
+"""Formats with timestamps in packets. In others FFmpeg computes times from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
 """Files with fewer bytes per second have gaps, so their declared length includes silence."""
 _NOT_MAIN = (
@@ -95,7 +95,7 @@ class FFmpegFile:
             self._file.close()
             raise
         codec = self._stream.codec_context
-        codec.thread_count = 1  # decode on the calling thread, whose CPU time is measured
+        codec.thread_count = 1  # decode on the calling thread; its CPU time is measured
         self._decoded = self._frames()
         self.rate: int = self._stream.rate
         self.channels: int = codec.channels
@@ -125,7 +125,7 @@ class FFmpegFile:
             declared_s = float(self._stream.duration * self._stream.time_base)
         alone = len(self._file.streams) == 1
         if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
-            # Some files declare the timestamp of their end instead of a duration.
+            # Some files declare the end's timestamp instead of a duration.
             start, end = self._file.start_time or 0, self._file.duration
             declared_s = (end - start if 0 < start < end else end) / _MICROSECONDS
         if declared_s is not None and size < declared_s * _MIN_BYTES_PER_S:

@@ -1,7 +1,7 @@
 """Drop hallucinated segments: words of unlikely length and probability, surrounded by silence.
 
-In silence a decoder may hallucinate a sentence, which the duration and probability of its words
-reveal. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
+In silence a decoder may hallucinate a sentence, which its words reveal by duration and
+probability. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
 `whisper/transcribe.py` and in faster-whisper. Those decode again from the start of such a segment;
 here only that segment is dropped. Pure functions; all times are those of the recording.
 """

@@ -22,7 +22,7 @@ CutOne = Callable[[Iterable[Samples]], Iterator[AudioWindow | None]]
 def cut_stretches(
     blocks: Iterable[Samples], stretches: Sequence[Stretch], cut_one: CutOne
 ) -> Iterator[AudioWindow | None]:
-    """Cut each interval of the audio into windows of its own.
+    """Cut each interval of the audio into its own windows.
 
     Blocks are read only up to the end of the last interval. Intervals beyond the audio's end are
     empty.

@@ -4,7 +4,7 @@ Recorders append new files to old ones, and people join files with `cat`. Librar
 first part, or apply its header to all parts. Here each part is found by its header and decoded as
 a separate file.
 
-A file whose header declares its correct size is not searched. Any other file is searched once, in
+A file with its correct size in the header is not searched. Any other file is searched once, in
 time proportional to its length. The headers have at least seven constant bytes, which audio data
 does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because joined streams of
 frames are one stream.
@@ -105,7 +105,7 @@ def _after_riff(part: Bytes) -> int:
 
 
 def _after_boxes(part: Bytes) -> int:
-    """Return the offset of an MP4's second `ftyp` box, or the end of its boxes."""
+    """Return the offset of an MP4's second `ftyp` box, or the end of the boxes."""
     at, moov = 0, False
     for _ in range(_MAX_BOXES):
         head = part[at : at + 16]
@@ -151,7 +151,7 @@ def _after_nothing(part: Bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A format, recognised by the bytes at the beginning of its files."""
+    """A format, recognised by the bytes at a file's beginning."""
 
     mark: re.Pattern[bytes]
     skip: Callable[[Bytes], int]  # number of bytes from a part's beginning without another part

@@ -24,7 +24,7 @@ _NAMES = """
 _WORDS = [entry.split() for entry in _NAMES.split(",")]
 
 LANGUAGE_NAMES: dict[str, str] = {code: name.replace("_", " ") for code, name, *_ in _WORDS}
-"""Whisper's 100 languages in the order of their tokens: code -> English name."""
+"""Whisper's 100 languages in the order of the tokens: code -> English name."""
 
 TO_LANGUAGE_CODE: dict[str, str] = {
     word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
@@ -53,7 +53,7 @@ def language_code(text: str) -> str | None:
     """Return Whisper's code of a language; None if there is none.
 
     Args:
-        text: a code or an English name, in any case, or a BCP 47 tag, whose first part is used.
+        text: a code or an English name, in any case, or a BCP 47 tag (its first part is used).
     """
     key = text[:_MAX_CHARS].strip().lower()
     if key in TO_LANGUAGE_CODE:

@@ -47,7 +47,7 @@ _WEIGHTS = {
 
 
 def wav_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a WAV file, from the channel mask of its extensible format."""
+    """Return the layout of a WAV file, from its extensible format's channel mask."""
     head = audio[:_HEAD_BYTES]
     at = head.find(b"fmt ", 12)
     if at < 0 or len(head) < at + 32:

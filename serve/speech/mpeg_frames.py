@@ -47,7 +47,7 @@ def first_frame(audio: Bytes) -> tuple[int, str] | None:
 
     Returns:
         The frame's offset, and the name of FFmpeg's demuxer for the stream. None if no frame begins
-        within `SEARCH_BYTES` of the file's beginning or of the end of its ID3 tag.
+        within `SEARCH_BYTES` of the file's beginning or of the ID3 tag's end.
     """
     begin = id3_bytes(audio)
     data = audio[begin : begin + SEARCH_BYTES + _CHAIN * _MAX_FRAME_BYTES]
@@ -92,7 +92,7 @@ def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
 
 
 def _chain(data: bytes, at: int, at_end: bool) -> Frame | None:
-    """Return the frame at an offset if frames of its kind follow it, or it is the last one."""
+    """Return the frame at an offset if frames of the same kind follow it, or it is the last one."""
     if (first := _frame(data, at)) is None:
         return None
     at += first.size

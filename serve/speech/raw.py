@@ -63,7 +63,7 @@ def wav_header(
         channels: the number of interleaved channels.
         width: bytes per sample; samples of one byte are unsigned.
         size: bytes of the samples.
-        tag: the format tag of their coding.
+        tag: the format tag of the samples' coding.
     """
     frame = width * channels
     size = min(size - size % frame, STREAM_BYTES)

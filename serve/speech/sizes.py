@@ -1,4 +1,4 @@
-"""Find the samples in files whose header declares their size, and correct a wrong size.
+"""Find the samples in files with headers that declare a size, and correct a wrong size.
 
 Recorders write the header first and the size of the samples when they stop. If they crash, are
 killed or write to a pipe, the size remains 0, the size of the first write, or a placeholder. The

@@ -2,7 +2,7 @@
 
 Pure functions. A cut-out pause leaves a seam, with a margin of silence on either side. A segment
 that starts in the margin before a seam starts after the pause. A segment that ends in the margin
-after it ends before the pause. A word across a seam belongs to the side of its middle.
+after it ends before the pause. A word across a seam belongs to the side that its middle is on.
 """
 
 import dataclasses

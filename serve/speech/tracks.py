@@ -72,7 +72,7 @@ def pick(tracks: Sequence[Track], wanted: str) -> int:
 
 
 def check_only(wanted: str, kind: str) -> None:
-    """Check the requested track of a file whose format has only one track.
+    """Check the requested track of a file in a format with only one track.
 
     Raises:
         OptionError: another track is requested.

@@ -1,6 +1,6 @@
-"""Detect files that end inside a part of their container: pure functions of a file's bytes.
+"""Detect files that end inside a part of the container: pure functions of a file's bytes.
 
-Containers declare the sizes of their parts, so a truncation inside a part is detected even if the
+Containers declare their parts' sizes, so a truncation inside a part is detected even if the
 duration is not declared. A browser's recorder, for example, writes WebM without a duration, but
 with the size of each block. A file that ends between two parts looks complete.
 """
@@ -24,7 +24,7 @@ _ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # two offsets in the propertie
 
 
 def is_cut_off(audio: Bytes) -> bool:
-    """Return whether a file ends inside a part of its container.
+    """Return whether a file ends inside a part of the container.
 
     This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
     """

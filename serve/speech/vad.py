@@ -59,7 +59,7 @@ class VadOptions:
 class SpeechAudio:
     """An interval of audio with speech."""
 
-    start: int  # index of its first sample in the recording
+    start: int  # the first sample's index in the recording
     samples: Samples  # (n,), n > 0
 
 
@@ -161,7 +161,7 @@ class SpeechFilter:
         self._detector = detector
         self._voice = VadState(options)
         self._held = np.zeros(0, np.float32)  # the latest audio
-        self._held_from = 0  # index of its first sample in the recording
+        self._held_from = 0  # the first sample's index in the recording
         self._judged = 0  # samples with a probability; a whole number of frames
         self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without padding
         self._kept: list[tuple[int, int]] = []  # disjoint padded intervals of speech

@@ -173,7 +173,7 @@ def stitch(window: DecodedWindow, decode: Callable[[Sequence[int]], str]) -> lis
 
 
 def spoken(segments: Iterable[Segment]) -> list[Segment]:
-    """Return the segments whose text is not blank."""
+    """Return the segments with text that is not blank."""
     return [segment for segment in segments if segment.text.strip()]
 
 

@@ -35,7 +35,7 @@ class WordTiming:
     tokens: int  # number of text tokens
     start_s: float
     end_s: float
-    probabilities: npt.NDArray[np.float32]  # (n,), of its tokens without joined punctuation
+    probabilities: npt.NDArray[np.float32]  # (n,), of the word's tokens without joined punctuation
 
     @property
     def duration_s(self) -> float:
@@ -44,7 +44,7 @@ class WordTiming:
 
     @property
     def probability(self) -> float:
-        """The mean probability of its tokens."""
+        """The tokens' mean probability."""
         return float(self.probabilities.mean())
 
 

@@ -2,7 +2,7 @@
 
 A worker decodes one window of a request, then takes the next request in the queue. An hour of audio
 therefore neither blocks short requests nor occupies memory. A request is decoded at most
-`LOOK_AHEAD` windows ahead of its submitted ones. All requests together are decoded at most
+`LOOK_AHEAD` windows ahead of the submitted ones. All requests together are decoded at most
 `_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
 """
 
@@ -43,7 +43,7 @@ class _AudioTask:
     """A request in decoding; the pool's lock guards all fields but `windows`."""
 
     active: ActiveRequest
-    size: int  # bytes of its audio as sent
+    size: int  # bytes of the audio as sent
     # Holds the request's audio until it is closed; owned by a worker while `working`.
     windows: Generator[AudioWindow | None, None, None] = dataclasses.field(init=False)
     begun: int = 0  # windows that are decoded or in decoding
@@ -70,7 +70,7 @@ class AudioDecoderPool:
         config: the number of workers and the limits of a request's audio.
         slots: the number of windows that the device decodes at the same time.
         on_window: called on a worker with each window of a request, in order; must not block.
-        on_error: called on a worker if the audio is invalid, possibly after some of its windows;
+        on_error: called on a worker if the audio is invalid, possibly after some windows;
             must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
     """

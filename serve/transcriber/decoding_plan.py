@@ -1,4 +1,4 @@
-"""Check a request's options, and turn them into the plan of its decoding."""
+"""Check a request's options, and turn them into a plan for decoding it."""
 
 import dataclasses
 import math

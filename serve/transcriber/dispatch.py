@@ -48,7 +48,7 @@ class Dispatcher:
     Args:
         runtime: the runtime; it is called on the caller's thread.
         mel_filters: float32 (n_mels, 201), from the engine that the runtime executes.
-        on_taken: called with a request when one of its windows has left the queue.
+        on_taken: called with a request when a window of it has left the queue.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Dispatcher:
             self._ready.add(active.id, active.rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
-        """Submit as many windows as fit; return the requests whose submission failed.
+        """Submit as many windows as fit; return the requests that could not be submitted.
 
         Raises:
             DeviceError: the device failed.

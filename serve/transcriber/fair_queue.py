@@ -31,7 +31,7 @@ def rank_of(priority: Priority, had: int, size: int) -> Rank:
     Args:
         priority: the request's priority.
         had: the number of windows that it has had.
-        size: the size of its next piece of work.
+        size: how large its next piece of work is.
     """
     if priority == "job":
         return (_JOBS[0] + had, size)

@@ -40,7 +40,7 @@ class Phases:
         return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._noted if noted == name)
 
     def told(self, accepted_s: float) -> tuple[Phase, ...]:
-        """Return all phases and waits in wall-clock time, in order of their start.
+        """Return all phases and waits in wall-clock time, in order of start.
 
         Args:
             accepted_s: monotonic time at which the request was accepted.

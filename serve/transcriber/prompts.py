@@ -5,7 +5,7 @@
 
 In parallel mode the text before each window is the client's `prompt`. In sequential mode it is
 that prompt plus the text of all windows so far, as in OpenAI's `whisper/transcribe.py`. After a
-window whose decoding failed, the text is reset, because a failed text makes the model repeat
+window that failed to decode, the text is reset, because a failed text makes the model repeat
 itself. Only the first window has a prefix.
 """
 

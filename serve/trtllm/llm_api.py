@@ -114,7 +114,7 @@ class LlmApiExecutor:
     """`tensorrt_llm.llmapi.LLM` as a `serve.trtllm.runtime.Executor`.
 
     Args:
-        engine: an engine whose manifest names the runtime "tensorrt_llm_api".
+        engine: an engine with the runtime "tensorrt_llm_api" in its manifest.
         config: a config that passed `check_config`.
         stop_s: seconds that the library may take to shut down.
 

@@ -114,7 +114,7 @@ class _Window:
     probing: bool
     began: float
     prompt: tuple[int, ...]
-    first_at: float | None = None  # monotonic time of its first token
+    first_at: float | None = None  # monotonic time of the first token
     sampled: int = 0
     no_speech_prob: float | None = None
     language: int | None = None

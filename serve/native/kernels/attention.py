@@ -1,6 +1,6 @@
 """Compute the self-attention and the embeddings of a step's tokens with Triton-language kernels.
 
-No kernel of a step writes the tensors with the rows and positions of its tokens (`StepBatch`). A
+No kernel of a step writes the tensors with the tokens' rows and positions (`StepBatch`). A
 kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may
 not read a row's past if the step computes several positions of the row.
 """
@@ -182,7 +182,7 @@ def self_attention_kernel(
 
     The tokens share each read of the past. With `appends` the kernel also writes their keys and
     values to the cache; no other program may then have tokens of the same row. With `elsewhere`,
-    `source` names the row whose cache holds each position of the past. With `ahead` blocks of the
+    `source` names the row with the cache of each position of the past. With `ahead` blocks of the
     past are prefetched, the first before the previous kernel ends, so earlier steps must have
     written all of it.
     """
@@ -224,7 +224,7 @@ def self_attention_kernel(
 def embed_kernel(
     ids, rows, positions, tokens, places, out, n_ctx: int, width: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """Add the embeddings of one token and of its position."""
+    """Add the embeddings of one token and its position."""
     index = tl.program_id(0)
     at = tl.arange(0, block)
     inside = at < width

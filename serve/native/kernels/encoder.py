@@ -28,7 +28,7 @@ from serve.native.kernels.stream import (
     stream_norm,
 )
 
-_MIN_STEP = 1e-5  # half of its inverse still fits into a float16
+_MIN_STEP = 1e-5  # half the inverse still fits into a float16
 
 
 @dataclasses.dataclass(frozen=True)

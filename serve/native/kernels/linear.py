@@ -1,6 +1,6 @@
 """Compute layer norms and linear layers with Triton-language kernels.
 
-The depth of a matrix is cut into parts whose size depends on the matrix alone. Tensor cores sum
+The depth of a matrix is cut into parts; their size depends on the matrix alone. Tensor cores sum
 each part, and the parts are added in order. With many rows one program computes all parts and adds
 them. With few rows each part has its own programs, and the next kernel adds the parts. A row's
 result therefore has the same bits for any number of rows. Kernels are not specialised for the

@@ -184,7 +184,7 @@ def logits(
 
 
 def embed(batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Add the embeddings of each token and of its position.
+    """Add the embeddings of each token and its position.
 
     Args:
         batch: n tokens.
@@ -266,7 +266,7 @@ def self_attention(
     """Compute causal self-attention of one decoder step.
 
     It writes each token's key and value to the cache at its row and position. Each token then
-    attends to positions 0 to its own of its row.
+    attends to its row's positions, from 0 to its own.
 
     Args:
         qkv: (n, 3 * d), the query already scaled.
@@ -335,7 +335,7 @@ def store_cross(
 def cross_attention(
     q: torch.Tensor, cross: CrossKV, groups: SlotGroups, attend: Attend = attend_audio
 ) -> torch.Tensor:
-    """Compute cross-attention of one decoder step; tokens of a slot share each read of its keys.
+    """Compute cross-attention of one decoder step; tokens of a slot share each read of the keys.
 
     Args:
         q: (n, d), already scaled.

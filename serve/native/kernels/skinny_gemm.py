@@ -1,6 +1,6 @@
 """Multiply up to eight rows by an INT8 matrix, with layer norm and epilogue, in one Gluon kernel.
 
-A program has sixteen outputs, and each of its warps sums one part of the depth on tensor cores.
+A program has sixteen outputs, and each warp sums one part of the depth on tensor cores.
 A warp requests all its weights before it waits for its input. The program adds the parts in order
 (see `linear`) and applies the epilogue. A step of few rows therefore needs one kernel for each
 matrix and each attention.
@@ -63,7 +63,7 @@ def multiply_thin(
 
     Args:
         x: float16 (rows, in), at most `THIN_ROWS` rows.
-        matrix: INT8, whose `thin` is the result of `pack` as int32.
+        matrix: INT8; `thin` is the result of `pack` as int32.
         params: a layer norm of x; x must then be one row, and `normalises(in)` true.
         residual: float16 (rows, out), added to the result.
         gelu: whether exact GELU follows.

@@ -11,7 +11,7 @@ _BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class SlotGroups:
-    """The tokens of a step grouped by slot. The tokens of a group share each read of its audio."""
+    """The tokens of a step grouped by slot. The tokens of a group share each read of the audio."""
 
     slots: torch.Tensor  # int64 (groups,)
     first: torch.Tensor  # int64 (groups,), the index of a group's first token; the others follow

@@ -1,6 +1,6 @@
 """Normalise the encoder's residual stream and quantize rows to FP8 with Triton-language kernels.
 
-A program is one warp and handles one row, in pieces whose size divides the row's width. Thousands
+A program is one warp and handles one row, in pieces; their size divides the row's width. Thousands
 of rows keep a GPU busy, and no work is lost by padding a row to a power of two.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"

@@ -3,7 +3,7 @@
 Suppression, timestamp rules, language detection, the no-speech probability and the average
 log-probability follow OpenAI's `whisper/decoding.py`. Repetition penalties follow CTranslate2's
 `src/decoding_utils.cc`, and `search.py` follows its beam search. A row's result depends only on the
-row and the other beams of its search: every operation works row by row, and the sampling noise is a
+row and its search's other beams: every operation works row by row, and the sampling noise is a
 hash of the row's seed.
 """
 
@@ -83,7 +83,7 @@ class TokenRules:
             rows: int64 (m,), rows that computed start-of-transcript.
             logits: float32 (m, n_vocab), the logits after it.
             candidates: bool (m, languages), the languages allowed for each row, among which the
-                probability of its language is computed; None: all.
+                language's probability is computed; None: all.
         """
         logprobs = logits.log_softmax(dim=-1)
         of_languages = logits[:, self._languages]

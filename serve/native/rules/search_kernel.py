@@ -26,7 +26,7 @@ def total(peaks, masses, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _sums_of(state: RowPointers, row, pick, width, scan: Scan, form: tl.constexpr) -> tl.tuple:
-    """Add each beam's log-probability to those of its candidates.
+    """Add each beam's log-probability to its candidates' log-probabilities.
 
     Returns:
         The sums (WIDEST, tiles_padded * keep), -inf = no candidate, and the lowest logit of each

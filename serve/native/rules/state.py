@@ -42,13 +42,13 @@ class RowState:
     seed: Int64
     last_timestamp: Int64  # highest timestamp token so far; 0 = none yet
     language: Int64  # token id of the likeliest language at start-of-transcript; -1 = unknown
-    leader: Int64  # the first row of its slot
-    beam: Int64  # the number of rows of its beam search; 1 = no beam search
+    leader: Int64  # the slot's first row
+    beam: Int64  # the number of rows in the beam search; 1 = no beam search
     needed: Int64  # the number of hypotheses that ends a search
     ended: Int64  # the number of hypotheses so far
     best_length: Int64  # sampled tokens of the best hypothesis without end of text
     no_repeat_ngram: Int64  # the length of n-grams that are never sampled twice; 0 = off
-    root: Int64  # root of the trie of its phrases; -1 = none
+    root: Int64  # root of the phrases' trie; -1 = none
     node: Int64  # current node of that trie
     temperature: Float32  # 0 = greedy
     logprob_sum: Float32  # sum over the sampled tokens with end of text
@@ -78,8 +78,8 @@ class RowState:
 
         Args:
             other: a state with as many rows.
-            rows: the number of rows, from the first on, whose tokens are copied.
-            searched: whether to copy the tokens of their best hypotheses too.
+            rows: the number of rows to copy the tokens of, from the first on.
+            searched: whether to copy the best hypotheses' tokens too.
         """
         end = _begin_of_tables(len(self.tokens)) + self.tokens[:rows].nbytes
         self.memory[:end].copy_(other.memory[:end], non_blocking=True)
@@ -149,7 +149,7 @@ def _bytes(rows: int, n_text_ctx: int) -> int:
 
 
 def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
-    """Return the fields as views of their memory."""
+    """Return the fields as views of the memory."""
     fields, begin = {}, 0
     for name, dtype in _LAYOUT.items():
         end = begin + rows * dtype.itemsize

@@ -1,8 +1,9 @@
 """Define the messages between the two sides of the sandbox, over SOCK_SEQPACKET sockets.
 
 The client sends a file's limits and three descriptors: the file, a socket for its samples, and a
-pipe for the exit status of its process. Each message on the socket is a head and its content. The
-last one is `MessageType.WHOLE` or an error; if neither arrived, the exit status tells why.
+pipe for the exit status of the file's process. Each message on the socket is a head and its
+content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
+status tells why.
 """
 
 import dataclasses
@@ -70,7 +71,7 @@ def unpack_limits(message: bytes) -> AudioLimits:
 
 
 def no_memory(size: int) -> AudioError:
-    """Return the error of a file of `size` bytes whose decoding exceeds the memory limit."""
+    """Return the error of a file of `size` bytes that exceeds the memory limit in decoding."""
     return AudioError(
         f"decoding the audio file of {size} bytes needs more than the "
         f"{(size + MEMORY_BYTES) >> 20} MiB allowed; the file is damaged or malicious"
@@ -78,7 +79,7 @@ def no_memory(size: int) -> AudioError:
 
 
 def died(status: int | None, limits: AudioLimits) -> EarshotError:
-    """Return the error of a file whose process ended early.
+    """Return the error for a file if its process ended early.
 
     Args:
         status: the exit status of the process; None if the server has ended, too.

@@ -1,4 +1,4 @@
-"""Clips of one speaker become passages, whose texts follow each other as their audio does."""
+"""Clips of one speaker become passages; the texts follow each other as the audio does."""
 
 import numpy as np
 import pytest

@@ -237,7 +237,7 @@ def test_a_missing_system_leaves_its_gates_undecided(missing, undecided):
 
 
 def test_a_gate_says_how_many_clips_decide_its_gap():
-    """The interval shrinks with the root of their number: a quarter of it takes sixteen times."""
+    """The interval shrinks with the root of the clips' number: a quarter takes sixteen times."""
     noisy = [system("earshot-int8", [30, 50] * 20), system("earshot-fp16", [40] * 40)]
     gate = gates(noisy, "int8", EvalConfig())[1]
     number = re.search(r"too few: about ([\d,]+) of such clips would decide this gap", gate.detail)
@@ -282,7 +282,7 @@ def test_all_clips_that_both_heard_are_judged_together():
 
 
 def test_the_groups_that_are_named_decide():
-    """INT8 is worse on what nobody understands, and equal on what is clear."""
+    """INT8 is worse on what is unintelligible, and equal on what is clear."""
     scores = [
         score_system(
             facts(name),

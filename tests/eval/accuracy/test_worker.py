@@ -47,7 +47,7 @@ def no_children():
     before = psutil.Process().children()
 
     def none_left():
-        # multiprocessing keeps one helper of its own for as long as this process lives
+        # multiprocessing keeps one helper for as long as this process lives
         left = [child.cmdline() for child in psutil.Process().children() if child not in before]
         return not [line for line in left if "resource_tracker" not in " ".join(line)]
 

@@ -36,7 +36,7 @@ def test_peers_run_last_with_the_same_shape_and_time(
 
 @pytest.fixture
 def measured(config, plan, tmp_path, monkeypatch):
-    """Runs the bench of the plan, whose measurements are given."""
+    """Runs the bench of the plan with given measurements."""
 
     def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
         monkeypatch.setattr(run, "check", lambda *given: None)

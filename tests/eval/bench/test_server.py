@@ -97,7 +97,7 @@ def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
 
 
 class Says:
-    """A client whose answers are given."""
+    """A client with given answers."""
 
     def __init__(self, text, duration):
         timings = Timings(0.0, 0.0, 0.0, 0.0)

@@ -142,7 +142,7 @@ def test_the_text_is_that_of_real_time(demo):
 
 
 def test_without_a_clock_of_its_own_it_is_a_server(monkeypatch, demo):
-    """Whose sessions run where everybody's do."""
+    """Its sessions then run in that server, like any client's."""
 
     class Started(Exception):
         pass

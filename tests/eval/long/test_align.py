@@ -1,4 +1,4 @@
-"""What became of each sentence, on texts whose mistakes are known."""
+"""What became of each sentence, on texts with known mistakes."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Clips in which nobody speaks: the same for a seed, of every kind, and counted rightly."""
+"""Clips without speech: the same for a seed, of every kind, and counted rightly."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests beyond a server's capacity, and the figures of their ends."""
+"""Requests beyond a server's capacity, and the figures of how they end."""
 
 import pytest
 

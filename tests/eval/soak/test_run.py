@@ -1,4 +1,4 @@
-"""Scenarios run each on a server of its own, and whatever they find is kept."""
+"""Scenarios run each on its own server, and whatever they find is kept."""
 
 import json
 import re

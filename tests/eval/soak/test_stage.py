@@ -29,7 +29,7 @@ def clips():
 
 @pytest.fixture
 def stage(clips, monkeypatch):
-    """A stage whose client has had one right answer; tests set the next one, `stage.next`."""
+    """A stage after its client has had one right answer; tests set the next one, `stage.next`."""
     stage = Stage(EvaluationProduct(), clips, lambda _: None)
     stage.next = RIGHT
     monkeypatch.setitem(CLIENTS, "any", lambda *_: stage.next)

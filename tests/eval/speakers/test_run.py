@@ -151,7 +151,7 @@ def test_what_is_wrong_fails(measured):
 
 
 class Hears:
-    """In place of an engine: says a text of its own for each recording."""
+    """In place of an engine: says a different text for each recording."""
 
     def __enter__(self):
         return self

@@ -121,7 +121,7 @@ def test_wrong_tokens_are_shown_at_the_first_difference(built):
 
 
 def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
-    """As a packed encoder would, whose windows see each other."""
+    """As a packed encoder would if its windows saw each other."""
     engine, config, network = built
     honest = fake.Executor.logits_of
 

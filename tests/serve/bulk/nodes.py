@@ -1,6 +1,6 @@
-"""A Ray cluster: a head that works nothing and nodes with a core each, all processes of their own.
+"""A Ray cluster: a head that works nothing and nodes with a core each, all separate processes.
 
-In a process of its own, too, for Ray starts nodes by fork, and in one where gRPC has threads, as in
+In a separate process, too, for Ray starts nodes by fork, and in one where gRPC has threads, as in
 that of the tests, a node that is started so may never answer. Prints the address; kills a node for
 each line that it reads; and ends all with its input.
 """

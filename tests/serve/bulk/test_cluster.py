@@ -1,4 +1,4 @@
-"""The command as a user has it, on Ray: every file once, whoever is killed."""
+"""The command as a user has it, on Ray: every file once, whatever is killed."""
 
 import collections
 import contextlib
@@ -30,7 +30,7 @@ SHARDS = 20
 
 @pytest.fixture(scope="module")
 def ray_folder():
-    """Where Ray has its sockets, whose names must be short; at the end nothing of it runs."""
+    """The folder of Ray's sockets, which need short names; at the end no part of Ray runs."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     yield folder
     wait_until(lambda: not running(folder), "processes of Ray are left")

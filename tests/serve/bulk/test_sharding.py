@@ -104,7 +104,7 @@ def test_what_is_done_is_told_by_whole_files_of_transcripts(tmp_path):
     output = BulkOutput(str(tmp_path), "parquet")
     assert output.done() == set()
     store.write(output.transcripts(12), b"")
-    (tmp_path / "transcripts" / ".000013.parquet.abc").touch()  # somebody died writing it
+    (tmp_path / "transcripts" / ".000013.parquet.abc").touch()  # a writer died
     store.write(output.failed(14), b"")
     (tmp_path / "transcripts" / "notes.parquet").touch()
     assert output.done() == {12}

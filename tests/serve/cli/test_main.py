@@ -48,7 +48,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def toml(tmp_path):
-    """A config whose ports nobody listens on."""
+    """A config with ports that nothing listens on."""
     http, grpc, metrics = free_ports("127.0.0.1", 3)
     path = tmp_path / "some.toml"
     path.write_text(f"[server]\nhttp_port = {http}\ngrpc_port = {grpc}\nmetrics_port = {metrics}\n")
@@ -522,7 +522,7 @@ def triton(toml, *arguments, **options):
 
 @pytest.fixture
 def temporary(monkeypatch):
-    """A folder for temporary files, whose path is short enough for sockets."""
+    """A folder for temporary files, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)

@@ -40,7 +40,7 @@ def become(path: Path, text: str) -> None:
 def test_a_terminal_that_closes_ends_the_server_unless_hangups_are_ignored(tmp_path, before, said):
     file = tmp_path / "said"
     pid, terminal = pty.fork()
-    if pid == 0:  # in a session of its own, whose terminal is the pseudo one
+    if pid == 0:  # in its own session, with the pseudo-terminal
         os.execv(sys.executable, [sys.executable, "-c", WAIT, str(file), before])
     try:
         become(file, "armed")

@@ -1,4 +1,4 @@
-"""The engine folder: its manifest, the list of its tensors, and what is refused on opening."""
+"""The engine folder: its manifest, the tensor list, and what is refused on opening."""
 
 import dataclasses
 import json

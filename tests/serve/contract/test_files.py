@@ -1,4 +1,4 @@
-"""Files that a person names: one error, whoever reads them."""
+"""Files that a person names: one error, whatever reads them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Manifests that contradict themselves, or whose files do, are refused by name."""
+"""Manifests that contradict themselves or the files are refused by name."""
 
 import json
 import math
@@ -17,7 +17,7 @@ DROP = object()
 
 @pytest.fixture
 def folder(nano_engine, tmp_path):
-    """An engine whose files are links to the other's, but for its manifest."""
+    """An engine of links to the other's files, with its own manifest."""
     return linked(nano_engine, tmp_path)
 
 
@@ -160,7 +160,7 @@ VALUES = strategies.sampled_from(
 )
 @hypothesis.given(data=strategies.data())
 def test_whatever_a_manifest_says_it_opens_or_is_refused(one_folder, sound, data):
-    """And what opens can be read: no field leads to an error that nobody expects."""
+    """And what opens can be read: no field leads to an unexpected error."""
     text, places = sound
     (one_folder / MANIFEST_FILE).write_text(text)
     change(one_folder, data.draw(VALUES), *data.draw(strategies.sampled_from(places)))

@@ -30,7 +30,7 @@ class Encoder:
 
 
 class Starter:
-    """Notes whose prompts were fed together."""
+    """Notes which jobs had their prompts fed together."""
 
     def __init__(self):
         self.fed = []
@@ -72,7 +72,7 @@ class Harness:
     def __init__(self, slots=16, target_s=0.05):
         self.encoder, self.starter = Encoder(), Starter()
         self.slots = SlotPool(slots, slots)
-        device = torch.device("meta")  # no CPU, which takes turns of its own
+        device = torch.device("meta")  # no CPU, which takes turns in another way
         self.intake = EncoderScheduler(
             *(self.encoder, self.starter, self.slots, BATCH, device, None),
             beside=True,

@@ -47,7 +47,7 @@ def int8_engine(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(checkpoint, windows):
-    """A job for each window, whose language is named."""
+    """A job for each window, with its language named."""
     return [Job(i, w[2], prompt_of(checkpoint.facts, w[1])) for i, w in enumerate(windows)]
 
 

@@ -31,7 +31,7 @@ class Copied:
 
 
 class Network:
-    """Notes the feeds of its steps and the windows of its batches."""
+    """Notes the steps' feeds and the batches' windows."""
 
     device = torch.device("cpu")
     dims = DIMS
@@ -80,7 +80,7 @@ def no_gpu(monkeypatch):
 
 
 def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
-    """A loop of up to 4 steps a launch, with its network and choice; `nbytes`: of its cache."""
+    """A loop of up to 4 steps a launch, with its network and choice; `nbytes`: of the cache."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(RowState, "pinned", lambda self: new_state(rows, 16, cpu))
     network, choice = Network(), Choice()

@@ -210,7 +210,7 @@ def test_a_likely_english_text_does_not_decide_the_language():
 
 
 def named_event(language, prob):
-    """The end of a window whose prompt names a language, and which is heard in another."""
+    """The end of a window with a language in its prompt, heard in another one."""
     event = event_of("eot", None, None)
     scores = dataclasses.replace(event.scores, heard=(language, prob))
     return dataclasses.replace(event, scores=scores)

@@ -27,7 +27,7 @@ def runtime(nano):
 
 @pytest.fixture
 def job(nano):
-    """A maker of jobs whose loops end them."""
+    """A maker of jobs that end on loops."""
     make = mel_job(nano)
 
     def looping(id, **options):

@@ -12,7 +12,7 @@ CORES = 4
 
 
 class Machine:
-    """Cores whose load is set, and a clock that goes on by a second with every look."""
+    """Cores with a set load, and a clock that goes on by a second with every look."""
 
     def __init__(self, others):
         self.others = others

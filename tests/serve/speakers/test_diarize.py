@@ -1,4 +1,4 @@
-"""Who speaks when, in conversations of people whose clips follow each other."""
+"""Who speaks when, in conversations: clips of people, one after another."""
 
 import functools
 import json

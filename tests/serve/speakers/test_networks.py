@@ -30,7 +30,7 @@ ENERGIES = (
     (9.288, 13.343, 20.741, 19.768),
     (14.514, 14.967, 18.337, 18.609),
 )
-# And the first numbers of their vector, and its length, by 3D-Speaker's CAM++.
+# The first numbers and the length of the vector that 3D-Speaker's CAM++ computes for them.
 VECTOR = (-0.6753, -0.0970, -0.1850, -0.4834, -0.3018, -0.1368, -0.7775, -0.2066)
 LENGTH = 7.4150
 

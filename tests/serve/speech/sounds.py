@@ -122,7 +122,7 @@ class Sound:
 def tracks(
     fmt: str, *sounds: Sound, picture_s: float = 0.0, options: dict[str, str] | None = None
 ) -> bytes:
-    """Make a file of several tracks, whose packets lie in order of time."""
+    """Make a file of several tracks with packets in order of time."""
     file = io.BytesIO()
     with av.open(file, "w", format=fmt, options=options or {}) as container:
         codec = "flv" if fmt == "flv" else "mpeg4"

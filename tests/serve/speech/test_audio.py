@@ -92,7 +92,7 @@ def test_formats_that_name_other_files_are_not_tried(demuxer: str):
 
 @pytest.mark.nightly
 def test_a_broadcast_whose_streams_change_is_refused_by_name():
-    """PyAV knows only the streams that were there when it was opened: an IndexError of its own."""
+    """PyAV knows only the streams that were there when it was opened: its own IndexError."""
     first = encode_ffmpeg("mpegts", "aac")
     later = encode_ffmpeg("mpegts", "aac", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
     with pytest.raises(AudioError, match=r"cut short or damaged: .* can be decoded") as refused:
@@ -201,7 +201,7 @@ def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name:
 
 
 def test_nothing_is_nothing_in_part_either():
-    """An MP4 whose index stood at its end."""
+    """An MP4 with its index at the end."""
     data = encode_ffmpeg("mp4", "aac")
     with pytest.raises(AudioError, match="begins as an MP4, M4A or 3GP file, but cannot be read"):
         list(audio.decode(data[: len(data) // 2], AudioLimits(LIMIT_S, partial=True)))

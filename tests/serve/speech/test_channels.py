@@ -90,7 +90,7 @@ def _envelope(samples: np.ndarray) -> np.ndarray:
 
 
 def test_voices_on_every_side_stay(voice):
-    """Somebody speaks in the centre, and then somebody else on the left."""
+    """One speaker is in the centre, and then another on the left."""
     nothing = np.zeros_like(voice)
     channels = np.zeros((2 * len(voice), 6), np.float32)
     channels[:, 2] = np.concatenate([voice, nothing])

@@ -1,4 +1,4 @@
-"""Which segments nobody said: by their words, and by the silence around them."""
+"""Which segments are hallucinations: by their words, and by the silence around them."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def listener():
 
 
 def numbered(parts):
-    """Audio of (seconds, whether somebody speaks); each spoken sample tells its place."""
+    """Audio of (seconds, whether it is speech); each spoken sample tells its place."""
     spoken = np.concatenate([np.full(round(s * SECOND), on, bool) for s, on in parts])
     return np.where(spoken, np.arange(1, len(spoken) + 1), 0).astype(np.float32)
 

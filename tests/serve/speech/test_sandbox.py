@@ -31,7 +31,7 @@ from tests.serving import wait_until
 
 LIMITS = AudioLimits(60.0)
 LONG = encode(tone(seconds=50), "FLAC")
-"""More than a socket holds, so that its process waits for whoever takes the samples."""
+"""More than a socket holds, so that its process waits for a reader of the samples."""
 
 
 def decode(data, limits=LIMITS, stopped=lambda: False):
@@ -44,7 +44,7 @@ def server():
 
 
 def with_files():
-    """Those of its processes that have a file, which the limits tell from the one that waits."""
+    """The server's processes that have a file, which the limits tell from the one that waits."""
     found = []
     for child in server().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -133,7 +133,7 @@ def test_the_end_of_a_files_process_is_an_error_by_name(ended_by, kind, words):
 
 
 def test_processor_time_ends_a_process_that_reads_nothing():
-    """A limit of the system's, since a library that loops asks nobody."""
+    """A limit of the system, since a library that loops checks nothing."""
     blocks = audio.decode(LONG, AudioLimits(60.0, max_cpu_s=5.0))
     next(blocks)
     its = one_of_its_processes()
@@ -170,7 +170,7 @@ def test_a_process_that_ended_before_its_file_came_is_replaced():
 
 
 def test_nothing_is_left_of_files():
-    """No descriptor here or there, and no process that nobody has asked about."""
+    """No descriptor here or there, and no process that was not reaped."""
 
     def some():
         for data in (LONG, encode(tone(), "MP3"), b"rubbish" * 9, greedy_mp4(100_000_000)):

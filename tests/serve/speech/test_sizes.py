@@ -1,4 +1,4 @@
-"""Headers whose size of the sound is not what is there: all of it is heard, and that is told."""
+"""Headers with a wrong size of the sound: all of it is heard, and that is told."""
 
 import re
 import struct

@@ -55,7 +55,7 @@ TALK = WindowTimeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
     ("time_s", "start", "end"),
     [
         (4.5, 104.5, 104.5),
-        (4.7, 165.0, 104.7),  # nobody speaks from here on, so what begins does so after the pause
+        (4.7, 165.0, 104.7),  # no speech from here on, so what begins does so after the pause
         (5.0, 165.0, 105.0),
         (5.3, 165.3, 105.0),
     ],

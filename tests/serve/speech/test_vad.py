@@ -55,7 +55,7 @@ def listen(samples, options, size=65_536, model=vad.MODEL, most_held=None):
 
 
 def peers(samples, options):
-    """The same by faster-whisper, whose stretches touch where the silence between is short."""
+    """The same by faster-whisper; its stretches touch where the silence between is short."""
     stretches = peer.get_speech_timestamps(
         samples.copy(),  # it writes into it
         threshold=options.threshold,

@@ -270,7 +270,7 @@ def attempt(
         ({"ratio": 2.5}, "retry", 0.2),
         ({"logprob": -1.1}, "retry", 0.2),
         ({"logprob": -1.1, "temperature": 1.0}, "give up", None),
-        # silence: no speech likely, and the model unsure of its words
+        # silence: no speech likely, and the model unsure of the words
         ({"no_speech": 0.7, "logprob": -1.1}, "silence", None),
         ({"no_speech": 0.7, "logprob": -0.5}, "accept", None),
         ({"no_speech": 0.7, "logprob": -0.5, "ratio": 9.0}, "retry", 0.2),
@@ -291,7 +291,7 @@ def test_judge(scores: dict[str, float], outcome: str, temperature: float | None
     [
         ({"no_speech": 0.7, "logprob": -0.5}, 0.3, "silence"),
         ({"no_speech": 0.7, "logprob": -0.5}, 0.6, "accept"),
-        ({"no_speech": 0.7, "logprob": -0.5}, None, "accept"),  # nobody listened
+        ({"no_speech": 0.7, "logprob": -0.5}, None, "accept"),  # no VAD ran
         ({"no_speech": 0.5, "logprob": -0.5}, 0.3, "accept"),  # a word can be short
         ({"no_speech": 0.7, "logprob": -1.1}, 9.0, "silence"),
     ],

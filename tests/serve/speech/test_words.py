@@ -217,7 +217,7 @@ def test_no_word_goes_over_the_end_of_a_segment():
 
 
 def words_at(times: list[float], voice=()) -> list[tuple[str, float, float]]:
-    """What " It is so." becomes whose tokens begin at these seconds; the last is the end."""
+    """What " It is so." becomes if its tokens begin at these seconds; the last is the end."""
     tokens = encode(" It is so.")
     alignment = Alignment(np.ones(len(tokens), np.float32), None, np.array(times) * FRAMES_PER_S)
     words = time_words(alignment, [tokens], decode, "en", voice=voice)

@@ -62,7 +62,7 @@ def test_a_process_that_is_gone_has_nothing():
 
 @pytest.fixture
 def child(tmp_path):
-    """Starts a shell command whose log is in tmp_path."""
+    """Starts a shell command that logs in tmp_path."""
     started = []
 
     def start(script):

@@ -16,7 +16,7 @@ from tests.serving import CLIP, metrics_page, wait_until
 
 @pytest.fixture
 def run():
-    with run_folder() as folder:  # whose path is short enough for sockets
+    with run_folder() as folder:  # the path is short enough for sockets
         yield folder
 
 

@@ -52,7 +52,7 @@ def answered(server):
 
 
 def is_live(server):
-    """Whether a connection of its own gets an answer within a second."""
+    """Whether a new connection gets an answer within a second."""
     connection = http.client.HTTPConnection(server.http, timeout=1.0)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/v2/health/live")

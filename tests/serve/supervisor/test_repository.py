@@ -12,7 +12,7 @@ from serve.wire.tensors import INPUTS, OUTPUTS
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run's folder whose name config.pbtxt has to escape."""
+    """A run's folder with a name that config.pbtxt has to escape."""
     folder = tmp_path / 'a "run" \\ é'
     folder.mkdir()
     return folder

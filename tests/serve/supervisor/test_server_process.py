@@ -34,7 +34,7 @@ def machine_with(monkeypatch, free_mib):
 
 
 def test_too_little_shared_memory_is_refused_with_what_to_do(tmp_path, monkeypatch):
-    machine_with(monkeypatch, 64)  # what a container has where nobody says otherwise
+    machine_with(monkeypatch, 64)  # a container's default
     config = Config(server=ServerConfig(max_inflight_mb=100))
     with pytest.raises(UnavailableError, match=r"has 64 MiB free.*expected 116.*--shm-size 116m"):
         prepare(tmp_path, config, "engines/none")

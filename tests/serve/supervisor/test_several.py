@@ -52,7 +52,7 @@ def health(server):
 
 
 def ending(wait, one):
-    """What a call or a stream ended with, or the kind of its error."""
+    """What a call or a stream ended with, or the error's kind."""
     try:
         return wait(one)
     except EarshotError as error:

@@ -122,7 +122,7 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
 
 
 def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
-    """As one does at its last window, in which nobody speaks, and others as the server stops."""
+    """As one does at its last window, which has no speech, and others as the server stops."""
     begun, go_on = threading.Event(), threading.Event()
 
     def blocks(*_):

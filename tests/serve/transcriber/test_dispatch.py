@@ -1,4 +1,4 @@
-"""Handing out windows: fair between requests, bounded, and nobody's job is lost."""
+"""Handing out windows: fair between requests, bounded, and no job is lost."""
 
 import dataclasses
 import types

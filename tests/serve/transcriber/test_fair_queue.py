@@ -1,4 +1,4 @@
-"""Whose turn it is: least had first, nobody starves, nothing is lost."""
+"""The order of turns: least served first, no starvation, nothing lost."""
 
 import random
 

@@ -197,7 +197,7 @@ class TestAHangingRuntime(TranscriberTests):
 
     @pytest.fixture
     def hang(self, engine, echo, monkeypatch):
-        """Start a transcriber whose polls hang until the test ends, with one request pending."""
+        """Start a transcriber with one request pending; polls hang until the test ends."""
         go_on = threading.Event()
 
         def hang(timeout_s=WAIT_S, **waits):

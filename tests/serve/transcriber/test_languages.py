@@ -59,7 +59,7 @@ class Station:
 
 
 class TestSeveralByDefault(TranscriberTests):
-    """Of recordings whose windows are clearly in other languages, nothing being asked for."""
+    """Recordings with windows clearly in other languages; no option is set."""
 
     def answer(self, start, tokenizer, *heard, config=(), **options):
         transcriber, runtime = start(Station(tokenizer, *heard), **dict(config))

@@ -20,7 +20,7 @@ def sound(seed: int = 0, seconds: float = 2.0, **options) -> Sound:
 
 
 class TestOddAudio(TranscriberTests):
-    """Over a fake runtime, whose windows each say the prompt from 0 to 1 s."""
+    """Over a fake runtime: each window says the prompt from 0 to 1 s."""
 
     def test_a_track_is_chosen(self, start, echo):
         film = tracks(

@@ -56,7 +56,7 @@ class Counting:
 
 
 class TestSequence(TranscriberTests):
-    """Through the transcriber: whose text reaches which job."""
+    """Through the transcriber: which text reaches which job."""
 
     def text_before(self, tokenizer, job):
         start = job.prompt.index(tokenizer.facts.sot)

@@ -13,7 +13,7 @@ SIMPLE, TAIWAN, HONG_KONG = "台湾的头发里面", "臺灣的頭髮裡面", "�
 
 
 class Pages:
-    """Windows that each say a text of their own, in the order in which they come."""
+    """Windows that each say a different text, in the order in which they come."""
 
     def __init__(self, tokenizer, *texts):
         self.tokenizer, self.texts, self.seen = tokenizer, texts, {}
@@ -28,7 +28,7 @@ class Pages:
 
 
 class TestScripts(TranscriberTests):
-    """Over a fake runtime, in whose alignments all tokens take equally long."""
+    """Over a fake runtime: in its alignments all tokens take equally long."""
 
     @pytest.mark.parametrize(
         ("language", "written"),

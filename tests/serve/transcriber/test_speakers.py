@@ -21,7 +21,7 @@ VOICE = f"data:audio/wav;base64,{base64.b64encode(encode(noise(3.0), 'WAV', 'PCM
 
 
 def recording(channels, seconds=1.0, format="WAV"):
-    """A file's bytes whose channels differ."""
+    """A file's bytes; the channels differ."""
     levels = np.linspace(0.1, 0.5, channels, dtype=np.float32)
     sound = np.random.default_rng(0).uniform(-1, 1, (round(seconds * SAMPLE_RATE), channels))
     return encode((sound * levels).astype(np.float32), format, "PCM_16")
@@ -33,7 +33,7 @@ def split(audio, **options):
 
 
 class TestChannels(TranscriberTests):
-    """Over a fake runtime, whose windows each say the prompt from 0 to 1 s."""
+    """Over a fake runtime: each window says the prompt from 0 to 1 s."""
 
     @pytest.mark.parametrize("format", ["WAV", "FLAC"])  # read here, and in the sandbox
     @pytest.mark.parametrize("channels", [2, 3])
@@ -99,7 +99,7 @@ def apart(**options):
 
 
 class TestVoices(TranscriberTests):
-    """Over a fake runtime, in whose alignments all tokens take equally long."""
+    """Over a fake runtime: in its alignments all tokens take equally long."""
 
     def test_segments_break_where_another_speaks(self, start, echo, voices, tokenizer):
         transcriber, runtime = start(echo, ABLE)

@@ -1,4 +1,4 @@
-"""Windows whose text ends before the voice in them does, through the transcriber."""
+"""Windows with text that ends before the voice does, through the transcriber."""
 
 import dataclasses
 

@@ -16,7 +16,7 @@ ABLE = dataclasses.replace(CAPABILITIES, words=True)
 
 
 def talk(*parts):
-    """Noise where somebody speaks, zeros elsewhere: (seconds, whether somebody does)."""
+    """Noise for speech, zeros elsewhere: (seconds, whether it is speech)."""
     return np.concatenate([noise(seconds) * on for seconds, on in parts]).astype(np.float32)
 
 
@@ -26,7 +26,7 @@ def ear(monkeypatch):
 
 
 class TestVoiceActivity(TranscriberTests):
-    """Over a fake runtime, whose windows each say the prompt from 0 to 1 s."""
+    """Over a fake runtime: each window says the prompt from 0 to 1 s."""
 
     def test_times_are_those_of_the_whole_audio(self, start, echo):
         transcriber, runtime = start(echo, vad="auto")

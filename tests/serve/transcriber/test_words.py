@@ -22,7 +22,7 @@ def spoken(transcript):
 
 
 class TestWords(TranscriberTests):
-    """Over a fake runtime, in whose alignments all tokens take equally long."""
+    """Over a fake runtime: in its alignments all tokens take equally long."""
 
     def test_segments_hold_their_words_and_keep_to_their_times(self, start, echo, tokenizer):
         transcriber, runtime = start(echo, ABLE)
@@ -145,7 +145,7 @@ class TestWords(TranscriberTests):
 
 
 class TestHallucinations(TranscriberTests):
-    """In half a minute the fake says a few words, which take so long that nobody said them."""
+    """In half a minute the fake says a few words, too long to be real speech."""
 
     def test_odd_segments_between_silences_are_left_out(self, start, echo):
         transcriber, runtime = start(echo, ABLE)

@@ -1,4 +1,4 @@
-"""Cancels by key in the real server, as requests of their own."""
+"""Cancels by key in the real server, as separate requests."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Signs of life: given every second, read by a clock that nobody sets."""
+"""Signs of life: given every second, read by a clock that is never set."""
 
 import os
 import signal

@@ -28,7 +28,7 @@ def test_it_says_what_the_native_runtime_says(runtime, native_engine):
         job(id, language=None if id % 2 else "es", timestamps=id < 4, max_tokens=20)
         for id in range(6)
     ]
-    jobs += [  # whose prompts hold what they begin to say
+    jobs += [  # with prompts that hold their text's beginning
         dataclasses.replace(each, id=each.id + 6, prompt=(*each.prompt, 7, 8), prefix=2)
         for each in jobs[2:5]
     ]

@@ -1,4 +1,4 @@
-"""The LLM API in an environment of its own: another interpreter, another numpy, as good as nothing
+"""The LLM API in a separate environment: another interpreter, another numpy, as good as nothing
 of this project's.
 
 The environment is a script that begins this interpreter with a stand-in of release 1.4.0rc1, which

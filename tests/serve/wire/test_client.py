@@ -184,7 +184,7 @@ def test_ready_asks_for_the_model(client, script):
 def test_only_a_stream_that_has_not_ended_is_cancelled(
     client, script, monkeypatch, ending, cancels
 ):
-    """A cancel that meets the end of its request can make Triton 24.10 keep it for ever."""
+    """A cancel that meets its request's end can make Triton 24.10 keep it for ever."""
     started, seen = [], []
     start = triton_grpc.InferenceServerClient.start_stream
     stop = triton_grpc.InferenceServerClient.stop_stream
@@ -215,7 +215,7 @@ def test_only_a_stream_that_has_not_ended_is_cancelled(
 
 
 class Impatient:
-    """Stands for a future whose wait ends with an error; keeps how long it was to be."""
+    """Stands for a future that ends its wait with an error; keeps how long it was to be."""
 
     def __init__(self, error):
         self.error = error

@@ -8,7 +8,7 @@ import json
 class Stub:
     """`answer`: status and body; bytes are all that is said; None: nothing is, for ever.
 
-    `asked`: head and body of each request; `left`: an event, that somebody went without an answer.
+    `asked`: head and body of each request; `left`: an event, that a client went without an answer.
     """
 
     def __init__(self):

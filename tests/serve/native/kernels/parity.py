@@ -43,7 +43,7 @@ def groups_of(*groups, most=None):
 
 
 def feed_of(rows, positions, ids=None, source=None, several=False):
-    """Feeds of rows at positions, each in a slot of its own; up to twenty rows."""
+    """Feeds of rows at positions, each in its own slot; up to twenty rows."""
     if ids is None:
         ids = torch.zeros((20, CTX), dtype=torch.int64, device=DEVICE)
     return StepBatch(

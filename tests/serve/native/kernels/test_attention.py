@@ -40,7 +40,7 @@ def check_self_attention(ops, qkv, caches, feed):
 
 
 def own_rows(rows):
-    """The table of rows whose past is all their own."""
+    """The table of rows that each have their own past."""
     table = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     return table[:, None].repeat(1, CTX)
 
@@ -58,7 +58,7 @@ def test_self_attention_of_rows_from_new_to_full(ops, random, dtype):
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_past_of_a_row_may_stand_in_others(ops, random, dtype):
-    """Five beams that changed places again and again, and a row of its own."""
+    """Five beams that changed places again and again, and an independent row."""
     source = own_rows(7)
     mixed = torch.randint(0, 5, (5, CTX), generator=torch.Generator().manual_seed(2))
     source[1:6] = (1 + mixed).to(DEVICE, torch.int32)
@@ -134,7 +134,7 @@ def check_cross_attention(ops, q, cross, groups):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
 def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
-    """Slots in any order, a free one, and a feed that nobody owns."""
+    """Slots in any order, a free one, and a feed without an owner."""
     cross, q = (
         cross_of(reference_ops, random, 3, dtype, int8),
         random(4, D, dtype=dtype, spread=0.5),
@@ -147,7 +147,7 @@ def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
 def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
-    """Beams, a prompt longer than a tile, one token, a free slot, feeds of nobody."""
+    """Beams, a prompt longer than a tile, one token, a free slot, feeds without an owner."""
     cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype, spread=0.5)
     groups = groups_of(

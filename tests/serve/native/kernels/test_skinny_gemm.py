@@ -15,7 +15,7 @@ ROWS = 8  # at most
 
 
 def fragments(weight):
-    """What `mma.sync` m16n8k16 has in the registers of its left operand, as PTX tells it.
+    """What `mma.sync` m16n8k16 has in its left operand's registers, as PTX tells it.
 
     weight: (16, 16) -> (32 lanes, 8 numbers).
     """

@@ -185,7 +185,7 @@ SAID = [(), (11,), (11, 11), (11, 12, 13, 11, 12), (11, 12, 11, 12, 11), (9, 9, 
 @pytest.mark.parametrize("penalty", [1.0, 1.5, 0.5])
 def test_penalties_for_repetition_read_only_what_was_sampled(penalty, size):
     rules = TokenRules(FACTS, DIMS, CPU)
-    prompt = [FACTS.sot_prev, 20, 21, *PROMPT]  # said before: penalised by nobody
+    prompt = [FACTS.sot_prev, 20, 21, *PROMPT]  # said before: not penalised
     for seed, said in enumerate(SAID * 8):
         logits = torch.randn(2, N_VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
         logits[:, list({*said, 20, 21})] += 2.0

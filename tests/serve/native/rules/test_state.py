@@ -1,4 +1,4 @@
-"""Rows' state in memory of its own, and followed elsewhere."""
+"""Rows' state in its own memory, and followed elsewhere."""
 
 import pytest
 import torch
