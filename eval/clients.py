@@ -86,7 +86,6 @@ class Answer:
     retry_after_s: int | None = None  # of a refusal
 
     def __str__(self) -> str:
-        """Write one line."""
         return f"{self.kind} after {self.seconds:.1f} s: {self.text[:200]}"
 
 

@@ -199,7 +199,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumps)
 
     def time(self) -> float:
-        """Return the seconds."""
         return self._jumps.waited_s
 
 

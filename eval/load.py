@@ -160,7 +160,6 @@ class ClientProcesses(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes."""
         self._stop.set()
         self._children.close()
 

@@ -56,7 +56,6 @@ def to_markdown(run: Run, result: Result, *, whole: bool = True) -> str:
 
 
 def to_page(run: Run, result: Result) -> str:
-    """Return the page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -126,7 +126,6 @@ class EarshotInProcess(TranscriptionSystem):
         }
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Make one request."""
         request = Request(audio, language=language, **self._options)
         return _from_transcript(self._transcriber.transcribe(request))
 

@@ -207,7 +207,6 @@ class BulkProgress:
             self._shown_s = now
 
     def end(self) -> None:
-        """Show the totals."""
         now = time.monotonic()
         begin = "\r\x1b[K" if self._terminal else ""
         _tell(

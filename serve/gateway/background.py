@@ -23,7 +23,6 @@ class Background(abc.ABC):
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the task."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:

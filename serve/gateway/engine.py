@@ -176,7 +176,6 @@ class Engine(Background):
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
-        """Close all connections."""
         await super().close()
         for connection in (*self._replaced, *filter(None, [self._current])):
             await connection.close()

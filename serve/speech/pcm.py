@@ -30,9 +30,7 @@ class AudioSource(Protocol):
         """Yield blocks in order: the rate in Hz, and samples of shape (n, channels)."""
         ...
 
-    def close(self) -> None:
-        """Free the decoder."""
-        ...
+    def close(self) -> None: ...
 
 
 class Pcm16:

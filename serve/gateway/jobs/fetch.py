@@ -170,7 +170,6 @@ class OutboundClient:
             )
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._pool.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -119,7 +119,6 @@ class JobRoutes:
         ]
 
     def start(self) -> None:
-        """Start the workers."""
         self._runner.start()
         self._webhooks.start()
 

@@ -75,7 +75,6 @@ class LogRecord:
         return self.first_text_s
 
     def write(self) -> None:
-        """Write the record."""
         if not requests.isEnabledFor(logging.INFO):
             return
         self.total_s = time.monotonic() - self.began_s

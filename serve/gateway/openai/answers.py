@@ -238,5 +238,4 @@ class Events:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """End the response."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
