@@ -56,7 +56,7 @@ def to_markdown(run: Run, result: Result, *, whole: bool = True) -> str:
 
 
 def to_page(run: Run, result: Result) -> str:
-    """Return the page."""
+    """Render a run and its result as an HTML page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -104,7 +104,7 @@ def upload(
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """Make an MP4 of about 1 kB without sound, whose tables claim `samples` samples per track.
+    """Make an MP4 of about 1 kB without audio data. Its tables claim `samples` samples per track.
 
     FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """

@@ -205,17 +205,17 @@ class ThrottledConnection(asyncio.Protocol):
     # ------------------------------------------------------------ in between
 
     def _linger(self, end_s: float) -> None:
-        """Close the connection once its client has stopped sending, or at the end."""
+        """Close the connection once the client has stopped sending, or at `end_s`."""
         loop = asyncio.get_running_loop()
         self._received = False
 
-        def look() -> None:
+        def close_if_idle() -> None:
             if self._received and loop.time() < end_s and not self._transport.is_closing():
                 self._linger(end_s)
             else:
                 self._transport.close()
 
-        loop.call_later(LINGER_S, look)
+        loop.call_later(LINGER_S, close_if_idle)
 
     def _go_on(self) -> None:
         if not self._waits:
