@@ -367,7 +367,7 @@ def fair_share(capacity: float, others: Iterable[float]) -> float:
         capacity: the amount to share.
         others: the amounts that the other keys ask for.
     """
-    wanted = sorted(others)
-    while wanted and wanted[0] < capacity / (len(wanted) + 1):
-        capacity -= wanted.pop(0)
-    return capacity / (len(wanted) + 1)
+    demands = sorted(others)
+    while demands and demands[0] < capacity / (len(demands) + 1):
+        capacity -= demands.pop(0)
+    return capacity / (len(demands) + 1)

@@ -191,10 +191,10 @@ class ThrottledConnection(asyncio.Protocol):
         return self._closing or bool(self._transport.is_closing())
 
     def close(self) -> None:
-        lingers = self._protocol.unread and not self._closing
+        must_linger = self._protocol.unread and not self._closing
         self._closing = True
         self._pending.clear()
-        if not lingers:
+        if not must_linger:
             self._transport.close()
             return
         if self._transport.can_write_eof():
