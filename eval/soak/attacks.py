@@ -121,7 +121,7 @@ def _track(samples: int) -> bytes:
         _box("stsd", struct.pack(">4xI", 1), _box("mp4a", sound)),
         _box("stts", struct.pack(">4xIII", 1, samples, 1024)),
         _box("stsc", struct.pack(">4xIIII", 1, 1, samples, 1)),
-        _box("stsz", struct.pack(">4xII", 1, samples)),  # of one byte each: no table follows
+        _box("stsz", struct.pack(">4xII", 1, samples)),  # all of 1 byte, so no table of sizes
         _box("stco", struct.pack(">4xII", 1, 0)),
     )
     media = _box(

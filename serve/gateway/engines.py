@@ -67,16 +67,16 @@ class Engines:
         self.all = self.own
         if config.shadow.opens_engine:
             address = EngineAddress("shadow", reference_folder(folder), process)
-            stays = dataclasses.replace(config.server, idle_unload_s=0.0)
-            self.all += (Engine(address, REFERENCE, stays),)
+            never_unloads = dataclasses.replace(config.server, idle_unload_s=0.0)
+            self.all += (Engine(address, REFERENCE, never_unloads),)
         self.started = asyncio.Event()
-        """Is set whenever a request starts; the shadow monitor clears it."""
+        """Set when a request starts. The shadow monitor clears it."""
         self._default = config.name
         self._target = target
         self._metrics = metrics
         self._limit_s = config.transcriber.request_timeout_s + GRACE_S
         self.calls: set[EngineCall] = set()
-        """The requests that engines have."""
+        """The requests sent to engines and not ended."""
         for engine in self.all:
             inflight = functools.partial(getattr, engine, "inflight")
             metrics.watch(engine.name, engine.model, inflight, engine.is_available)

@@ -315,14 +315,14 @@ class StreamSlots:
 
     @contextlib.contextmanager
     def register(self, api_key: ApiKey, end: Callable[[], None]) -> Iterator[None]:
-        """Count a stream of this key for the length of a `with` block.
+        """Count a live stream of the key until the `with` block ends.
 
         Args:
             api_key: the stream's key.
-            end: asks the stream to end itself.
+            end: called to ask the stream to end.
 
         Raises:
-            ApiError: 429, the key or the server has as many streams as it may.
+            ApiError: 429, the key or the server has the maximum number of streams.
         """
         if api_key.streams >= api_key.max_streams:
             raise errors.key_limit("live_streams", api_key.name)

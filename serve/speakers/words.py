@@ -125,22 +125,22 @@ def _parts(
     runs: Sequence[tuple[int, int]],
     decode: Decode,
 ) -> Iterator[Segment]:
-    """Yield a segment for each run of words of one speaker."""
+    """Split a segment into runs of words by one speaker, and yield a segment for each."""
     assert segment.words is not None
     parts = [segment.words[first:last] for first, last in runs]
     texts = ["".join(word.word for word in part) for part in parts]
     tokens = _split_by_text(segment.tokens, texts, lambda token: decode([token]))
     logprobs = _split_by_text(segment.token_logprobs or (), texts, lambda piece: piece.token)
-    for number, part in enumerate(parts):
+    for index, part in enumerate(parts):
         yield dataclasses.replace(
             segment,
-            start=part[0].start if number else segment.start,
-            end=part[-1].end if number + 1 < len(parts) else segment.end,
-            text=texts[number],
+            start=part[0].start if index else segment.start,
+            end=part[-1].end if index + 1 < len(parts) else segment.end,
+            text=texts[index],
             words=part,
-            tokens=tokens[number],
-            token_logprobs=None if segment.token_logprobs is None else logprobs[number],
-            speaker=speakers[runs[number][0]],
+            tokens=tokens[index],
+            token_logprobs=None if segment.token_logprobs is None else logprobs[index],
+            speaker=speakers[runs[index][0]],
         )
 
 

@@ -124,7 +124,7 @@ class TritonOps:
         gelu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor | None:
-        """Multiply x, or its layer norm, with `thin_kernel`; return None if x has too many rows."""
+        """Multiply x, or its layer norm, with `thin_kernel`; return None if that is impossible."""
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
         assert not isinstance(residual, PartialSums)
