@@ -308,10 +308,10 @@ class StreamSlots:
 
     def __init__(self, config: LiveConfig) -> None:
         self._max = config.max_streams
-        self._ends: set[Callable[[], None]] = set()
+        self._end_callbacks: set[Callable[[], None]] = set()
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._end_callbacks)
 
     @contextlib.contextmanager
     def register(self, api_key: ApiKey, end: Callable[[], None]) -> Iterator[None]:
@@ -332,15 +332,15 @@ class StreamSlots:
                 "later",
                 "streams",
             )
-        self._ends.add(end)
+        self._end_callbacks.add(end)
         api_key.streams += 1
         try:
             yield
         finally:
-            self._ends.remove(end)
+            self._end_callbacks.remove(end)
             api_key.streams -= 1
 
     def end_all(self) -> None:
         """Ask every stream to end itself."""
-        for end in list(self._ends):
+        for end in list(self._end_callbacks):
             end()

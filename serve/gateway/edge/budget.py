@@ -161,7 +161,7 @@ class ThrottledConnection(asyncio.Protocol):
         self.budget.charge(_READ_S)
         if not self._closing:
             self._pending += data
-        self._go_on()
+        self._deliver_pending()
 
     # ------------------------------------------------------------ as the protocol's transport
 
@@ -179,7 +179,7 @@ class ThrottledConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._paused:
             self._paused = False
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._deliver_pending)
 
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
@@ -200,7 +200,7 @@ class ThrottledConnection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._linger(asyncio.get_running_loop().time() + self._protocol.linger_s)
-        self._go_on()
+        self._deliver_pending()
 
     # ------------------------------------------------------------ in between
 
@@ -217,7 +217,7 @@ class ThrottledConnection(asyncio.Protocol):
 
         loop.call_later(LINGER_S, close_if_idle)
 
-    def _go_on(self) -> None:
+    def _deliver_pending(self) -> None:
         if not self._waits:
             self._pass_on(lambda: self.budget.spent)
         self._set_reading()

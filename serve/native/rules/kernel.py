@@ -87,7 +87,7 @@ def _live(state: RowPointers, row, drafted: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _keep_few(scan: Scan, tile_index, allowed, id, start, count, keep: tl.constexpr) -> None:
+def _store_best(scan: Scan, tile_index, allowed, id, start, count, keep: tl.constexpr) -> None:
     """Store the best `count` tokens of a tile in descending order, and -inf after them."""
     lane = tl.arange(0, keep)
     values = tl.full((keep,), float("-inf"), tl.float32)
@@ -176,7 +176,7 @@ def _scan_kernel(
                 lowest = tl.load(scan.peaks + pick, volatile=True) - _MARGIN
                 near = tl.sum((allowed >= lowest).to(tl.int32), 0)
                 count = tl.minimum(tl.maximum(count, near), form.keep)
-            _keep_few(scan, place, allowed, id, start, count, form.keep)
+            _store_best(scan, place, allowed, id, start, count, form.keep)
 
 
 @triton.jit
