@@ -199,7 +199,7 @@ class _TokenizerFactReader:
         return tuple(self.in_vocab(key, value) for value in stated)
 
     def max_initial_timestamp_index(self) -> int:
-        """Return the latest first timestamp, in steps of 20 ms."""
+        """Return the maximum of the first timestamp, in steps of 20 ms."""
         value = self.files.generation.get("max_initial_timestamp_index")
         if value is None:
             self.notes.append(

@@ -298,8 +298,8 @@ class Command:
     Attributes:
         name: its name on the command line.
         help: its purpose.
-        entry: module of eval and function that runs it, by name, because only a command that
-            runs imports its packages.
+        entry: the module of eval and the function that run the command. They are given by name,
+            so that only the command in use imports its packages.
         flags: adds its own flags.
         takes_config: whether it has --config.
         keeps_results: whether it has --output, a folder for its results.

@@ -102,10 +102,10 @@ def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> I
     yield from _totals(calls, concurrency, memory_bytes)
 
 
-def _clip_lines(call: TimedCall, longest: int) -> Iterator[str]:
+def _clip_lines(call: TimedCall, file_width: int) -> Iterator[str]:
     language = (call.prediction.language if call.prediction else None) or "--"
     yield (
-        f"{call.file:{longest}}  {call.duration_s:5.1f} s  {language}  "
+        f"{call.file:{file_width}}  {call.duration_s:5.1f} s  {language}  "
         f"latency {call.latency_s:5.2f} s  {_error_rate(call)}"
     )
     if call.error is not None:

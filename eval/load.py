@@ -31,34 +31,34 @@ def closed_loop(
 ) -> None:
     """Keep `at_once` items in work: each thread takes the next item once its last one is done.
 
-    An interrupt leaves calls in progress to the owner of the system.
+    An interrupt does not end calls in progress; the system's owner must end them.
 
     Args:
         work: called with one item, from several threads.
-        items: taken one by one, never from two threads at once; without end where `stop` is given.
+        items: taken one by one, never from two threads at once; may be endless if `stop` is given.
         at_once: number of threads.
         stop: ends the loop when it is set.
 
     Raises:
         Exception: the first one that `work` or `items` raised.
     """
-    coming, lock, ended = iter(items), threading.Lock(), stop or threading.Event()
+    remaining, lock, ended = iter(items), threading.Lock(), stop or threading.Event()
 
-    def take() -> Iterator[T]:
+    def take_items() -> Iterator[T]:
         while not ended.is_set():
             with lock:
                 try:
-                    item = next(coming)
+                    item = next(remaining)
                 except StopIteration:
                     return
             yield item
 
-    def go_on() -> None:
-        for item in take():
+    def run_worker() -> None:
+        for item in take_items():
             work(item)
 
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="load")
-    loops = [pool.submit(go_on) for _ in range(at_once)]
+    loops = [pool.submit(run_worker) for _ in range(at_once)]
     try:
         done, _ = wait(loops, return_when=FIRST_EXCEPTION)
         for loop in done:

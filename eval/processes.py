@@ -63,11 +63,11 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         self._log = log or Path(self._folder.name) / "log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.touch()
-        self._pipe, theirs = context.Pipe(duplex=False)
-        given = (work, arguments, theirs, str(self._log), self._folder.name)
-        self._process = context.Process(target=_child, args=given, name=name)
+        self._pipe, child_pipe = context.Pipe(duplex=False)
+        child_arguments = (work, arguments, child_pipe, str(self._log), self._folder.name)
+        self._process = context.Process(target=_child, args=child_arguments, name=name)
         self._process.start()
-        theirs.close()
+        child_pipe.close()
         assert self._process.pid is not None  # it was started
         self.pid = self._process.pid
 
@@ -102,13 +102,13 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
 
     def __exit__(self, *_: object) -> None:
         """End the child: wait if its work is done, else terminate it; then kill what still runs."""
-        family = descendants(self.pid)
+        subprocesses = descendants(self.pid)
         if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
             self._process.terminate()
             if not self._has_ended(TERMINATE_TIMEOUT_S):
                 self._process.kill()
-        kill(family)
-        # The child is not reaped yet, so its session's number cannot be another's.
+        kill(subprocesses)
+        # The child is not reaped yet, so the session's number cannot be another's.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
@@ -129,15 +129,15 @@ def wait_for_any(children: Sequence[ChildProcess], timeout_s: float) -> list[Chi
 def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
     """Run a command to its end; its output goes to this process's stderr.
 
-    Ctrl-C and the time limit end the command and everything below it.
+    Ctrl-C and the timeout end the command and its descendants.
 
     Args:
         command: program and arguments.
-        what: the name of the work in errors.
-        timeout_s: the longest time for it.
+        what: the name of the command in errors.
+        timeout_s: the longest time for the command.
 
     Raises:
-        EarshotError: it failed; its output has the reason.
+        EarshotError: the command failed; its output has the reason.
         MissingCheckpointError: a command of this project lacks a checkpoint.
         DeadlineError: it took too long.
     """
@@ -148,11 +148,11 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
         raise DeadlineError(f"{what} took more than {timeout_s:.0f} s") from error
     finally:
         if tool.returncode is None:
-            family = descendants(tool.pid)
+            subprocesses = descendants(tool.pid)
             tool.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 tool.wait(TERMINATE_TIMEOUT_S)
-            kill(family)
+            kill(subprocesses)
             tool.kill()
             tool.wait()
     if status == MissingCheckpointError.exit_code:

@@ -362,7 +362,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have a folder made, whole or not at all, unless it is there; `make` fills another one."""
+    """Create a folder atomically, unless it exists; `make` fills a temporary folder beside it."""
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

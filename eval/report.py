@@ -56,6 +56,7 @@ def to_markdown(run: Run, result: Result, *, whole: bool = True) -> str:
 
 
 def to_page(run: Run, result: Result) -> str:
+    """Render a run and its result as an HTML page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -75,7 +76,7 @@ def to_page(run: Run, result: Result) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table with columns that also line up as plain text; numbers to the right."""
+    """Format a Markdown table. Columns align in plain text too; all but the first align right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -83,8 +84,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
         return "| " + " | ".join(padded) + " |"
 
-    rule = "|" + "-" * (widths[0] + 2) + "|" + "|".join("-" * (w + 1) + ":" for w in widths[1:])
-    return "\n".join([line(header), rule + "|", *(line(row) for row in rows)])
+    separator = (
+        "|" + "-" * (widths[0] + 2) + "|" + "|".join("-" * (w + 1) + ":" for w in widths[1:])
+    )
+    return "\n".join([line(header), separator + "|", *(line(row) for row in rows)])
 
 
 def checks_text(checks: Sequence[Check]) -> str:

@@ -146,10 +146,10 @@ def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
-    """Compile both halves into an engine folder.
+    """Compile the encoder and the decoder into an engine folder.
 
     Args:
-        folder: the engine folder, which also holds the builder's checkpoint for that time.
+        folder: the engine folder; it holds the builder's checkpoint until the build is done.
         checkpoint: full-precision tensors.
         config: `runtime` sets the limits. The precision "int8" is TensorRT-LLM's W8A16; its loader
             quantises the weights and does not report the error.
@@ -157,7 +157,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 
     Raises:
         UnavailableError: the library, its builder or the GPU is missing or has a wrong version.
-        CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
+        CheckpointError: a tensor is not finite in float16, or the library cannot run the
+            encoder.
         EngineError: the builder or the disk failed.
     """
     precision = config.build.precision
@@ -169,25 +170,27 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
             "environment, or use the image of deploy/images/trtllm.Dockerfile"
         )
     limits = planned_limits(checkpoint.dims, config, version, gpu)
-    work = folder / _WORK
+    work_folder = folder / _WORK
     with disk_errors(folder):
-        (work / "checkpoint").mkdir(parents=True)
+        (work_folder / "checkpoint").mkdir(parents=True)
         (folder / ENGINES_FOLDER).mkdir()
         write_checkpoint(
             checkpoint.dims,
             checkpoint.tensors,
             precision,
-            work / "checkpoint",
-            lambda path: log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)"),
+            work_folder / "checkpoint",
+            lambda path: log(
+                f"wrote {path.relative_to(work_folder)} ({path.stat().st_size:,} bytes)"
+            ),
         )
     for half, command in commands_for(
         checkpoint.dims, limits, first_of(config.runtime).device
     ).items():
         log(shlex.join(command))
-        _run(half, command, work, log)
+        _run(half, command, work_folder, log)
     limits = built_limits(folder, checkpoint.dims, limits, log)
     with disk_errors(folder):
-        shutil.rmtree(work)
+        shutil.rmtree(work_folder)
     return BuiltEngineFacts(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
 
 

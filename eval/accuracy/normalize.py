@@ -34,10 +34,10 @@ class Spelling:
 
 
 def read_spelling(folder: Path) -> Spelling:
-    """Read the spellings of a checkpoint; none if it has no file of them.
+    """Read a checkpoint's spelling file; without one, return an empty `Spelling`.
 
     Raises:
-        FileError: its file cannot be read.
+        FileError: the file cannot be read.
         ConfigError: the file is not a table of words.
     """
     path = folder / SPELLING_FILE

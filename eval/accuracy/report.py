@@ -155,12 +155,12 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
 
 
 def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
-    """Return the charts and the table of CER and WER, by the systems' names."""
+    """Return the charts and the table of CER and WER; `sets` is keyed by system."""
     charts = [
         rate_chart("CER, %", {name: of_set.overall.cer for name, of_set in sets.items()}),
         rate_chart("WER, %", {name: of_set.overall.wer for name, of_set in sets.items()}),
     ]
-    known = [chart for chart in charts if chart is not None]
+    valid_charts = [chart for chart in charts if chart is not None]
     rows = []
     for name, of_set in sets.items():
         counts = of_set.overall.cer.counts
@@ -175,7 +175,10 @@ def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
         rows.append(row)
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
     header += ["language right", "silent clips with text"]
-    return [*([Figure(known)] if known else []), Table(header, rows, "Figures", folded="open")]
+    return [
+        *([Figure(valid_charts)] if valid_charts else []),
+        Table(header, rows, "Figures", folded="open"),
+    ]
 
 
 def percent(rate: Rate) -> str:
@@ -396,7 +399,7 @@ def _differing_conditions(a: Report, b: Report) -> str:
 def _changed_clips(
     names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
 ) -> list[list[str]]:
-    """Return a row for each clip with a change in character errors, the greatest change first."""
+    """Return a row for each clip whose character errors changed. The largest change is first."""
     changed = [
         (name, clip.file, clip.ours.errors, clip.theirs.errors)
         for name in names
@@ -404,4 +407,7 @@ def _changed_clips(
         if clip.ours.errors != clip.theirs.errors
     ]
     changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
-    return [[name, file, str(a), str(b), f"{b - a:+d}"] for name, file, a, b in changed]
+    return [
+        [name, file, str(first_errors), str(second_errors), f"{second_errors - first_errors:+d}"]
+        for name, file, first_errors, second_errors in changed
+    ]

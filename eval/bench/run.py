@@ -230,7 +230,8 @@ def variants(
     full, precision = with_slots(config, slots), config.build.precision
     changes: list[dict[str, Any]] = [
         {"cuda_graph": not full.cuda_graph},
-        {"kernels": "torch", "cuda_graph": False},  # a CUDA graph cannot wait for the host
+        # The torch kernels synchronize with the host, which a CUDA graph cannot contain.
+        {"kernels": "torch", "cuda_graph": False},
         {"cross_kv": "full" if full.cross_kv == "int8" else "int8"},
         {"encoder_precision": "full" if full.encoder_precision == "fp8" else "fp8"},
     ]
@@ -238,8 +239,8 @@ def variants(
     for change in changes:
         name = ", ".join(f"{key} {str(value).lower()}" for key, value in change.items())
         yield name, dataclasses.replace(full, **change), precision
-    other: Precision = "fp16" if precision == "int8" else "int8"
-    yield f"weights {other}", full, other
+    other_precision: Precision = "fp16" if precision == "int8" else "int8"
+    yield f"weights {other_precision}", full, other_precision
 
 
 def ablate(

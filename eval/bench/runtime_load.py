@@ -125,7 +125,7 @@ class NoiseWindows:
 
     @torch.inference_mode()
     def jobs(self, lengths: Sequence[int]) -> list[Job]:
-        """Make a job for each length in tokens, at most `batch`; the host waits for no log-mel."""
+        """Make a job per length in tokens, at most `batch`. The host does not wait for log-mels."""
         assert len(lengths) <= self.batch
         return [
             Job(

@@ -192,30 +192,30 @@ def score_long(
     recordings: Sequence[AnnotatedRecording],
     normalize: Normalize,
 ) -> LongFormScore:
-    """Score a system.
+    """Score a system on annotated recordings.
 
     Args:
         facts: the system's facts.
-        calls: one for each recording, in their order.
-        recordings: the truth.
+        calls: one call per recording, in the order of `recordings`.
+        recordings: the recordings with their reference texts.
         normalize: applied to both texts.
     """
     by_kind: dict[Kind, list[HeardRecording]] = {}
     for recording, call in zip(recordings, calls, strict=True):
         segments = call.prediction.segments if call.prediction else ()
         by_kind.setdefault(recording.kind, []).append(hear(recording, segments, normalize))
-    every = [heard for some in by_kind.values() for heard in some]
+    all_heard = [heard for heard_of_kind in by_kind.values() for heard in heard_of_kind]
     return LongFormScore(
         facts=facts,
-        overall=_figures(every),
-        by_kind={kind: _figures(some) for kind, some in by_kind.items()},
+        overall=_long_form_result(all_heard),
+        by_kind={kind: _long_form_result(heard_of_kind) for kind, heard_of_kind in by_kind.items()},
         rtfx=sum(call.duration_s for call in calls) / sum(call.latency_s for call in calls),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error is not None),
-        sentences=tuple(sentence for heard in every for sentence in heard.sentences),
+        sentences=tuple(sentence for heard in all_heard for sentence in heard.sentences),
     )
 
 
-def _figures(recordings: Sequence[HeardRecording]) -> LongFormResult:
+def _long_form_result(recordings: Sequence[HeardRecording]) -> LongFormResult:
     sentences = [sentence for heard in recordings for sentence in heard.sentences]
     return LongFormResult(
         cer=rate(_by_minute(sentences, lambda sentence: sentence.characters)),

@@ -1,4 +1,4 @@
-"""The systems that recordings are given to, and their answers; `eval.long` lists them."""
+"""The systems that transcribe the recordings; `eval.long` lists them."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from eval.config import EvaluationProduct
 from eval.long import OURS, THEIRS, THEIRS_BATCHED
 from eval.record import Run
 
-_COMPUTE_TYPE = "float32"  # which the library keeps of a converted checkpoint if told nothing
+_COMPUTE_TYPE = "float32"  # the default of faster-whisper for a converted checkpoint
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
-    """Return every system by name."""
+    """Return the specification of each system by name."""
 
-    def theirs(options: dict[str, Any], *, batched: bool = False) -> Spec:
-        def suppressing() -> dict[str, Any]:
+    def peer_spec(options: dict[str, Any], *, batched: bool = False) -> Spec:
+        def decoding_options() -> dict[str, Any]:
             return {"suppress_tokens": fair_options(config)["suppress_tokens"], **options}
 
-        return faster_whisper(config, _COMPUTE_TYPE, suppressing, batched=batched)
+        return faster_whisper(config, _COMPUTE_TYPE, decoding_options, batched=batched)
 
     precision = config.build.precision
     return {
         **{name: in_process(config, precision, **options) for name, options in OURS.items()},
-        **{name: theirs(options) for name, options in THEIRS.items()},
-        **{name: theirs(options, batched=True) for name, options in THEIRS_BATCHED.items()},
+        **{name: peer_spec(options) for name, options in THEIRS.items()},
+        **{name: peer_spec(options, batched=True) for name, options in THEIRS_BATCHED.items()},
     }
 
 

@@ -104,7 +104,7 @@ def upload(
 
 
 def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
-    """Make an MP4 of about 1 kB without sound; its tables claim `samples` samples per track.
+    """Make an MP4 of about 1 kB without audio data. Its tables claim `samples` samples per track.
 
     FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """
@@ -121,7 +121,7 @@ def _track(samples: int) -> bytes:
         _box("stsd", struct.pack(">4xI", 1), _box("mp4a", sound)),
         _box("stts", struct.pack(">4xIII", 1, samples, 1024)),
         _box("stsc", struct.pack(">4xIIII", 1, 1, samples, 1)),
-        _box("stsz", struct.pack(">4xII", 1, samples)),  # of one byte each: no table follows
+        _box("stsz", struct.pack(">4xII", 1, samples)),  # all of 1 byte, so no table of sizes
         _box("stco", struct.pack(">4xII", 1, 0)),
     )
     media = _box(

@@ -216,36 +216,40 @@ def run_contract_tests(arguments: Sequence[str], python: str = "") -> None:
 
 
 def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Checks) -> None:
-    """Compare one engine with transformers.
+    """Compare an engine's logits and tokens with those of transformers.
 
     Raises:
         DifferenceError: the first difference.
     """
     precision = engine.manifest.precision
     reference = Reference(network)
-    api = engine.manifest.runtime == "tensorrt_llm_api"
+    uses_llm_api = engine.manifest.runtime == "tensorrt_llm_api"
     executor: Executor
-    with checks.check(f"{precision}: load") as tell:
-        if api:
+    with checks.check(f"{precision}: load") as report:
+        if uses_llm_api:
             executor = process = LlmApiExecutor(engine, config)
-            tell(f"TensorRT-LLM {process.version}, in a process of its own")
+            report(f"TensorRT-LLM {process.version}, in a process of its own")
         else:
             executor = CppExecutor(engine, limits.limits_of(engine), config)
     runtime = TensorRTLLMRuntime(engine, executor)
     try:
-        jobs = make_jobs(engine, samples=api)
+        jobs = make_jobs(engine, samples=uses_llm_api)
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
-        if not api:
-            with checks.check(f"{precision}: logits") as tell:
-                worst = compare_logits(executor, reference, jobs, expected, LOGITS_BOUND[precision])
-                tell(f"within {worst:.2g} of transformers'")
-        with checks.check(f"{precision}: greedy tokens") as tell:
-            alone = [decode(runtime, [job])[0] for job in jobs]
-            ties = compare_tokens(reference, jobs, alone, expected, TIE[precision])
-            tell(f"transformers'; {ties} of {len(jobs)} windows part at a tie")
-        with checks.check(f"{precision}: windows together") as tell:
-            ties = compare_tokens(reference, jobs, decode(runtime, jobs), alone, TIE[precision])
-            tell(f"as alone; {ties} of {len(jobs)} part at a tie")
+        if not uses_llm_api:
+            with checks.check(f"{precision}: logits") as report:
+                max_difference = compare_logits(
+                    executor, reference, jobs, expected, LOGITS_BOUND[precision]
+                )
+                report(f"within {max_difference:.2g} of transformers'")
+        with checks.check(f"{precision}: greedy tokens") as report:
+            decoded_alone = [decode(runtime, [job])[0] for job in jobs]
+            ties = compare_tokens(reference, jobs, decoded_alone, expected, TIE[precision])
+            report(f"transformers'; {ties} of {len(jobs)} windows part at a tie")
+        with checks.check(f"{precision}: windows together") as report:
+            ties = compare_tokens(
+                reference, jobs, decode(runtime, jobs), decoded_alone, TIE[precision]
+            )
+            report(f"as alone; {ties} of {len(jobs)} part at a tie")
     finally:
         runtime.close()
 

@@ -134,7 +134,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _formats(text: str) -> tuple[Any, Any]:
-    """Return the format of the shards, and the formats of the file for each recording."""
+    """Return the shard format, and the formats of the per-recording files."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [name for name in names if name not in SHARDS + TEXTS]
     shards = [name for name in names if name in SHARDS]

@@ -90,17 +90,17 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
         raise ConfigError("no audio is named; expected files, or URLs with --url")
     if args.output and not args.wait:
         raise ConfigError("--output needs --wait; or fetch each result with `jobs result`")
-    sources, others = find_recordings(args.files) if args.files else ([], 0)
-    if others:
-        print(f"skipping {others} files that are not audio", file=sys.stderr)
+    sources, n_skipped = find_recordings(args.files) if args.files else ([], 0)
+    if n_skipped:
+        print(f"skipping {n_skipped} files that are not audio", file=sys.stderr)
     sources += [InputFile(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
-    kind: Format = "json" if args.format.endswith("json") else args.format
-    targets = targets_of(sources, args.output, kind)
+    file_format: Format = "json" if args.format.endswith("json") else args.format
+    targets = targets_of(sources, args.output, file_format)
     fields, failed, ids = _fields(args), 0, list[str | None]()
     for source in sources:
         try:
-            sent = _source(source, fields, source.name in args.url)
-            ids.append(_post(api, sent))
+            job_source = _source(source, fields, source.name in args.url)
+            ids.append(_post(api, job_source))
             line = f"{readable(source.name)}: {ids[-1]}" if args.wait else ids[-1]
             print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
@@ -108,7 +108,7 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
             failed += 1
             print(f"error: {readable(source.name)}: {told(error, _FLAGS)}", file=sys.stderr)
     if args.wait:
-        failed += _write_results(api, zip(sources, targets, ids, strict=True), kind)
+        failed += _write_results(api, zip(sources, targets, ids, strict=True), file_format)
     if failed:
         print(f"{failed} of {len(sources)} failed", file=sys.stderr)
     return 1 if failed else 0

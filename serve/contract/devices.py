@@ -127,14 +127,14 @@ def _on_cores(
 
 def _shares(count: int) -> list[list[int]]:
     """Divide this process's cores among the engines; empty lists if there are too few cores."""
-    cores = sorted(os.sched_getaffinity(0), key=_where)
+    cores = sorted(os.sched_getaffinity(0), key=_core_location)
     ends = [len(cores) * i // count for i in range(count + 1)]
     if len(cores) < count:
         return [[]] * count
     return [cores[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def _where(core: int) -> tuple[int, int, int]:
+def _core_location(core: int) -> tuple[int, int, int]:
     """Return the socket and physical core of a logical core."""
     folder = TOPOLOGY / f"cpu{core}/topology"
     try:

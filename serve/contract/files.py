@@ -80,11 +80,11 @@ def write_text(
 
 @contextlib.contextmanager
 def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
-    """Open an empty file and lock it until the block ends."""
+    """Create an empty file, or truncate it, and hold its lock until the block ends."""
     while True:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_named(file, path):  # else the previous owner has renamed or removed the file
+            if _is_named(file, path):  # else its previous owner renamed or removed it: try again
                 file.truncate(0)
                 yield file
                 return

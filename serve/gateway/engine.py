@@ -131,23 +131,23 @@ class Engine(Background):
 
         A request for a process that has stalled ends Triton.
         """
-        now = self.connection()
-        return now is None or now.is_alive()
+        connection = self.connection()
+        return connection is None or connection.is_alive()
 
     async def ready(self) -> bool:
         """Return whether its Triton is ready and responds, or will once it is asked."""
-        now = self.connection()
-        return now is None or await now.ready()
+        connection = self.connection()
+        return connection is None or await connection.ready()
 
     def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest | None:
-        """Send a request; None: there is no Triton, and one is being loaded.
+        """Send a request; return None while its Triton is being loaded.
 
         Raises:
-            ApiError: 503, its audio cannot be handed over.
+            ApiError: 503, the engine cannot be given the audio.
         """
         self.note_use()
-        now = self.connection()
-        return None if now is None else now.send(request, span)
+        connection = self.connection()
+        return None if connection is None else connection.send(request, span)
 
     async def ask(self, method: str, message: bytes) -> bytes:
         """Ask for health or metadata; return the serialised answer.

@@ -67,16 +67,16 @@ class Engines:
         self.all = self.own
         if config.shadow.opens_engine:
             address = EngineAddress("shadow", reference_folder(folder), process)
-            stays = dataclasses.replace(config.server, idle_unload_s=0.0)
-            self.all += (Engine(address, REFERENCE, stays),)
+            never_unloads = dataclasses.replace(config.server, idle_unload_s=0.0)
+            self.all += (Engine(address, REFERENCE, never_unloads),)
         self.started = asyncio.Event()
-        """Is set whenever a request starts; the shadow monitor clears it."""
+        """Set when a request starts. The shadow monitor clears it."""
         self._default = config.name
         self._target = target
         self._metrics = metrics
         self._limit_s = config.transcriber.request_timeout_s + GRACE_S
         self.calls: set[EngineCall] = set()
-        """The requests that engines have."""
+        """The requests sent to engines and not ended."""
         for engine in self.all:
             inflight = functools.partial(getattr, engine, "inflight")
             metrics.watch(engine.name, engine.model, inflight, engine.is_available)
@@ -202,18 +202,18 @@ class EngineCall:
     ) -> None:
         self.answered = False
         """Whether an engine has answered to the end while the client waited."""
-        self._request: EngineRequest | None = request  # as long as another engine may get it
+        self._request: EngineRequest | None = request  # None once no other engine can get it
         self._client_name = request.target.client_name
-        self._left = list(engines)  # those that have not had it
+        self._untried = list(engines)  # engines that have not had the request
         self._metrics = metrics
         self._span = span
         self._limit_s = limit_s
         self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
-        self._lost = self._cancelled = self._done = False
+        self._engine_lost = self._cancelled = self._done = False
         self._engine: Engine
-        self._sent: SentRequest | None = None  # None: the engine's Triton is not there yet
-        self._give()
+        self._sent: SentRequest | None = None  # None: the engine's Triton is still being loaded
+        self._send_to_next()
         self.task = asyncio.create_task(self._run())
         """Reads the answers of all engines that get the request."""
 
@@ -275,17 +275,17 @@ class EngineCall:
         if kind is not None and not self._done:
             self.cancel()
 
-    def _give(self) -> None:
+    def _send_to_next(self) -> None:
         """Give the request to the least busy engine that takes it.
 
         Raises:
             ApiError: 503, no engine does.
         """
         failed: ApiError | None = None
-        for engine in sorted(self._left, key=lambda engine: engine.inflight):
+        for engine in sorted(self._untried, key=lambda engine: engine.inflight):
             if not engine.is_available():
                 continue
-            self._left.remove(engine)
+            self._untried.remove(engine)
             self._engine = engine
             try:
                 self._send()
@@ -300,7 +300,7 @@ class EngineCall:
         """Send the request to the chosen engine; return False if its Triton is not there yet."""
         assert self._request is not None  # it is dropped with the last engine
         self._sent = self._engine.send(self._request, self._span)
-        if self._sent is not None and not self._left:
+        if self._sent is not None and not self._untried:
             self._request = None  # its audio may be large
         return self._sent is not None
 
@@ -309,7 +309,7 @@ class EngineCall:
         try:
             while (failed := await self._read_answers()) is not None:
                 try:
-                    self._give()
+                    self._send_to_next()
                 except ApiError:
                     raise failed from None
         except ApiError as error:
@@ -336,7 +336,7 @@ class EngineCall:
                     await asyncio.sleep(LOOK_S)
             async for answer in self._sent.answers():
                 begun = True
-                self._answers.put_nowait(self._named(answer))
+                self._answers.put_nowait(self._with_client_name(answer))
             status = "OK"
         except ApiError as error:
             status = error.status.grpc
@@ -357,14 +357,14 @@ class EngineCall:
 
         A request that an engine was lost with is retried once, for it may be the cause.
         """
-        if self._cancelled or not self._left or isinstance(error.error, DeadlineError):
+        if self._cancelled or not self._untried or isinstance(error.error, DeadlineError):
             return False
         if isinstance(error.error, UnavailableError):
-            self._lost, again = True, not self._lost
+            self._engine_lost, again = True, not self._engine_lost
             return again
         return isinstance(error.error, OverloadedError)
 
-    def _named(self, answer: bytes) -> bytes:
+    def _with_client_name(self, answer: bytes) -> bytes:
         """Append the model's name that the client knows; the last value of a field counts."""
         if self._client_name in ("", MODEL):
             return answer

@@ -185,13 +185,13 @@ class ApiKeys:
         self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
-        self._anyone = ApiKey("")
-        self._fixed = environment_keys()
+        self._keyless = ApiKey("")
+        self._environment_keys = environment_keys()
         self.required = self._path is not None or ENVIRONMENT in os.environ
         """Whether a request needs a key."""
         self._keys: dict[str, ApiKey] = {}
-        self._version = self._look()
-        self._looked_s = clock()
+        self._version = self._file_version()
+        self._checked_s = clock()
         self._read()
         _require_keys(server, self.required)
 
@@ -266,7 +266,7 @@ class ApiKeys:
             ApiError: 401, there is none, with the message `unknown`; or it has expired.
         """
         if not self.required:
-            return self._anyone
+            return self._keyless
         self._refresh()
         found = [one for one in self._keys.values() if one.key and fits(one.name, one.key)]
         if not found:
@@ -278,10 +278,10 @@ class ApiKeys:
     def _refresh(self) -> None:
         """Read the file again if it has changed; an unreadable file changes nothing."""
         now = self._clock()
-        if now < self._looked_s + LOOK_S:
+        if now < self._checked_s + LOOK_S:
             return
-        self._looked_s = now
-        version = self._look()
+        self._checked_s = now
+        version = self._file_version()
         if version == self._version:
             return
         self._version = version
@@ -292,8 +292,8 @@ class ApiKeys:
         else:
             logger.info("reloaded %s: %d keys", self._path, len(self._keys))
 
-    def _look(self) -> tuple[int, ...]:
-        """Return a value that differs when the file does."""
+    def _file_version(self) -> tuple[int, ...]:
+        """Return the inode, change time and size of the key file."""
         try:
             stat = os.stat(self._path) if self._path else None
         except OSError:
@@ -301,7 +301,7 @@ class ApiKeys:
         return (stat.st_ino, stat.st_ctime_ns, stat.st_size) if stat else ()
 
     def _read(self) -> None:
-        keys = dict(self._fixed)
+        keys = dict(self._environment_keys)
         for name, key in (read_keys(self._path) if self._path else {}).items():
             if name in keys:
                 raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")

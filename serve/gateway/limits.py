@@ -308,21 +308,21 @@ class StreamSlots:
 
     def __init__(self, config: LiveConfig) -> None:
         self._max = config.max_streams
-        self._ends: set[Callable[[], None]] = set()
+        self._end_callbacks: set[Callable[[], None]] = set()
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._end_callbacks)
 
     @contextlib.contextmanager
     def register(self, api_key: ApiKey, end: Callable[[], None]) -> Iterator[None]:
-        """Count a stream of this key for the length of a `with` block.
+        """Count a live stream of the key until the `with` block ends.
 
         Args:
             api_key: the stream's key.
-            end: asks the stream to end itself.
+            end: called to ask the stream to end.
 
         Raises:
-            ApiError: 429, the key or the server has as many streams as it may.
+            ApiError: 429, the key or the server has the maximum number of streams.
         """
         if api_key.streams >= api_key.max_streams:
             raise errors.key_limit("live_streams", api_key.name)
@@ -332,15 +332,15 @@ class StreamSlots:
                 "later",
                 "streams",
             )
-        self._ends.add(end)
+        self._end_callbacks.add(end)
         api_key.streams += 1
         try:
             yield
         finally:
-            self._ends.remove(end)
+            self._end_callbacks.remove(end)
             api_key.streams -= 1
 
     def end_all(self) -> None:
         """Ask every stream to end itself."""
-        for end in list(self._ends):
+        for end in list(self._end_callbacks):
             end()

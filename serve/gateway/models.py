@@ -53,10 +53,10 @@ class Models:
         return self.default if fits else None
 
     def named(self, name: str | None) -> str:
-        """Return the product that the field `model` of OpenAI's API names.
+        """Resolve the field `model` of OpenAI's API to the name of the config's product.
 
         Raises:
-            ApiError: 404, there is no model of this name.
+            ApiError: 404, no model has this name.
         """
         model = self.find(name)
         if model is None:

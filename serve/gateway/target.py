@@ -46,8 +46,8 @@ _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
 _BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
 _LEARNED = 0.1  # weight of each answer
 _MEMORY_S = 20.0  # busy time in which a rate is forgotten
-_STRETCH_S, _STRETCH_ANSWERS = 3.0, 12  # minimum of a stretch, which has its own rate
-_STRETCHES = 12  # the fastest of them counts
+_INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval, whose rate is kept
+_INTERVALS = 12  # intervals kept; the fastest one gives the capacity
 _FEW = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged
 _QUANTILE = 0.99
@@ -101,9 +101,9 @@ class Forecast:
         self._at_s = clock()
         self._done = self._busy_s = 0.0  # recently
         self._answers = 0
-        self._stretch_done = self._stretch_s = 0.0
-        self._stretch_answers = 0
-        self._rates: collections.deque[float] = collections.deque(maxlen=_STRETCHES)
+        self._interval_work = self._interval_s = 0.0
+        self._interval_answers = 0
+        self._rates: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
         self._more = 1.0  # factor of the limit, above 1 if answers come far too early
         self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
         self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
@@ -160,21 +160,21 @@ class Forecast:
         self._answers += 1
         if self._answers >= _FEW and self._busy_s > 0:
             self.rate = self._done / self._busy_s
-            self._stretch(running.work)
+            self._record_rate(running.work)
         if running.forecast_s is not None and running.priority == "file":
             took_s = now - running.began_s
             self._errors_s.append(took_s - running.forecast_s)
             self._took_s.append(took_s)
             self._judge()
 
-    def _stretch(self, work: float) -> None:
-        """Keep the rate of each of the last stretches of time."""
-        self._stretch_done += work
-        self._stretch_answers += 1
-        if self._stretch_answers >= _STRETCH_ANSWERS and self._stretch_s >= _STRETCH_S:
-            self._rates.append(self._stretch_done / self._stretch_s)
-            self._stretch_done = self._stretch_s = 0.0
-            self._stretch_answers = 0
+    def _record_rate(self, work: float) -> None:
+        """Record the rate of an interval once it is long enough and has enough answers."""
+        self._interval_work += work
+        self._interval_answers += 1
+        if self._interval_answers >= _INTERVAL_ANSWERS and self._interval_s >= _INTERVAL_S:
+            self._rates.append(self._interval_work / self._interval_s)
+            self._interval_work = self._interval_s = 0.0
+            self._interval_answers = 0
 
     def _judge(self) -> None:
         late_s = sorted(self._errors_s)
@@ -191,7 +191,7 @@ class Forecast:
     def _advance(self) -> float:
         now = self._clock()
         if self._running:
-            self._stretch_s += now - self._at_s
+            self._interval_s += now - self._at_s
             kept = math.exp((self._at_s - now) / _MEMORY_S)
             self._done *= kept
             self._busy_s = self._busy_s * kept + _MEMORY_S * (1 - kept)
@@ -367,7 +367,7 @@ def fair_share(capacity: float, others: Iterable[float]) -> float:
         capacity: the amount to share.
         others: the amounts that the other keys ask for.
     """
-    wanted = sorted(others)
-    while wanted and wanted[0] < capacity / (len(wanted) + 1):
-        capacity -= wanted.pop(0)
-    return capacity / (len(wanted) + 1)
+    demands = sorted(others)
+    while demands and demands[0] < capacity / (len(demands) + 1):
+        capacity -= demands.pop(0)
+    return capacity / (len(demands) + 1)

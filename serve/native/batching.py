@@ -97,10 +97,10 @@ def pad_to_graph_size(
 
 
 def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGroups:
-    firsts = list(itertools.accumulate(counts, initial=0))[:-1]
+    first_tokens = list(itertools.accumulate(counts, initial=0))[:-1]
     return SlotGroups(
         slots=upload(slots, device),
-        first=upload(firsts, device),
+        first=upload(first_tokens, device),
         count=upload(counts, device),
         most=max(counts),
     )

@@ -94,8 +94,8 @@ class NativeRuntime:
             ) from error
         self._running: dict[int, SlotJob] = {}  # by the submitted job's id
         self._own_job_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
-        self._stepping: collections.deque[Stopwatch] = collections.deque()
-        self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
+        self._step_timers: collections.deque[Stopwatch] = collections.deque()
+        self._pending_events: list[JobEvent] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.capabilities = Capabilities(
             runtime="native",
@@ -209,10 +209,10 @@ class NativeRuntime:
         if running is not None:
             self._enter()
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
-            self._ended.append(JobEvent(job_id, finished="cancelled"))
+            self._pending_events.append(JobEvent(job_id, finished="cancelled"))
             self._release(running)
         elif (self._aligner and self._aligner.drop(job_id)) or self._scheduler.remove(job_id):
-            self._ended.append(JobEvent(job_id, finished="cancelled"))
+            self._pending_events.append(JobEvent(job_id, finished="cancelled"))
 
     @torch.inference_mode()
     def poll(self, timeout_s: float) -> list[JobEvent]:
@@ -220,7 +220,7 @@ class NativeRuntime:
 
         A step is short, and an idle runtime returns at once, so `timeout_s` is never reached.
         """
-        events, self._ended = self._ended, []
+        events, self._pending_events = self._pending_events, []
         try:
             self._enter()
             if self._threads:
@@ -288,7 +288,7 @@ class NativeRuntime:
         stopwatch = Stopwatch(self._device, "steps")
         steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
-        self._stepping.append(stopwatch)
+        self._step_timers.append(stopwatch)
         if policy:
             policy.note(stopwatch.seconds(), alone=fed < self._slots.busy)
         self._gauges = dataclasses.replace(
@@ -305,7 +305,7 @@ class NativeRuntime:
             encode_s=self._gauges.encode_s + total(self._scheduler.encoding),
             decode_s=self._gauges.decode_s
             + total(self._scheduler.prompting)
-            + total(self._stepping),
+            + total(self._step_timers),
         )
         if snapshot is None:
             return []
@@ -341,7 +341,7 @@ class NativeRuntime:
         stopwatch = Stopwatch(self._device, "words")
         events = self._aligner.launch(done)
         stopwatch.stop()
-        self._stepping.append(stopwatch)
+        self._step_timers.append(stopwatch)
         return events
 
     def _hypothesis_of(self, running: SlotJob, state: RowState) -> LanguageHypothesis:

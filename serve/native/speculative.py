@@ -121,11 +121,11 @@ class SpeculationPolicy:
 
     def should_draft(self, busy: int) -> bool:
         """Return whether the next step of `busy` windows should use a draft."""
-        return self._of(busy).drafting
+        return self._trial_of(busy).drafting
 
     def note(self, busy: int, seconds: float, tokens: float) -> None:
-        """Record the time of a step in the chosen mode, and the new tokens of an average row."""
-        trial = self._of(busy)
+        """Record the seconds of a step and its mean number of new tokens per row."""
+        trial = self._trial_of(busy)
         trial.steps += 1
         if trial.steps <= 2 * TRIAL:
             timing = trial.drafted if trial.drafting else trial.plain
@@ -146,7 +146,7 @@ class SpeculationPolicy:
         if trial.steps == 2 * TRIAL + HOLD:
             del self._trials[busy.bit_length()]
 
-    def _of(self, busy: int) -> _Trial:
+    def _trial_of(self, busy: int) -> _Trial:
         return self._trials.setdefault(busy.bit_length(), _Trial())
 
 

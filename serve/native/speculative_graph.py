@@ -74,7 +74,7 @@ class SpeculativeStep:
         self.count = count
         self._layouts: dict[int, _StepLayout] = {}
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
-        self._each = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
+        self._tokens_per_row = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
             :, None, None
         ]
 
@@ -107,14 +107,19 @@ class SpeculativeStep:
         """Make the batches of the decoder steps from the rows' current positions."""
         state = self._state
         n_ctx = state.tokens.shape[1]
-        at = state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, n_ctx - 1)
-        scaled = table[1:] * self._each  # (kinds of step, 2, slots)
+        position = (
+            state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, n_ctx - 1)
+        )
+        # (kinds of step, 2, slots): the first token of each slot, and the number of tokens.
+        token_ranges = table[1:] * self._tokens_per_row
         kinds = [0, *[1] * (self.count - 1), 2]
         batches = []
         for step, kind in zip(layout.steps, kinds, strict=True):
-            each = (2, 1, self.count + 1)[kind]
-            first, count = scaled[kind, :, :rows].unbind()
-            groups = SlotGroups(table[0, :rows], first, count, each)
-            rows_at = (layout.rows[step], at[step])
-            batches.append(StepBatch(state.tokens, *rows_at, groups, None, each > 1, n_ctx, each))
+            per_row = (2, 1, self.count + 1)[kind]
+            first, count = token_ranges[kind, :, :rows].unbind()
+            groups = SlotGroups(table[0, :rows], first, count, per_row)
+            rows_at = (layout.rows[step], position[step])
+            batches.append(
+                StepBatch(state.tokens, *rows_at, groups, None, per_row > 1, n_ctx, per_row)
+            )
         return batches

@@ -96,7 +96,7 @@ class Loader:
         query = self.matrix(f"{prefix}.q", factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
         if packed:
             key = self.matrix(f"{prefix}.k", bias=False, keep_int8=keep_int8)
-            query = _packed(query, key, self.matrix(f"{prefix}.v", keep_int8=keep_int8))
+            query = _stack_qkv(query, key, self.matrix(f"{prefix}.v", keep_int8=keep_int8))
         out = self.matrix(f"{prefix}.out", keep_int8=keep_int8)
         return Attention(self.norm(f"{prefix}_norm"), query, out)
 
@@ -125,10 +125,10 @@ def _expanded(stored: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     return stored.float() if scale is None else stored.float() * scale[:, None]
 
 
-def _packed(query: Matrix, key: Matrix, value: Matrix) -> Matrix:
+def _stack_qkv(query: Matrix, key: Matrix, value: Matrix) -> Matrix:
     """Stack the matrices of query, key and value into one."""
     assert query.bias is not None and value.bias is not None
-    scales = [m.scale for m in (query, key, value) if m.scale is not None]
+    scales = [matrix.scale for matrix in (query, key, value) if matrix.scale is not None]
     return Matrix(
         torch.cat([query.weight, key.weight, value.weight]),
         torch.cat([query.bias, torch.zeros_like(query.bias), value.bias]),

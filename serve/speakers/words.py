@@ -59,12 +59,12 @@ def label(words: Sequence[Word], turns: Sequence[SpeakerTurn]) -> list[str | Non
     Returns:
         The speaker of each word; None if there are no turns.
     """
-    known, speakers = _SpeakerTurns(turns), list[str | None]()
+    turn_lookup, speakers = _SpeakerTurns(turns), list[str | None]()
     for word in words:
         before = speakers[-1] if speakers else None
-        speakers.append(known.speaker(word.start, word.end, before))
+        speakers.append(turn_lookup.speaker(word.start, word.end, before))
     for first, last in _sentences(words):
-        speakers[first:last] = _without_strays(speakers[first:last])
+        speakers[first:last] = _smooth_single_words(speakers[first:last])
     return speakers
 
 
@@ -109,14 +109,14 @@ def lettered(segments: Sequence[Segment], known: Collection[str]) -> list[Segmen
         known: the names of known speakers, which do not change.
     """
     free, names = letters(known), {name: name for name in known}
-    told = list[Segment]()
+    renamed = list[Segment]()
     for segment in segments:
         if segment.speaker is not None:
             if segment.speaker not in names:
                 names[segment.speaker] = next(free)
             segment = dataclasses.replace(segment, speaker=names[segment.speaker])
-        told.append(segment)
-    return told
+        renamed.append(segment)
+    return renamed
 
 
 def _parts(
@@ -125,26 +125,26 @@ def _parts(
     runs: Sequence[tuple[int, int]],
     decode: Decode,
 ) -> Iterator[Segment]:
-    """Yield a segment for each run of words of one speaker."""
+    """Split a segment into runs of words by one speaker, and yield a segment for each."""
     assert segment.words is not None
     parts = [segment.words[first:last] for first, last in runs]
     texts = ["".join(word.word for word in part) for part in parts]
-    tokens = _shared(segment.tokens, texts, lambda token: decode([token]))
-    logprobs = _shared(segment.token_logprobs or (), texts, lambda piece: piece.token)
-    for number, part in enumerate(parts):
+    tokens = _split_by_text(segment.tokens, texts, lambda token: decode([token]))
+    logprobs = _split_by_text(segment.token_logprobs or (), texts, lambda piece: piece.token)
+    for index, part in enumerate(parts):
         yield dataclasses.replace(
             segment,
-            start=part[0].start if number else segment.start,
-            end=part[-1].end if number + 1 < len(parts) else segment.end,
-            text=texts[number],
+            start=part[0].start if index else segment.start,
+            end=part[-1].end if index + 1 < len(parts) else segment.end,
+            text=texts[index],
             words=part,
-            tokens=tokens[number],
-            token_logprobs=None if segment.token_logprobs is None else logprobs[number],
-            speaker=speakers[runs[number][0]],
+            tokens=tokens[index],
+            token_logprobs=None if segment.token_logprobs is None else logprobs[index],
+            speaker=speakers[runs[index][0]],
         )
 
 
-def _shared(
+def _split_by_text(
     items: Sequence[T], texts: Sequence[str], text_of: Callable[[T], str]
 ) -> list[tuple[T, ...]]:
     """Divide tokens, or items with a token's text, among consecutive texts."""
@@ -175,7 +175,7 @@ def _sentences(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
             first = index + 1
 
 
-def _without_strays(speakers: Sequence[str | None]) -> list[str | None]:
+def _smooth_single_words(speakers: Sequence[str | None]) -> list[str | None]:
     """Assign single words of a sentence to the speaker of the longer adjacent run."""
     runs = list(_runs(speakers))
     corrected = list(speakers)

@@ -198,7 +198,7 @@ def _check_header(source: AudioSource, meter: DecodeBudget, before_s: float) -> 
 
 
 def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
-    """Yield a source's blocks; raise an error if it ends too early."""
+    """Yield a source's blocks. Raise an error if the source is shorter than its header declares."""
     decoded_s = 0.0
     try:
         for rate, block in source.blocks():

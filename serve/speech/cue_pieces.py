@@ -49,17 +49,17 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
         max_width: the maximum width of a line, measured by `width_of`.
 
     Returns:
-        The pieces in order of time; pieces of one speaker keep their order.
+        The pieces, sorted by start. The pieces of one speaker keep their order.
     """
     by_speaker: dict[str | None, list[tuple[int, Segment]]] = {}
     for numbered in enumerate(segments):
         by_speaker.setdefault(numbered[1].speaker, []).append(numbered)
     pieces = [
         piece
-        for speaker, its in by_speaker.items()
-        for piece in _of_speaker(speaker, its, max_width)
+        for speaker, numbered_segments in by_speaker.items()
+        for piece in _of_speaker(speaker, numbered_segments, max_width)
     ]
-    pieces.sort(key=lambda one: (one[1].start, one[0]))
+    pieces.sort(key=lambda item: (item[1].start, item[0]))
     return [piece for _, piece in pieces]
 
 

@@ -112,10 +112,10 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
         duration: seconds of audio; a cue is not prolonged beyond it.
     """
     groups = _split(pieces_of(segments, options.max_line_width), options, duration)
-    following = [*(group[0].start for group in groups[1:]), None]
+    next_starts = [*(group[0].start for group in groups[1:]), None]
     times = [
         [group[0].start, _end(group, after, duration)]
-        for group, after in zip(groups, following, strict=False)
+        for group, after in zip(groups, next_starts, strict=False)
     ]
     if options.max_words_per_line is None:
         _lengthen(times, duration)

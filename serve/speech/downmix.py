@@ -46,7 +46,7 @@ class Downmix:
         self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
         self._loudness = 0.0
         self._taken: int | None = None  # the channel used instead of the mix
-        self._s = self._cancelled_s = 0.0
+        self._total_s = self._cancelled_s = 0.0
 
     def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
         """Add a block, and yield the mixed samples that are decided.
@@ -64,7 +64,7 @@ class Downmix:
                 yield at, self._mix(at, names, window)
         else:
             yield from self.finish()  # the channels have changed
-            self._s += len(block) / rate
+            self._total_s += len(block) / rate
             yield rate, block[:, 0]
 
     def finish(self) -> Iterator[tuple[int, Samples]]:
@@ -78,7 +78,7 @@ class Downmix:
             return []
         return [
             f"the channels cancel each other (opposite phase) in {self._cancelled_s:.1f} of "
-            f"{self._s:.1f} s; only the louder channel is transcribed there"
+            f"{self._total_s:.1f} s; only the louder channel is transcribed there"
         ]
 
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
@@ -100,7 +100,7 @@ class Downmix:
     ) -> Samples:
         """Return the mix, or one channel if the channels cancel each other."""
         channels = window.shape[1]
-        self._s += len(window) / rate
+        self._total_s += len(window) / rate
         if channels == 1:
             return mean
         weights = np.full(channels, 1 / channels) if shares is None else shares

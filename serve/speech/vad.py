@@ -161,11 +161,11 @@ class SpeechFilter:
         self._detector = detector
         self._voice = VadState(options)
         self._held = np.zeros(0, np.float32)  # the latest audio
-        self._held_from = 0  # the first sample's index in the recording
-        self._judged = 0  # samples with a probability; a whole number of frames
+        self._held_start = 0  # index of its first sample in the recording
+        self._n_judged = 0  # samples with a probability; a whole number of frames
         self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without padding
         self._kept: list[tuple[int, int]] = []  # disjoint padded intervals of speech
-        self._given = 0  # audio before this sample was returned
+        self._n_returned = 0  # audio before this sample was returned
 
     @property
     def margin_s(self) -> float:
@@ -175,7 +175,7 @@ class SpeechFilter:
     @property
     def received(self) -> int:
         """The number of samples of the recording so far."""
-        return self._held_from + len(self._held)
+        return self._held_start + len(self._held)
 
     def spoken(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the known speech between two samples, as pairs of first and last sample + 1.
@@ -189,26 +189,26 @@ class SpeechFilter:
     def push(self, block: Samples) -> list[SpeechAudio]:
         """Add a block, and return the speech that is certain now, in order."""
         self._held = np.concatenate([self._held, block])
-        if frames := (self.received - self._judged) // FRAME:
-            begin = self._judged - self._held_from
+        if frames := (self.received - self._n_judged) // FRAME:
+            begin = self._n_judged - self._held_start
             self._judge(self._held[begin : begin + frames * FRAME])
-        return self._give()
+        return self._take_kept()
 
     def finish(self) -> list[SpeechAudio]:
         """Return the remaining speech at the end of the recording."""
-        rest = self._held[self._judged - self._held_from :]
-        if len(rest):
-            self._judge(np.pad(rest, (0, FRAME - len(rest))))
+        unjudged = self._held[self._n_judged - self._held_start :]
+        if len(unjudged):
+            self._judge(np.pad(unjudged, (0, FRAME - len(unjudged))))
         if self._voice.speaking:
             self._keep_speech(self.received)
-        return self._give()
+        return self._take_kept()
 
     def _judge(self, samples: Samples) -> None:
         for probability in self._detector.probabilities(samples):
-            self._voice.step(float(probability), self._judged)
-            self._judged += FRAME
+            self._voice.step(float(probability), self._n_judged)
+            self._n_judged += FRAME
             if self._voice.speaking and self._voice.quiet_since is None:
-                self._keep_speech(self._judged)
+                self._keep_speech(self._n_judged)
 
     def _keep_speech(self, end: int) -> None:
         """Keep the current speech up to sample `end` if it is long enough."""
@@ -218,9 +218,9 @@ class SpeechFilter:
     @property
     def _undecided(self) -> int:
         """The first sample for which speech or silence is still uncertain."""
-        voice, end = self._voice, self._judged
+        voice, end = self._voice, self._n_judged
         if voice.speaking:
-            end = self._judged if voice.quiet_since is None else voice.quiet_since
+            end = self._n_judged if voice.quiet_since is None else voice.quiet_since
             if end - voice.since <= self._options.min_speech:
                 return voice.since
         return end
@@ -235,19 +235,21 @@ class SpeechFilter:
             start, end = self._kept[-1][0], max(end, self._kept.pop()[1])
         self._kept.append((start, end))
 
-    def _give(self) -> list[SpeechAudio]:
+    def _take_kept(self) -> list[SpeechAudio]:
         """Return the kept audio that has arrived and was not returned before."""
-        given = []
+        speech = []
         for start, end in self._kept:
-            start, end = max(start, self._given), min(end, self.received)
+            start, end = max(start, self._n_returned), min(end, self.received)
             if start < end:
-                at = self._held_from
-                given.append(SpeechAudio(start, self._held[start - at : end - at].copy()))
-                self._given = end
+                held_start = self._held_start
+                speech.append(
+                    SpeechAudio(start, self._held[start - held_start : end - held_start].copy())
+                )
+                self._n_returned = end
         del self._kept[:-1]  # the last one may grow
         # Keep the padding of speech that may begin at the first uncertain sample.
-        until = self._undecided - self._options.pad
-        until = max(self._held_from, min(until, self._judged, self.received))
-        self._held = self._held[until - self._held_from :].copy()
-        self._held_from = until
-        return given
+        keep_from = self._undecided - self._options.pad
+        keep_from = max(self._held_start, min(keep_from, self._n_judged, self.received))
+        self._held = self._held[keep_from - self._held_start :].copy()
+        self._held_start = keep_from
+        return speech

@@ -209,8 +209,8 @@ def assign_words(
 ) -> list[Segment]:
     """Add words to a window's segments, and set the segments' times by their words.
 
-    A segment starts and ends with its words. If its own start or end shows that the word there is
-    too long by half a second, the word is shortened instead.
+    A segment starts and ends with its words. But a first or last word that exceeds the segment's
+    own start or end by more than half a second is shortened to fit the segment.
 
     Args:
         segments: all segments of the window, in order, with times in the recording.
@@ -219,29 +219,29 @@ def assign_words(
         spoken_until_s: the end of the last word before this window.
     """
     timings, characters = iter(words.timings), iter(words.characters or ())
-    given: list[Segment] = []
+    timed_segments: list[Segment] = []
     for segment in segments:
-        mine = _take(timings, len(segment.tokens), window_start_s)
+        segment_words = _take(timings, len(segment.tokens), window_start_s)
         start, end = segment.start, segment.end
-        if mine:
-            _shorten_after_pause(mine, words, spoken_until_s)
-            start, end = _agree(segment, mine, words.median_s)
+        if segment_words:
+            _shorten_after_pause(segment_words, words, spoken_until_s)
+            start, end = _reconcile_times(segment, segment_words, words.median_s)
             spoken_until_s = end
-            mine = whole_words(mine, words.spaceless)
+            segment_words = whole_words(segment_words, words.spaceless)
         segment = dataclasses.replace(
             segment,
             start=round(start, 3),
             end=round(end, 3),
             words=tuple(
                 Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
-                for w in mine
+                for w in segment_words
             ),
         )
         if words.characters is not None:
             logprobs = tuple(_take_logprobs(characters, len(segment.tokens)))
             segment = dataclasses.replace(segment, token_logprobs=logprobs)
-        given.append(segment)
-    return given
+        timed_segments.append(segment)
+    return timed_segments
 
 
 def _take(timings: Iterator[WordTiming], tokens: int, offset_s: float) -> list[WordTiming]:
@@ -276,7 +276,9 @@ def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_unti
     first.start_s = max(0.0, first.end_s - longest_s)
 
 
-def _agree(segment: Segment, mine: list[WordTiming], median_s: float) -> tuple[float, float]:
+def _reconcile_times(
+    segment: Segment, mine: list[WordTiming], median_s: float
+) -> tuple[float, float]:
     """Reconcile a segment's times with its words; return the segment's start and end."""
     first, last = mine[0], mine[-1]
     start, end = first.start_s, last.end_s

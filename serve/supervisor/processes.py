@@ -100,7 +100,7 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):  # blocked in the kernel
             self._process.wait(_KILL_S)
         end = time.monotonic() + _KILL_S
-        while any(map(is_alive, _group(self.pid))) and time.monotonic() < end:
+        while any(map(is_alive, _group_members(self.pid))) and time.monotonic() < end:
             time.sleep(_POLL_S)
 
 
@@ -109,8 +109,8 @@ def log_tail(log: Sequence[str]) -> str:
     return "\n".join(log[-5:])
 
 
-def _group(leader: int) -> list[int]:
-    """List the processes of a group, some of which may outlive its leader."""
+def _group_members(leader: int) -> list[int]:
+    """List the processes of a process group. They may outlive the leader."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError):

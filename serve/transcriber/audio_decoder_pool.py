@@ -112,16 +112,16 @@ class AudioDecoderPool:
             if self._closed or active.ended:
                 return
             self._decodings[active.id] = decoding
-            self._let_wait(decoding)
+            self._queue_if_allowed(decoding)
 
     def taken(self, active: ActiveRequest) -> None:
-        """Record that a window of a request was submitted, so that another can be decoded."""
+        """Record that a request's window was submitted, so that the next one can be decoded."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
                 before = decoding.held_ahead
                 decoding.taken += 1
                 self._ahead += decoding.held_ahead - before
-                self._let_wait(decoding)
+                self._queue_if_allowed(decoding)
 
     def release(self, active: ActiveRequest) -> None:
         """Stop decoding a request that has ended, and drop its audio."""
@@ -212,7 +212,7 @@ class AudioDecoderPool:
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
 
-    def _let_wait(self, decoding: _AudioTask) -> None:
+    def _queue_if_allowed(self, decoding: _AudioTask) -> None:
         """Queue a request if it may be decoded further; the lock is held."""
         waits = decoding.working or decoding.active.id in self._waiting
         if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
@@ -270,7 +270,7 @@ class AudioDecoderPool:
                 decoding.whole = isinstance(window, EarshotError) or window.last
             decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
             if not decoding.gone:
-                self._let_wait(decoding)
+                self._queue_if_allowed(decoding)
         if decoding.working:
             decoding.windows.close()
 

@@ -222,7 +222,7 @@ def with_texts(
     config: TranscriberConfig,
     n_text_ctx: int,
 ) -> DecodingPlan:
-    """Add a request's texts to its plan; `plan_request` must not wait for their tokenization.
+    """Add a request's texts to its plan. `plan_request` must not wait for their tokenization.
 
     Args:
         plan: the result of `plan_request`.
@@ -234,8 +234,8 @@ def with_texts(
     Raises:
         OptionError: the prompt leaves too little room for `max_tokens`.
     """
-    room = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix).ids)
-    max_tokens = _max_tokens(request, config, plan.mode, room)
+    free_positions = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix).ids)
+    max_tokens = _max_tokens(request, config, plan.mode, free_positions)
     options = dataclasses.replace(plan.options, max_tokens=max_tokens, phrases=texts.phrases)
     return dataclasses.replace(plan, texts=texts, options=options)
 
@@ -388,7 +388,9 @@ def _options(
     )
 
 
-def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: int) -> int:
+def _max_tokens(
+    request: Request, config: TranscriberConfig, mode: Mode, free_positions: int
+) -> int:
     """Return the maximum number of new tokens per window.
 
     In sequential mode the prompts grow with the text, and the context limits a window's tokens.
@@ -397,17 +399,17 @@ def _max_tokens(request: Request, config: TranscriberConfig, mode: Mode, room: i
         request: the request.
         config: limits and defaults.
         mode: the decoding mode.
-        room: decoder positions that the prompt leaves free.
+        free_positions: decoder positions that the prompt leaves free.
     """
     wanted = request.max_tokens
     if wanted is None:
-        return min(config.max_tokens, room)
+        return min(config.max_tokens, free_positions)
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
         raise OptionError(f"max_tokens = {shown(wanted)}; expected a whole number of at least 1")
     if wanted > config.max_tokens:
         raise OptionError(f"max_tokens = {wanted}; expected at most {config.max_tokens}")
-    if wanted > room and mode == "parallel":
-        raise OptionError(f"max_tokens = {wanted}, but the prompt leaves room for {room}")
+    if wanted > free_positions and mode == "parallel":
+        raise OptionError(f"max_tokens = {wanted}, but the prompt leaves room for {free_positions}")
     return wanted
 
 

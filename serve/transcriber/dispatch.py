@@ -175,8 +175,8 @@ class Dispatcher:
     def check_invariants(self, pending: set[int]) -> None:
         """Assert the invariants, given the ids of the pending requests."""
         assert len(self._jobs) <= self._max_jobs
-        long = sum(not decoding.job.urgent for decoding in self._jobs.values())
-        assert long == self._long_jobs <= self._max_long_jobs
+        n_long = sum(not decoding.job.urgent for decoding in self._jobs.values())
+        assert n_long == self._long_jobs <= self._max_long_jobs
         assert all(active.ready and active.id in pending for active in self._ready)
         for decoding in self._jobs.values():
             assert decoding.active.ended != (decoding.active.id in pending)

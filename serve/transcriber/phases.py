@@ -15,7 +15,7 @@ class Phases:
 
     def __init__(self) -> None:
         # Name, start and end in monotonic seconds, windows; appending needs no lock.
-        self._noted: list[tuple[str, float, float, int]] = []
+        self._recorded: list[tuple[str, float, float, int]] = []
 
     def note(self, name: str, began_s: float, windows: int = 1) -> None:
         """Record a piece of work that has just ended.
@@ -25,19 +25,19 @@ class Phases:
             began_s: monotonic time at which the work began.
             windows: the number of windows processed; 0 for a part of one.
         """
-        self._noted.append((name, began_s, time.monotonic(), windows))
+        self._recorded.append((name, began_s, time.monotonic(), windows))
 
     def note_scores(self, scores: Scores) -> None:
         """Record the encoder's and the decoder's work for a window that has just ended."""
         now_s = time.monotonic()
         encode_s, decode_s = scores.encode_s, scores.decode_s
         encode_at, decode_at = scores.began_s or (now_s - decode_s - encode_s, now_s - decode_s)
-        self._noted.append(("encode", encode_at, encode_at + encode_s, 1))
-        self._noted.append(("steps", decode_at, decode_at + decode_s, 1))
+        self._recorded.append(("encode", encode_at, encode_at + encode_s, 1))
+        self._recorded.append(("steps", decode_at, decode_at + decode_s, 1))
 
     def seconds(self, name: str) -> float:
         """Sum the seconds of work in a phase."""
-        return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._noted if noted == name)
+        return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._recorded if noted == name)
 
     def told(self, accepted_s: float) -> tuple[Phase, ...]:
         """Return all phases and waits in wall-clock time, in order of start.
@@ -45,15 +45,15 @@ class Phases:
         Args:
             accepted_s: monotonic time at which the request was accepted.
         """
-        noted, offset_s = list(self._noted), time.time() - time.monotonic()
+        recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
         phases = []
-        for name in dict.fromkeys(name for name, *_ in noted):
-            parts = [part for part in noted if part[0] == name]
+        for name in dict.fromkeys(name for name, *_ in recorded):
+            parts = [part for part in recorded if part[0] == name]
             begin_s = offset_s + min(begin_s for _, begin_s, _, _ in parts)
             end_s = offset_s + max(end_s for _, _, end_s, _ in parts)
             windows = sum(windows for *_, windows in parts)
             phases.append(Phase(name, begin_s, end_s, self.seconds(name), windows))
-        for name, begin_s, end_s in _waits(noted, accepted_s):
+        for name, begin_s, end_s in _waits(recorded, accepted_s):
             phases.append(Phase(name, offset_s + begin_s, offset_s + end_s, end_s - begin_s, 1))
         return tuple(sorted(phases, key=lambda phase: phase.begin))
 

@@ -135,21 +135,21 @@ def _named(start: tuple[int, ...], token: int) -> tuple[int, ...]:
 
 
 def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> PromptTexts:
-    """Tokenize a request's texts.
+    """Tokenize a request's hotwords, previous text, prefix and phrases.
 
     Raises:
         OptionError: a text or a phrase holds special tokens or is too long.
     """
     texts = no_texts(tokenizer, config)
     hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
-    stamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
-    room = texts.limit - len(hotwords) - len(stamp)
-    prefix = tokenizer.text_ids("prefix", request.prefix, room)
+    first_timestamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
+    prefix_limit = texts.limit - len(hotwords) - len(first_timestamp)
+    prefix = tokenizer.text_ids("prefix", request.prefix, prefix_limit)
     return dataclasses.replace(
         texts,
         hotwords=hotwords,
         before=tokenizer.previous_text(request.prompt),
-        prefix=(*stamp, *prefix) if prefix else (),
+        prefix=(*first_timestamp, *prefix) if prefix else (),
         phrases=trie_of(phrases_of(request, config), tokenizer),
     )
 

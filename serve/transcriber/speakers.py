@@ -45,7 +45,7 @@ class SpeakerWorker:
 
     def add(self, active: ActiveRequest, request: Request) -> None:
         """Queue a request for diarization; returns at once."""
-        work = functools.partial(self._turns, active, request)
+        work = functools.partial(self._diarize, active, request)
         self._pool.add(
             active,
             f"diarizing request {active.id}",
@@ -57,7 +57,7 @@ class SpeakerWorker:
         """Start no more work; work in progress ends with its next block."""
         self._pool.close()
 
-    def _turns(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
+    def _diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         speakers = active.plan.speakers
         assert speakers is not None
         known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]

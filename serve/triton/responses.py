@@ -83,7 +83,7 @@ class Responder:
             handle.cancel()
 
     def send_event(self, event: TranscriberEvent) -> None:
-        """Send an event of the transcriber and wait until Triton has taken it."""
+        """Send an event of the transcriber as a response; return once Triton has accepted it."""
         sender = self._sender
         if sender is None:
             return

@@ -43,7 +43,7 @@ class Bridge:
         """Stop accepting connections, and finish the current utterances.
 
         Args:
-            drain_s: the longest wait for them.
+            drain_s: the maximum wait for these utterances.
         """
         assert self._server is not None
         self._server.close()

@@ -52,10 +52,10 @@ class WyomingSession:
         self._reader = reader
         self._writer = writer
         self._settings = settings
-        self._ahead: asyncio.Task[WyomingEvent | None] | None = None
+        self._read_task: asyncio.Task[WyomingEvent | None] | None = None
         self._options = TranscribeOptions()
         self._utterance: WyomingUtterance | None = None
-        self._last = False
+        self._finishing = False
 
     @property
     def busy(self) -> bool:
@@ -64,12 +64,12 @@ class WyomingSession:
 
     def finish(self) -> None:
         """End the session after the current utterance."""
-        self._last = True
+        self._finishing = True
 
     async def run(self) -> None:
         """Handle events until the client disconnects or an error ends the session."""
         try:
-            while (self.busy or not self._last) and (event := await self._next()) is not None:
+            while (self.busy or not self._finishing) and (event := await self._next()) is not None:
                 if handle := self._HANDLERS.get(event.type):  # ignore unknown events
                     await handle(self, event)
         except EarshotError as error:
@@ -77,9 +77,9 @@ class WyomingSession:
             await self.refuse(error)
         finally:
             self._drop()
-            if self._ahead is not None:
-                self._ahead.cancel()
-                await asyncio.wait((self._ahead,))
+            if self._read_task is not None:
+                self._read_task.cancel()
+                await asyncio.wait((self._read_task,))
 
     async def refuse(self, error: EarshotError) -> None:
         """Send an error to the client, if it is still connected."""
@@ -89,15 +89,15 @@ class WyomingSession:
             logger.warning("%s", deaf)
 
     async def _next(self) -> WyomingEvent | None:
-        self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
+        self._read_task = self._read_task or asyncio.create_task(read_event(self._reader))
         try:
             async with asyncio.timeout(self._settings.idle_s):
-                event = await self._ahead
+                event = await self._read_task
         except TimeoutError:
             raise DeadlineError(
                 f"no complete event within {self._settings.idle_s:g} s; connect again to continue"
             ) from None
-        self._ahead = None
+        self._read_task = None
         return event
 
     async def _say(self, kind: str, data: dict[str, Any]) -> None:
@@ -178,10 +178,14 @@ class WyomingSession:
         if not utterance.seconds:
             return SpeechApiAnswer("")  # no audio
         answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, options))
-        self._ahead = self._ahead or asyncio.create_task(read_event(self._reader))
+        self._read_task = self._read_task or asyncio.create_task(read_event(self._reader))
         try:
-            await asyncio.wait((answer, self._ahead), return_when=asyncio.FIRST_COMPLETED)
-            gone = self._ahead.done() and not self._ahead.exception() and not self._ahead.result()
+            await asyncio.wait((answer, self._read_task), return_when=asyncio.FIRST_COMPLETED)
+            gone = (
+                self._read_task.done()
+                and not self._read_task.exception()
+                and not self._read_task.result()
+            )
             return None if gone and not answer.done() else await answer
         finally:
             answer.cancel()

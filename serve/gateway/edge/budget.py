@@ -161,7 +161,7 @@ class ThrottledConnection(asyncio.Protocol):
         self.budget.charge(_READ_S)
         if not self._closing:
             self._pending += data
-        self._go_on()
+        self._deliver_pending()
 
     # ------------------------------------------------------------ as the protocol's transport
 
@@ -179,7 +179,7 @@ class ThrottledConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._paused:
             self._paused = False
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._deliver_pending)
 
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
@@ -191,33 +191,33 @@ class ThrottledConnection(asyncio.Protocol):
         return self._closing or bool(self._transport.is_closing())
 
     def close(self) -> None:
-        lingers = self._protocol.unread and not self._closing
+        must_linger = self._protocol.unread and not self._closing
         self._closing = True
         self._pending.clear()
-        if not lingers:
+        if not must_linger:
             self._transport.close()
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._linger(asyncio.get_running_loop().time() + self._protocol.linger_s)
-        self._go_on()
+        self._deliver_pending()
 
     # ------------------------------------------------------------ in between
 
     def _linger(self, end_s: float) -> None:
-        """Close the connection once its client has stopped sending, or at the end."""
+        """Close the connection once the client has stopped sending, or at `end_s`."""
         loop = asyncio.get_running_loop()
         self._received = False
 
-        def look() -> None:
+        def close_if_idle() -> None:
             if self._received and loop.time() < end_s and not self._transport.is_closing():
                 self._linger(end_s)
             else:
                 self._transport.close()
 
-        loop.call_later(LINGER_S, look)
+        loop.call_later(LINGER_S, close_if_idle)
 
-    def _go_on(self) -> None:
+    def _deliver_pending(self) -> None:
         if not self._waits:
             self._pass_on(lambda: self.budget.spent)
         self._set_reading()

@@ -291,11 +291,11 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
 
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
         record = LogRecord(header=functools.partial(_metadata, rpc))
-        rpc.set_trailing_metadata(_names(record))
+        rpc.set_trailing_metadata(_id_metadata(record))
         error: ApiError | None = None
         try:
             await method(rpc, record)
-            rpc.set_trailing_metadata(_names(record))  # which has a trace by now
+            rpc.set_trailing_metadata(_id_metadata(record))  # the record has a trace id now
         except ApiError as failed:
             error = failed
         except grpc.aio.AbortError:
@@ -305,18 +305,18 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
             error = errors.failed()
         if error is None:
             return
-        if not record.route:  # else its context has written the record
+        if not record.route:  # with a route, the request context has written the record
             record.route, record.outcome = name, errors.status_of(error)[1]
             record.write()
         status = error.status
         wait = (("retry-after", str(error.retry_after_s)),) if status.again else ()
-        await rpc.abort(grpc.StatusCode[status.grpc], error.text, _names(record) + wait)
+        await rpc.abort(grpc.StatusCode[status.grpc], error.text, _id_metadata(record) + wait)
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
 
-def _names(record: LogRecord) -> tuple[tuple[str, str], ...]:
-    """Return metadata that name a call, as in the log, and its trace."""
+def _id_metadata(record: LogRecord) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that identify a call: its id in the log, and its trace."""
     return (("x-request-id", record.id), *record.span.answer_headers().items())
 
 

@@ -184,12 +184,12 @@ def check_parameters(
     """Reject parameters that would have no effect.
 
     Raises:
-        ApiError: 400, one is not `known`.
+        ApiError: 400, a parameter is not `known`.
     """
     for name in parameters:
         if name not in known:
             reason = next(
-                (reason for part, reason in _REASONS.items() if name.startswith(part)),
+                (reason for prefix, reason in _REASONS.items() if name.startswith(prefix)),
                 f"known: {', '.join(known)}" if known else "none is known",
             )
             raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")

@@ -224,21 +224,21 @@ def prepare(kind: LogKind, descriptor: int | None = None) -> None:
     """Set up the log of this process.
 
     Args:
-        kind: the format of lines; "off": requests have none.
-        descriptor: the file for lines of requests; None: stderr, as for other lines.
+        kind: the format of lines; "off": no lines for requests.
+        descriptor: the file for the access log; None: stderr, as for all other lines.
     """
     formatter = JsonFormatter() if kind == "json" else TextFormatter()
-    few = LogRateLimiter()
-    others = logging.StreamHandler()
-    handlers = {logging.getLogger(): others}
+    rate_limiter = LogRateLimiter()
+    stderr_handler = logging.StreamHandler()
+    handlers = {logging.getLogger(): stderr_handler}
     if kind == "off":
         requests.disabled = True
     else:
-        behind = AsyncLogHandler(sys.stderr.fileno() if descriptor is None else descriptor)
-        handlers[requests] = behind  # type: ignore[assignment]
+        access_handler = AsyncLogHandler(sys.stderr.fileno() if descriptor is None else descriptor)
+        handlers[requests] = access_handler  # type: ignore[assignment]
         requests.propagate = False
     for logger, handler in handlers.items():
         handler.setFormatter(formatter)
-        handler.addFilter(few)
+        handler.addFilter(rate_limiter)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

@@ -12,7 +12,7 @@ from serve.speech.pcm import EXPECTED
 
 _TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
 _TEXT = {"type": "string"}
-_MAYBE = {"type": ["string", "null"]}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
 _ANSWERS = ("application/json", "text/plain", "text/event-stream")
 _JOBS = "/v1/audio/jobs"
 _AUDIO = {
@@ -54,7 +54,7 @@ _STYLE = (
 
 def openapi() -> dict[str, Any]:
     """Describe the routes in OpenAPI 3.1."""
-    told = {"message": _TEXT, "type": _TEXT, "param": _MAYBE, "code": _MAYBE}
+    error_fields = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -69,7 +69,7 @@ def openapi() -> dict[str, Any]:
             "/v1/realtime/client_secrets": {"post": _secret()},
             f"{_JOBS}/{{id}}/cancel": {"post": _operation(f"{_JOBS}/{{id}}/cancel", "End a job")},
         },
-        "components": {"schemas": {"Error": _object({"error": _object(told)})}},
+        "components": {"schemas": {"Error": _object({"error": _object(error_fields)})}},
     }
 
 

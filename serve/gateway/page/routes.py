@@ -59,7 +59,7 @@ class _Files(StaticFiles):
 
 def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]:
     """List the page's addresses."""
-    files, splitting = _Files(directory=_WEB), asyncio.Lock()
+    files, subtitle_lock = _Files(directory=_WEB), asyncio.Lock()
 
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
@@ -73,7 +73,7 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
         with services.admission.admit(api_key) as permit:
             body = await small_body(request, permit, MAX_BYTES, "the transcript")
             try:
-                async with splitting:  # one at a time: it keeps a processor busy
+                async with subtitle_lock:  # one at a time: rendering takes a whole CPU core
                     text = await asyncio.to_thread(_subtitles, body)
             except OptionError as error:
                 raise errors.invalid(str(error)) from error

@@ -122,16 +122,20 @@ class PooledRate:
 def pooled_cer(comparisons: Sequence[Comparison]) -> PooledRate | None:
     """Return the pooled CER of requests; None if the reference has no text.
 
-    The interval is that of a ratio of two sums over requests, which are drawn together: Cochran,
-    Sampling Techniques (1977), section 6.4.
+    The confidence interval is that of a ratio estimate. It treats requests as the sampled units:
+    Cochran, Sampling Techniques (1977), section 6.4.
     """
-    count, characters = len(comparisons), sum(one.characters for one in comparisons)
+    count, characters = len(comparisons), sum(comparison.characters for comparison in comparisons)
     if not characters:
         return None
-    value = sum(one.edits for one in comparisons) / characters
+    value = sum(comparison.edits for comparison in comparisons) / characters
     if count < 2:
-        return PooledRate(value, 0.0, max(1.0, value))  # one tells nothing of the others
-    squares = sum((one.edits - value * one.characters) ** 2 for one in comparisons)
+        return PooledRate(
+            value, 0.0, max(1.0, value)
+        )  # one request says nothing about the variance
+    squares = sum(
+        (comparison.edits - value * comparison.characters) ** 2 for comparison in comparisons
+    )
     margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
     return PooledRate(value, max(0.0, value - margin), value + margin)
 

@@ -76,32 +76,32 @@ def cross_kernel(
         slot, low, high = group, group, group + 1
     else:
         slot, low, high = group_of(groups, group, begin, end)
-    mine = low + gl.program_id(2) * 16
+    first_token = low + gl.program_id(2) * 16
     row = slot * heads + head
-    there = n_keys - split * (run * RUNS)
-    wanted = gl.where(mine < high, there, 0)
-    at = row.to(gl.int64) * n_keys + split * (run * RUNS)
-    keys = load_run(cache.k, at, wanted, keys_layout(RUNS, run, form.int8), "")
-    values = load_run(cache.v, at, wanted, values_layout(RUNS, run, form.int8), "")
-    if form.pdl:  # the caches are complete: the step's first kernel waited for their writer
+    keys_left = n_keys - split * (run * RUNS)
+    wanted = gl.where(first_token < high, keys_left, 0)
+    first_key = row.to(gl.int64) * n_keys + split * (run * RUNS)
+    keys = load_run(cache.k, first_key, wanted, keys_layout(RUNS, run, form.int8), "")
+    values = load_run(cache.v, first_key, wanted, values_layout(RUNS, run, form.int8), "")
+    if form.pdl:  # safe: the step's first kernel waited for the kernel that wrote the caches
         gdc_launch_dependents()
         gdc_wait()
-    for start in range(mine, high, gl.num_programs(2) * 16):
+    for start in range(first_token, high, gl.num_programs(2) * 16):
         query = queries_of(q, cache.k_scale, start, high, n_tokens, heads, head, row, mma, form)
         no_scores = gl.zeros([RUNS, 16, run], gl.float32, mma)
         score = mma_v2(query, keys_operand(keys, mma), no_scores)
-        weights, peaks = weights_of(top_rows(score, rows), there, form.int8)
+        weights, peaks = weights_of(top_rows(score, rows), keys_left, form.int8)
         accs, totals = mix(weights, values, mma, rows)
         peak, total, acc = _sum_of_runs(peaks, totals, accs, layout)
         if form.int8:
             acc = acc * SUBNORMAL - total[:, None] * RAISED
         token = start + gl.arange(0, rows, gl.SliceLayout(1, layout))
-        line = ((token - begin) * heads + head) * splits + split
+        place = ((token - begin) * heads + head) * splits + split
         d = gl.arange(0, 64, gl.SliceLayout(0, layout))
-        real = token < high
-        gl.store(workspace.partial + line[:, None] * 64 + d[None, :], acc, mask=real[:, None])
-        gl.store(workspace.stats + line * 2, peak, mask=real)
-        gl.store(workspace.stats + line * 2 + 1, total, mask=real)
+        is_token = token < high
+        gl.store(workspace.partial + place[:, None] * 64 + d[None, :], acc, mask=is_token[:, None])
+        gl.store(workspace.stats + place * 2, peak, mask=is_token)
+        gl.store(workspace.stats + place * 2 + 1, total, mask=is_token)
         barrier()  # all threads store their part before the program counts as finished
         counter = workspace.arrived + (start - begin) * heads + head
         if gl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
@@ -166,8 +166,8 @@ def _next_split(
             item = gl.where(low < high, item, item + gl.num_programs(0))
         high = gl.where(item < items, high, low)
     row = slot * heads + item // splits % heads
-    there = gl.where(item < items, n_keys - item % splits * keys, 0)
-    return item, low, high, row, row.to(gl.int64) * n_keys + item % splits * keys, there
+    keys_left = gl.where(item < items, n_keys - item % splits * keys, 0)
+    return item, low, high, row, row.to(gl.int64) * n_keys + item % splits * keys, keys_left
 
 
 @gluon.jit
@@ -176,14 +176,14 @@ def _attend(
     keys,
     values,
     cache: CrossCache,
-    at,
-    there: int,
-    n_at,
-    n_there: int,
+    first_key,
+    keys_left: int,
+    next_key,
+    next_left: int,
     mma: gl.constexpr,
     form: gl.constexpr,
 ) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """Return (peak, total, acc) of a split of `there` keys, and the next split's first run.
+    """Return (peak, total, acc) of a split, and the keys and values of the next split's first run.
 
     The keys and values of the next run are loaded as soon as their registers are free.
     """
@@ -198,10 +198,10 @@ def _attend(
     for turn in range(RUNS):
         score = mma_v2(query, keys_operand(keys, mma), gl.zeros([1, 16, run], gl.float32, mma))
         last = turn + 1 == RUNS
-        upcoming = gl.where(last, n_at, at + (turn + 1) * run)
-        wanted = gl.where(last, n_there, there - (turn + 1) * run)
+        upcoming = gl.where(last, next_key, first_key + (turn + 1) * run)
+        wanted = gl.where(last, next_left, keys_left - (turn + 1) * run)
         keys = load_run(cache.k, upcoming, wanted, k_layout, "evict_first")
-        weights, new_peak = weights_of(top_rows(score, 8), there - turn * run, form.int8)
+        weights, new_peak = weights_of(top_rows(score, 8), keys_left - turn * run, form.int8)
         new, new_total = mix(weights, values, mma, 8)
         values = load_run(cache.v, upcoming, wanted, v_layout, "evict_first")
         new_peak = gl.convert_layout(new_peak, line, assert_trivial=True)
@@ -254,36 +254,44 @@ def cross_stream_kernel(
     items: int,
     form: gl.constexpr,
 ) -> None:
-    """Compute `items` splits of all groups and heads, one warp a program; up to 8 tokens each."""
+    """Compute `items` splits of all groups and heads. A group has at most 8 tokens.
+
+    A program is one warp. It computes every `num_programs`-th split.
+    """
     mma: gl.constexpr = mma_layout(1)
     narrow: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 1], [1, 0])
-    item, low, high, row, at, there = _next_split(
+    item, low, high, row, first_key, keys_left = _next_split(
         groups, gl.program_id(0), items, begin, end, heads, n_keys, form
     )
-    keys = load_run(cache.k, at, there, keys_layout(1, form.run, form.int8), "evict_first")
-    values = load_run(cache.v, at, there, values_layout(1, form.run, form.int8), "evict_first")
-    if form.pdl:  # the caches are complete: the step's first kernel waited for their writer
+    keys = load_run(
+        cache.k, first_key, keys_left, keys_layout(1, form.run, form.int8), "evict_first"
+    )
+    values = load_run(
+        cache.v, first_key, keys_left, values_layout(1, form.run, form.int8), "evict_first"
+    )
+    if form.pdl:  # safe: the step's first kernel waited for the kernel that wrote the caches
         gdc_launch_dependents()
         gdc_wait()
     head = item // form.splits % heads
     query = queries_of(q, cache.k_scale, low, high, n_tokens, heads, head, row, mma, form)
     while item < items:
-        n_item, n_low, n_high, n_row, n_at, n_there = _next_split(
+        next_item, next_low, next_high, next_row, next_key, next_left = _next_split(
             groups, item + gl.num_programs(0), items, begin, end, heads, n_keys, form
         )
         peak, total, acc, keys, values = _attend(
-            query, keys, values, cache, at, there, n_at, n_there, mma, form
+            query, keys, values, cache, first_key, keys_left, next_key, next_left, mma, form
         )
         head = item // form.splits % heads
         _store_part(workspace, peak, total, acc, low, high, begin, heads, item, form.splits)
         counter = workspace.arrived + (low - begin) * heads + head
-        arrival = gl.atomic_add(counter, 1, sem="acq_rel")
-        n_head = n_item // form.splits % heads
+        arrived = gl.atomic_add(counter, 1, sem="acq_rel")
+        next_head = next_item // form.splits % heads
         query = queries_of(
-            q, cache.k_scale, n_low, n_high, n_tokens, heads, n_head, n_row, mma, form
+            q, cache.k_scale, next_low, next_high, n_tokens, heads, next_head, next_row, mma, form
         )
-        if arrival == form.splits - 1:
+        if arrived == form.splits - 1:
             v_scale = cache.v_scale + row * 64
             sum_of_splits(workspace, out, v_scale, begin, low, high, heads, head, 1, form, narrow)
             gl.store(counter, 0)
-        item, low, high, row, at, there = n_item, n_low, n_high, n_row, n_at, n_there
+        item, low, high, row = next_item, next_low, next_high, next_row
+        first_key, keys_left = next_key, next_left

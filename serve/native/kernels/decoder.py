@@ -115,7 +115,7 @@ class TritonOps:
             matrix = dataclasses.replace(matrix, thin=thin.view(torch.int32))
         return matrix
 
-    def _thin(
+    def _multiply_thin(
         self,
         x: Flow,
         matrix: Matrix,
@@ -124,7 +124,7 @@ class TritonOps:
         gelu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor | None:
-        """Multiply x, or its layer norm, with `thin_kernel`; return None if x has too many rows."""
+        """Multiply x, or its layer norm, with `thin_kernel`; return None if that is impossible."""
         if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
             return None
         assert not isinstance(residual, PartialSums)
@@ -137,13 +137,13 @@ class TritonOps:
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
         """Compute `reference_ops.norm_linear`; x is (rows, in)."""
-        if (thin := self._thin(x, matrix, params)) is not None:
+        if (thin := self._multiply_thin(x, matrix, params)) is not None:
             return thin
         return self._linear(self._normed(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
         """Compute `reference_ops.norm_linear_gelu`; x is (rows, in)."""
-        if (thin := self._thin(x, matrix, params, gelu=True)) is not None:
+        if (thin := self._multiply_thin(x, matrix, params, gelu=True)) is not None:
             return thin
         normed = self._normed(x, params)
         if len(normed) > FEW_ROWS:
@@ -154,7 +154,7 @@ class TritonOps:
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
         """Compute `reference_ops.linear_residual`; x is (rows, in)."""
-        if (thin := self._thin(x, matrix, residual=residual)) is not None:
+        if (thin := self._multiply_thin(x, matrix, residual=residual)) is not None:
             return thin
         if isinstance(residual, PartialSums):
             assert residual.value is not None, "a layer norm must precede the use as a residual"
@@ -167,7 +167,7 @@ class TritonOps:
         """Compute `reference_ops.logits`; x is (rows, in)."""
         if isinstance(x, torch.Tensor) and wanted is not None:
             x, wanted = x.index_select(0, wanted), None
-        if (thin := self._thin(x, matrix, params, dtype=torch.float32)) is not None:
+        if (thin := self._multiply_thin(x, matrix, params, dtype=torch.float32)) is not None:
             return thin
         normed = self._normed(x, params)
         if wanted is not None:

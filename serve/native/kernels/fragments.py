@@ -198,10 +198,10 @@ def _pairs_layout(warps: int, keys: int) -> gl.DistributedLinearLayout:
 
 @gluon.jit
 def _halves(words) -> gl.tensor:
-    """Convert int32 (…) of four int8 each to float16 (…, 2, 2), number j at [j % 2, j // 2].
+    """Unpack the four int8 of each int32 to float16 (…, 2, 2); byte j goes to [j % 2, j // 2].
 
-    It converts two consecutive words of a thread at once, because each register of an operand
-    holds one number of either word.
+    One assembly block converts two consecutive words of a thread. An operand register pairs a
+    number of the first word with a number of the second.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """

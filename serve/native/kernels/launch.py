@@ -74,18 +74,18 @@ def compiled_together(
 ) -> Iterator[None]:
     """Compile the kernels that the body launches, in parallel, instead of running them.
 
-    All of them are compiled at the end. Kernels in Triton's cache on disk are loaded from there.
+    When this block ends, all kernels are compiled. Kernels in Triton's disk cache are loaded.
 
     Args:
         device: the device to compile for.
-        shortening: further context managers, which keep the body from repeating equal launches.
+        shortening: context managers around the body, which skip launches that repeat earlier ones.
     """
     threads = _Compilers(device)
     with threads, triton.AsyncCompileMode(threads), contextlib.ExitStack() as stack:
         for manager in shortening:
             stack.enter_context(manager)
-        before = _only_compiling.set(True)
+        token = _only_compiling.set(True)
         try:
             yield
         finally:
-            _only_compiling.reset(before)
+            _only_compiling.reset(token)

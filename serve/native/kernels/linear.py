@@ -340,8 +340,8 @@ def wide_rows_kernel(
 ) -> None:
     """Compute `many_rows_kernel` for float16 weights with bulk copies of x and weight descriptors.
 
-    The sums of a part are added only at its end. `many_rows_kernel` selects them in every turn,
-    which takes up to a third of the time of a product that is bound by arithmetic.
+    This kernel adds the partial sum to the total once per part. `many_rows_kernel` does it with a
+    select in every iteration, which can cost a third of the time of a compute-bound product.
     """
     m0 = tl.program_id(0) * block_m
     n0 = tl.program_id(1) * block_n

@@ -111,8 +111,8 @@ def add_linear_norm(
 ) -> torch.Tensor:
     """Add linear(y) to x in place, then apply layer norm to x + shift.
 
-    The stream omits the biases of the added layers, so that each addition rounds it only once.
-    `shift` is the sum of these biases.
+    The residual stream x omits the biases of the layers added so far, so that each addition rounds
+    x only once. `shift` is the sum of these biases.
 
     Args:
         x: the residual stream (..., d).
@@ -122,7 +122,7 @@ def add_linear_norm(
         params: the layer norm's weights.
 
     Returns:
-        The layer norm (..., d), in the form that linear layers of the same implementation read.
+        The normalized x (..., d), in the form that the linear layers of this implementation read.
     """
     x += linear(y, matrix)
     return norm(x + shift, params).to(x.dtype)
@@ -348,29 +348,31 @@ def cross_attention(
     """
     _, heads, _, head_dim = cross.k.shape
     out = torch.zeros_like(q)
-    for slot, slots, first, each, own in _alike(groups, cross):
+    for slot, slots, first, per_slot, own in _runs_by_cache(groups, cross):
         k, v = own.k[slot : slot + slots], own.v[slot : slot + slots]
         if cross.k_scale is not None and cross.v_scale is not None:
             k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
-        tokens = slice(first, first + slots * each)
-        query = q[tokens].view(slots, each, heads, head_dim).transpose(1, 2)
+        tokens = slice(first, first + slots * per_slot)
+        query = q[tokens].view(slots, per_slot, heads, head_dim).transpose(1, 2)
         mixed = attend(query, k, v, own.log_weights)
-        out[tokens] = mixed.transpose(1, 2).reshape(slots * each, heads * head_dim)
+        out[tokens] = mixed.transpose(1, 2).reshape(slots * per_slot, heads * head_dim)
     return out
 
 
-def _alike(groups: SlotGroups, cross: CrossKV) -> Iterator[tuple[int, int, int, int, CrossKV]]:
-    """Yield runs of groups that read the same cache: (slot, slots, first token, each, cache)."""
-    for slot, slots, first, each in groups.runs:
-        places = [cross] * slots
+def _runs_by_cache(
+    groups: SlotGroups, cross: CrossKV
+) -> Iterator[tuple[int, int, int, int, CrossKV]]:
+    """Split runs of groups by cache; yield (slot, slots, first token, tokens per slot, cache)."""
+    for slot, slots, first, per_slot in groups.runs:
+        caches = [cross] * slots
         if cross.short is not None:
-            places = [short or cross for short in cross.short[slot : slot + slots]]
-        at = 0
-        for _, same in itertools.groupby(places, id):
-            count = len(list(same))
-            yield slot + at, count, first + at * each, each, places[at]
-            at += count
+            caches = [short or cross for short in cross.short[slot : slot + slots]]
+        done = 0
+        for _, equal in itertools.groupby(caches, id):
+            count = len(list(equal))
+            yield slot + done, count, first + done * per_slot, per_slot, caches[done]
+            done += count
 
 
 def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:

@@ -87,19 +87,19 @@ def _live(state: RowPointers, row, drafted: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _keep_few(scan: Scan, place, allowed, id, start, count, keep: tl.constexpr) -> None:
+def _store_best(scan: Scan, tile_index, allowed, id, start, count, keep: tl.constexpr) -> None:
     """Store the best `count` tokens of a tile in descending order, and -inf after them."""
     lane = tl.arange(0, keep)
     values = tl.full((keep,), float("-inf"), tl.float32)
     ids = tl.zeros((keep,), tl.int32)
-    rest = allowed
+    remaining = allowed
     for rank in range(0, count):
-        value, which = tl.max(rest, 0, return_indices=True, return_indices_tie_break_left=True)
+        value, best = tl.max(remaining, 0, return_indices=True, return_indices_tie_break_left=True)
         values = tl.where(lane == rank, value, values)
-        ids = tl.where(lane == rank, start + which, ids)
-        rest = tl.where(id == start + which, float("-inf"), rest)
-    tl.store(scan.tops + place * keep + lane, values)
-    tl.store(scan.top_ids + place * keep + lane, ids)
+        ids = tl.where(lane == rank, start + best, ids)
+        remaining = tl.where(id == start + best, float("-inf"), remaining)
+    tl.store(scan.tops + tile_index * keep + lane, values)
+    tl.store(scan.top_ids + tile_index * keep + lane, ids)
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def _scan_kernel(
                 lowest = tl.load(scan.peaks + pick, volatile=True) - _MARGIN
                 near = tl.sum((allowed >= lowest).to(tl.int32), 0)
                 count = tl.minimum(tl.maximum(count, near), form.keep)
-            _keep_few(scan, place, allowed, id, start, count, form.keep)
+            _store_best(scan, place, allowed, id, start, count, form.keep)
 
 
 @triton.jit

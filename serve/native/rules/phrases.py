@@ -60,7 +60,7 @@ class Phrasebook:
         return place * MAX_NODES
 
     def _write(self, place: int, trie: Trie) -> None:
-        """Copy a list to its place, without waiting for a GPU."""
+        """Copy a phrase list to its place in the tables, without waiting for the GPU."""
         root = place * MAX_NODES
         keys = np.full(MAX_NODES, ((root + MAX_NODES - 1) << TOKEN_BITS) | _LAST_TOKEN)
         keys[: len(trie.nodes)] = ((root + trie.nodes) << TOKEN_BITS) | trie.tokens

@@ -115,10 +115,13 @@ def likeliest_of_beams(
     """Boost each beam's likeliest candidates; no other candidate can be among the best.
 
     Args:
-        book, state: all lists, and all rows.
-        row, pick, width: the search's leader, its pick, and the number of beams.
-        rest: float32 (WIDEST, tiles_padded * keep), summed log-probabilities; -inf = no candidate.
-        lowest: (WIDEST,), the lowest logit of each beam that phrases may boost.
+        book: all phrase lists.
+        state: the state of all rows.
+        row, pick: the first row of the beam search, and the index of its logits in the scan.
+        width: the number of beams.
+        rest: float32 (WIDEST, tiles_padded * keep), the beams' sums of log-probabilities with each
+            candidate added; -inf = no candidate.
+        lowest: (WIDEST,), per beam, the lowest logit that phrases may boost.
         scan, form: the candidates of each tile, and their layout.
 
     Returns:
@@ -126,24 +129,25 @@ def likeliest_of_beams(
     """
     keep: tl.constexpr = form.keep
     beam, lane = tl.arange(0, WIDEST), tl.arange(0, keep)
-    which = tl.arange(0, form.tiles_padded * keep)[None, :]
-    least = tl.max(rest, 1) - (_MARGIN + _ROUNDING)
-    least = tl.where(least > float("-inf"), least, float("inf"))  # a beam that has ended
+    index = tl.arange(0, form.tiles_padded * keep)[None, :]
+    threshold = tl.max(rest, 1) - (_MARGIN + _ROUNDING)
+    # An ended beam has no candidates.
+    threshold = tl.where(threshold > float("-inf"), threshold, float("inf"))
     sums = tl.full((WIDEST, keep), float("-inf"), tl.float32)
-    places = tl.zeros((WIDEST, keep), tl.int32)
-    near = tl.max(tl.sum((rest >= least[:, None]).to(tl.int32), 1), 0)
-    for rank in range(0, tl.minimum(tl.maximum(near, 2 * width), keep)):
+    positions = tl.zeros((WIDEST, keep), tl.int32)
+    n_near = tl.max(tl.sum((rest >= threshold[:, None]).to(tl.int32), 1), 0)
+    for rank in range(0, tl.minimum(tl.maximum(n_near, 2 * width), keep)):
         peaks, best = tl.max(rest, 1, return_indices=True, return_indices_tie_break_left=True)
-        mine = (lane == rank)[None, :]
-        sums = tl.where(mine, peaks[:, None], sums)
-        places = tl.where(mine, best[:, None], places)
-        rest = tl.where(which == best[:, None], float("-inf"), rest)
+        at_rank = (lane == rank)[None, :]
+        sums = tl.where(at_rank, peaks[:, None], sums)
+        positions = tl.where(at_rank, best[:, None], positions)
+        rest = tl.where(index == best[:, None], float("-inf"), rest)
     alive = sums > float("-inf")
-    places += ((pick + beam) * form.tiles * keep)[:, None]
-    token = tl.load(scan.top_ids + places, mask=alive, other=0).to(tl.int64)
-    logit = tl.load(scan.tops + places, mask=alive, other=float("-inf"))
+    positions += ((pick + beam) * form.tiles * keep)[:, None]
+    token = tl.load(scan.top_ids + positions, mask=alive, other=0).to(tl.int64)
+    logit = tl.load(scan.tops + positions, mask=alive, other=float("-inf"))
     root = tl.load(state.root + row)
     node = tl.load(state.node + row + beam, mask=beam < width, other=0)
-    earns = alive & (logit >= lowest[:, None])
-    _, gains = steps(book, root, node[:, None] + tl.zeros_like(token), token, earns)
-    return tl.where(alive, sums + gains, float("-inf")), places
+    boostable = alive & (logit >= lowest[:, None])
+    _, gains = steps(book, root, node[:, None] + tl.zeros_like(token), token, boostable)
+    return tl.where(alive, sums + gains, float("-inf")), positions

@@ -91,9 +91,10 @@ class RowState:
 
         Args:
             rows: int64 (m,), the rows to overwrite.
-            new: a state of m rows with as many columns as its longest prompt. `leader` has indices
-                of this state's rows. `source` is ignored: the prompt is in the leader's cache, and
-                later tokens are in the row's own cache.
+            new: a state of m rows; its number of columns is the length of the longest prompt.
+                `leader` has row indices of this state, not of `new`. `source` is ignored, because
+                it follows from `leader`: prompts are in the leader's cache, later tokens in the
+                row's own.
         """
         self.tokens[rows, : new.tokens.shape[1]] = new.tokens
         for name in _LAYOUT:

@@ -229,7 +229,7 @@ class _ForkServerClient:
             UnavailableError: the process cannot be started.
         """
         with self._lock:
-            self._running()
+            self._control_socket()
 
     def send(self, limits: AudioLimits, descriptors: Sequence[int]) -> None:
         """Send a file to the process.
@@ -245,7 +245,7 @@ class _ForkServerClient:
         with self._lock:
             for _ in range(2):  # the first attempt may find a process that has ended
                 try:
-                    socket.send_fds(self._running(), [message], descriptors)
+                    socket.send_fds(self._control_socket(), [message], descriptors)
                     return
                 except OSError as error:
                     self._end()
@@ -257,17 +257,19 @@ class _ForkServerClient:
         with self._lock:
             self._end()
 
-    def _running(self) -> socket.socket:
+    def _control_socket(self) -> socket.socket:
         if self._control is None:
             try:
-                self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._control, child_socket = socket.socketpair(
+                    socket.AF_UNIX, socket.SOCK_SEQPACKET
+                )
             except OSError as error:
                 raise UnavailableError(
                     f"cannot create a socket for decoding audio: {error}; try again"
                 ) from error
             self._control.settimeout(_SEND_S)
-            with theirs:
-                self._process = _spawn(theirs.fileno())
+            with child_socket:
+                self._process = _spawn(child_socket.fileno())
         return self._control
 
     def _end(self) -> None:

@@ -238,19 +238,19 @@ def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
 def _limit_this_process(size: int, limits: AudioLimits) -> None:
     """Limit this process: no new files, no file growth, no new processes, memory and CPU time."""
     with open("/proc/self/statm", "rb") as statm:
-        taken = int(statm.read().split()[0]) * resource.getpagesize()
-    most = {
-        resource.RLIMIT_AS: taken + MEMORY_BYTES + size,
+        used_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    rlimits = {
+        resource.RLIMIT_AS: used_bytes + MEMORY_BYTES + size,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_NOFILE: 1,  # no new descriptors; `poll` needs room for one
+        resource.RLIMIT_NOFILE: 1,  # no new descriptors; `poll` fails with a limit of 0
     }
-    for what, value in most.items():
-        resource.setrlimit(what, (value, value))
+    for resource_id, value in rlimits.items():
+        resource.setrlimit(resource_id, (value, value))
     if math.isfinite(limits.max_cpu_s):
-        # The soft limit sends SIGXCPU, which `died` can tell from other signals.
-        most_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
-        resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 1))
+        # At the soft limit the kernel sends SIGXCPU, by which `died` recognises a timeout.
+        cpu_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 
 
 def _peak_kb() -> int:
