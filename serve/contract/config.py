@@ -74,7 +74,7 @@ class RuntimeConfig(RuntimeSections):
     # "triton" on CUDA, "onednn" on a CPU; "torch": plain PyTorch, for tests and the bench.
     kernels: Kernels = "auto"
     # Precision of matrix products on a CPU; `auto`: bfloat16 if the CPU has AMX-BF16 or
-    # AVX512-BF16, else float32.
+    # AVX512-BF16, else float32. On the LLM API of a GPU, `auto` is bfloat16.
     compute_type: ComputeType = "auto"
     # Replay CUDA graphs; needs a CUDA device.
     cuda_graph: bool = False

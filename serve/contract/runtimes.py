@@ -12,7 +12,7 @@ from serve.contract.fields import Count, Fraction, NameOrNone
 # `runtime` of a manifest. tensorrt_llm: release 1.2; tensorrt_llm_api: release 1.3 or later
 RuntimeName = Literal["native", "tensorrt_llm", "tensorrt_llm_api"]
 READ_BY_ENGINES = ("device", "slots", "encoder_batch", "tensorrt_llm")
-READ_BY_LLM_API = (*READ_BY_ENGINES, "cuda_graph")
+READ_BY_LLM_API = (*READ_BY_ENGINES, "cuda_graph", "compute_type")
 """Keys of [runtime] that a runtime reads; it rejects other keys that are not at their default."""
 
 

@@ -287,6 +287,7 @@ def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
         "window_tokens": engine.manifest.dims.n_audio_ctx,
         "encoder_batch": config.encoder_batch,
         "cuda_graph": config.cuda_graph,
+        "dtype": "float32" if config.compute_type == "float32" else "bfloat16",
         "kv_cache_fraction": own.kv_cache_fraction,
         "cross_kv_fraction": CROSS_KV_FRACTION,
     }

@@ -78,8 +78,8 @@ def _start(api: Any, settings: Mapping[str, Any]) -> Any:
         model=settings["model"],
         backend="pytorch",
         attn_backend="TRTLLM",
-        dtype="bfloat16",  # NVIDIA tests Whisper and its CUDA graphs in it
-        model_kwargs={"torch_dtype": "bfloat16"},  # config.json's would win over `dtype`
+        dtype=settings["dtype"],
+        model_kwargs={"torch_dtype": settings["dtype"]},  # config.json's would win over `dtype`
         max_batch_size=settings["slots"],
         max_beam_width=settings["beam_width"],
         # It sets the size of the pool for encoder output; the default is less than a window.

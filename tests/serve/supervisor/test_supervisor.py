@@ -240,7 +240,7 @@ def test_streams_cancelled_as_they_end_do_not_keep_it_from_stopping(nano_config)
 @pytest.mark.nightly
 def test_what_the_drain_could_not_answer_is_said(nano_config):
     with (
-        pytest.raises(DeadlineError, match=r"ended without an answer.*drain_timeout_s"),
+        pytest.raises(DeadlineError, match="not answered before the server stopped"),
         running_server(nano_config(drain_timeout_s=0.05)) as server,
         TritonClient(server.grpc, timeout_s=120) as client,
     ):

@@ -26,7 +26,8 @@ def engine(checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def runtime(engine):
-    with opener(lambda: open_runtime(engine, LLM_API.runtime)) as opened:
+    config = dataclasses.replace(LLM_API.runtime, compute_type="float32")
+    with opener(lambda: open_runtime(engine, config)) as opened:
         yield opened()
 
 
