@@ -182,7 +182,7 @@ def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypa
     assert torch.equal(got, ops.cross_attention(few, cross, direct))
     assert torch.equal(got, single[:4])
 
-    monkeypatch.setattr(kernels[0], "_ROOM", 7)  # a workspace that needs many turns
+    monkeypatch.setattr(kernels[0], "_MIN_WORKSPACE_TOKENS", 7)  # a workspace that needs many turns
     small = kernels[0].TritonOps(DEVICE, 3, HEADS, KEYS)
     groups = ((1, 1, 30), (0, 33, 4), (3, 38, 1))
     for _ in range(2):
