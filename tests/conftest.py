@@ -97,6 +97,15 @@ def pytest_collection_modifyitems(config, items):
     items[:] = chosen
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ports_of_this_worker():
+    """Each worker of a run chooses among its own ports: none takes one that another has chosen."""
+    from serve.supervisor import supervisor
+
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    supervisor._PORTS = supervisor._PORTS[number % 16 :: 16]
+
+
 @pytest.fixture(scope="session")
 def base_engine(pytestconfig):
     """Folder of configs/base.toml's engine, Whisper base in INT8, built unless it is up to date.
