@@ -10,6 +10,7 @@ from typing import Any
 
 from serve.contract.codec import from_json
 from serve.contract.config import Config
+from serve.contract.edits import char_edits
 from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
 from serve.contract.files import read_bytes, read_text
 from serve.contract.manifest import Manifest, read_manifest
@@ -91,7 +92,7 @@ def require_right(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: fl
     pairs = [
         (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, texts, strict=True)
     ]
-    wrong = [_distance(*pair) for pair in pairs]
+    wrong = [char_edits(*pair) for pair in pairs]
     cer = sum(wrong) / max(1, sum(len(right) for right, _ in pairs))
     if cer > max_cer:
         worst = max(range(len(clips)), key=wrong.__getitem__)
@@ -105,16 +106,6 @@ def require_right(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: fl
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))[:_COMPARED]
-
-
-def _distance(right: str, other: str) -> int:
-    """Return the Levenshtein distance of two texts."""
-    row = list(range(len(other) + 1))
-    for i, wanted in enumerate(right, 1):
-        before, row = row, [i]
-        for j, char in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (wanted != char)))
-    return row[-1]
 
 
 def check_reload(asked: Config, order: ReloadRequest, engine: Path) -> None:

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from serve.contract.edits import char_edits
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
 from serve.speech.text_normalizer import normalize_text
@@ -60,14 +61,8 @@ class Comparison:
 
 def compare(served: Transcript, reference: Transcript) -> Comparison:
     """Compare two answers to the same request."""
-    import jiwer  # noqa: PLC0415 - of the gateways that watch alone
-
     expected, text = normalize_text(reference.text), normalize_text(served.text)
-    if expected:
-        out = jiwer.process_characters([expected], [text])
-        edits = out.substitutions + out.deletions + out.insertions
-    else:
-        edits = len(text)
+    edits = char_edits(expected, text)
     language = served.language or reference.language or ""
     return Comparison(language, edits, len(expected), gaps_of(served, reference))
 
