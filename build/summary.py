@@ -2,7 +2,7 @@
 
 import math
 
-from build.builders import builder_for
+from build.builders import BUILDERS
 from serve.contract.engine import Dims, Draft, Engine, LayerError, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
@@ -99,7 +99,7 @@ def _size(manifest: Manifest) -> str:
 def _verified(manifest: Manifest) -> str:
     verification = manifest.verification
     if verification is None:
-        return f"not yet; run `{builder_for(manifest.runtime).COMPARED_BY}`"
+        return f"not yet; run `{BUILDERS[manifest.runtime].compared_by}`"
     measured = dict(verification)
     measured.pop(_FP16, None)  # `_verdict` shows it
     shares = ("logits_relative", "token_agreement", "greedy_agreement")

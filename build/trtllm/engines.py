@@ -16,7 +16,6 @@ from typing import Any
 
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
-from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
 from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.config import Precision
@@ -33,9 +32,6 @@ from serve.trtllm.limits import (
 )
 from serve.trtllm.release import library_version
 
-VERIFIES = False
-DRAFTS = False
-CALIBRATES = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint and the builder's working directory

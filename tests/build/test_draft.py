@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build.builders import build_engine, check, up_to_date
+from build.builders import build_engine, up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, BuildProduct
+from build.config import BuildProduct
 from build.draft import with_draft
 from build.quantize import quantize_rows
 from serve.contract.engine import Draft, scale_name, tensor_specs
-from serve.contract.errors import CheckpointError, ConfigError
+from serve.contract.errors import CheckpointError
 from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf
 
 TOKENS = "model.decoder.embed_tokens.weight"
@@ -138,11 +138,3 @@ def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
     assert not up_to_date(main, config, verified=False)
     save_file(stored | {TOKENS: stored[TOKENS] * 2}, folder / "model.safetensors")
     assert not up_to_date(with_draft(main, str(folder)), config, verified=False)
-
-
-@pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
-def test_other_runtimes_refuse_a_draft(runtime):
-    config = BuildProduct(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
-    with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' have no"):
-        check(config)
-    check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))

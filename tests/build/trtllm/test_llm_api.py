@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from build.__main__ import main as build_main
-from build.builders import build_engine, up_to_date
+from build.builders import build_engine, check, up_to_date
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct, load_config
 from serve.contract.config import RuntimeConfig
@@ -97,10 +97,10 @@ def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):
 
 
 def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
-    def refused(source, words, tokenizer="", error=CheckpointError):
-        opened = open_checkpoint(str(source), tokenizer)
-        with pytest.raises(error, match=words):
-            copy_engine(opened, tmp_path / "engine", tokenizer=tokenizer)
+    def refused(source, words):
+        opened = open_checkpoint(str(source))
+        with pytest.raises(CheckpointError, match=words):
+            copy_engine(opened, tmp_path / "engine")
         assert not list(tmp_path.glob("*engine*"))
 
     source = copy_of(checkpoint, tmp_path)
@@ -110,7 +110,9 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
         copy_engine(opened, tmp_path / "engine")
     refused(write_ct2(source, tmp_path / "ct2"), "is a CTranslate2 checkpoint")
-    refused(source, "uses the checkpoint's own", tokenizer=str(source), error=ConfigError)
+    named = BuildConfig(runtime="tensorrt_llm_api", precision="fp16", tokenizer=str(source))
+    with pytest.raises(ConfigError, match="uses the checkpoint's own"):
+        check(BuildProduct(build=named))
     (source / "preprocessor_config.json").unlink()
     refused(source, r"has no preprocessor_config\.json")
     (source / "processor_config.json").write_text("{}")  # where newer transformers put it
