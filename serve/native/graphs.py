@@ -3,7 +3,7 @@
 CUDA graphs are captured when the runtime starts, one for each number of rows, while all slots are
 free. The device itself tracks which rows have finished, so replayed steps need nothing from the
 host. Several steps are launched at a time, and their results are read after the next launch.
-`SlotLoop.read_snapshot` hides this difference.
+`EagerLoop.read_snapshot` hides this difference.
 """
 
 import collections
@@ -12,7 +12,6 @@ import enum
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -39,28 +38,8 @@ class Snapshot:
     owners: Sequence[tuple[SlotAllocation, int]]  # (allocation, job id) at that time
 
 
-class SlotLoop(Protocol):
-    """Advances the slots and reports their state."""
-
-    replay: GraphCache  # the recorded graphs, if there are any
-    drafted: int  # draft tokens so far
-    right: int  # accepted draft tokens
-
-    def launch(self, slots: SlotPool) -> int:
-        """Advance every busy slot; return the most steps that it may take."""
-        ...
-
-    def read_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that is available without idling the device, if any."""
-        ...
-
-    def discard_launched(self) -> None:
-        """Drop every unread snapshot, since no job is left."""
-        ...
-
-
 class EagerLoop:
-    """Runs one step at a time, without CUDA graphs.
+    """Advances the slots and reports their state; runs one step at a time, without CUDA graphs.
 
     Args:
         parts: the network, its caches and its samplers.
@@ -72,13 +51,16 @@ class EagerLoop:
         self._state = parts.state
         self._advance = parts.advance
         self.replay = GraphCache()
+        """The recorded graphs, if there are any."""
         self.drafted = self.right = 0
+        """The number of draft tokens so far, and of accepted ones."""
         self._snapshot: Snapshot | None = None
-        self._version = -1  # the version of the owners that rows and groups belong to
+        self._version = -1  # the version of the slots' owners that the tensors of a step belong to
         self._groups: SlotGroups
         self._picks: Picks
 
     def launch(self, slots: SlotPool) -> int:
+        """Advance every busy slot; return the most steps that it may take."""
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
@@ -93,10 +75,12 @@ class EagerLoop:
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
+        """Return the newest snapshot that is available without idling the device, if any."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
     def discard_launched(self) -> None:
+        """Drop every unread snapshot, since no job is left."""
         self._snapshot = None
 
 
@@ -108,7 +92,7 @@ class _StepVariant(enum.Enum):
     SEVERAL = "windows may have several rows, which share a slot in a beam search"
 
 
-class GraphLoop:
+class GraphLoop(EagerLoop):
     """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
 
     There is a graph for every number of rows in `SPANS` and every `_StepVariant`.
@@ -128,9 +112,7 @@ class GraphLoop:
         slots: int,
         speculative_step: SpeculativeStep | None = None,
     ) -> None:
-        self._network = parts.network
-        self._cache = parts.cache
-        self._state = parts.state
+        super().__init__(parts)
         self._advances = parts.advances
         self._steps = steps
         self._device = parts.cache.device
@@ -138,14 +120,11 @@ class GraphLoop:
         # For each busy slot its index, its first row and its number of rows; zeros after these.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # kept, since making it is a kernel
-        self._version = -1  # the version of the owners in the table
         self._slot_bytes = parts.cache.cross.nbytes // slots
         self._speculative_step = speculative_step
-        self.drafted = self.right = 0
         self._positions: dict[int, int] = {}  # the last known position by job
         # Numbers of rows that have a graph, in ascending order.
         self._spans: dict[_StepVariant, list[int]] = {}
-        self.replay = GraphCache()
         variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
         for variant, most in ({_StepVariant.DIRECT: slots} if rows == slots else variants).items():
             self._spans[variant] = [span for span in SPANS if span < most] + [most]

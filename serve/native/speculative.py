@@ -18,7 +18,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.native.batching import TokenSpan, decode_batch, one_token_each, prefill_batch, upload
 from serve.native.decoder import Cache, Decoder
-from serve.native.graphs import EagerLoop, GraphLoop, SlotLoop, Snapshot
+from serve.native.graphs import EagerLoop, GraphLoop, Snapshot
 from serve.native.resources import RuntimeResources
 from serve.native.rules.choose import DraftSampler
 from serve.native.rules.state import Picks, RowState
@@ -221,7 +221,7 @@ class SpeculativeLoop(EagerLoop):
         return (sum(after) - sum(before)) / len(before)
 
 
-def open_loop(config: RuntimeConfig, parts: RuntimeResources) -> SlotLoop:
+def open_loop(config: RuntimeConfig, parts: RuntimeResources) -> EagerLoop:
     """Make the configured decoding loop: with or without CUDA graphs, with or without a draft."""
     drafts = parts.draft is not None
     if parts.graphs:
