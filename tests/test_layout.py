@@ -242,7 +242,7 @@ def test_every_runtime_can_be_opened():
     """The table names what a runtime's folder holds by text, which no type checker follows."""
     assert RUNTIMES.keys() == set(get_args(RuntimeName))
     methods = [name for name, member in vars(Runtime).items() if inspect.isfunction(member)]
-    for name, row in RUNTIMES.items():
+    for row in RUNTIMES.values():
         start = pkgutil.resolve_name(row.open)
         signature = inspect.signature(start)
         taken = [parameter.annotation for parameter in signature.parameters.values()]

@@ -64,21 +64,12 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
         ConfigError: the LLM API does not support the configuration.
         EngineError: the engine's tokenizer cannot be read.
     """
-    check_config(config)
-    return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
-
-
-def check_config(config: RuntimeConfig) -> None:
-    """Check that the LLM API supports a config.
-
-    Raises:
-        ConfigError: it does not; the message names the key and the expected value.
-    """
     if not config.device.startswith("cuda"):
         raise ConfigError(
             f"runtime.device = {config.device!r}, but TensorRT-LLM needs an NVIDIA GPU; expected "
             '"cuda" or "cuda:N"'
         )
+    return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
 
 
 def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[bytes]":
@@ -113,7 +104,7 @@ class LlmApiExecutor:
 
     Args:
         engine: an engine with the runtime "tensorrt_llm_api" in its manifest.
-        config: a config that passed `check_config`.
+        config: a config with a GPU.
         stop_s: seconds that the library may take to shut down.
 
     Raises:

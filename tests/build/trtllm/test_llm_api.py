@@ -17,7 +17,6 @@ from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
 from serve.runtime.loader import open_runtime
 from serve.trtllm import llm_api
-from serve.trtllm.llm_api import check_config
 from serve.trtllm.release import api_version
 from tests.checkpoints import NANO, write_ct2, write_openai
 from tests.fake_hub import FakeHub
@@ -131,7 +130,7 @@ def test_a_hub_checkpoint_comes_with_its_processor(checkpoint, tmp_path, monkeyp
 
 def test_the_shipped_config_builds_one(checkpoint, tmp_path):
     config = load_config("configs/large-v3-turbo-trtllm-api.toml")
-    check_config(config.runtime)
+    assert config.runtime.device.startswith("cuda")
     assert config.transcriber.temperatures == (0.0,)  # it cannot sample
     assert not config.runtime.cuda_graph  # NVIDIA tests none in FP16
     build_engine(checkpoint, dataclasses.replace(config, engine=str(tmp_path / "e")), print)
@@ -166,8 +165,8 @@ def test_new_releases_with_whisper_will_do(pretend, version):
 @pytest.mark.parametrize(
     ("version", "whisper", "words"),
     [
-        ("1.2.1", True, r"1\.2\.1 .* expected 1\.3 or later; .*runtime = 'tensorrt_llm'"),
-        ("1.3.0rc1", False, r"1\.3\.0rc1 .* has no _torch/models/modeling_whisper\.py"),
+        ("1.2.1", True, r"1\.2\.1 .* expected 1\.3\.0rc25 or later; .*runtime = 'tensorrt_llm'"),
+        ("1.3.0rc1", False, r"1\.3\.0rc1 .* has no Whisper \(_torch/models/modeling_whisper\.py\)"),
     ],
 )
 def test_others_are_refused(pretend, engine, version, whisper, words):
