@@ -11,7 +11,7 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs
 from serve.native.forced import MOST_TOKENS
 from serve.native.kernels.choose import Ops, choose
-from serve.native.memory import MemoryPlan, plan_memory
+from serve.native.memory import plan_memory
 from serve.native.network import Whisper
 from serve.native.rules.choose import DraftSampler, Sampler, choose_advance, choose_guess
 from serve.native.rules.phrases import Phrasebook
@@ -31,7 +31,7 @@ class RuntimeResources:
     advances: dict[bool, Sampler]  # samplers by whether any row may use a beam search
     draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
     graphs: bool  # whether steps are replayed from CUDA graphs
-    plan: MemoryPlan | None  # None on a CPU
+    plan: str  # a description of the GPU's memory; empty on a CPU
 
     @property
     def advance(self) -> Sampler:
@@ -75,7 +75,7 @@ def load_resources(
     chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
     ops = choose(config.kernels, device, dims, tokens, *chosen)
     network, second = _load(engine, config, device, ops, network_class)
-    plan = None
+    plan = ""
     if device.type == "cuda":
         decoders = [network] if second is None else [network, second]
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
