@@ -53,7 +53,7 @@ class _Pass:
     # each text token and of what follows the text
     attended: torch.Tensor
     copied: torch.cuda.Event | None  # when the results are on the host; None: already
-    held: tuple[torch.Tensor, ...]  # tensors that another stream reads until then
+    held: tuple[object, ...]  # tensors that another stream reads until then
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -216,36 +216,19 @@ class Aligner:
         )
 
     def _begin(self, windows: Sequence[ForcedSequence]) -> _Pass:
+        """Launch a pass, and start to copy its results to the host, on a GPU beside later work."""
+        ops = self._ops
         probs, scores, sizes = self._attended(windows)
-        if self._ops.smooth is None:
-            matrix = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
+        if ops.smooth is None:
+            weights = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
         else:
-            matrix = self._ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
-        if self._ops.warp is None:
-            return self._copied(windows, probs, matrix)
-        return self._copied(windows, probs, matrix, (sizes.first, sizes.rows, sizes.frames))
-
-    def _copied(
-        self,
-        windows: Sequence[ForcedSequence],
-        probs: torch.Tensor,
-        weights: torch.Tensor,
-        sizes: tuple[torch.Tensor, ...] = (),
-    ) -> _Pass:
-        """Start to copy a pass's results to the host, on a GPU beside later work.
-
-        Args:
-            windows: the windows of the pass.
-            probs: the probabilities of the windows' tokens.
-            weights: (windows, tokens, frames), smoothed.
-            sizes: the windows' rows and frames for the kernel that finds the path, if there is one.
-        """
-        held, copied, attended = (probs, weights, *sizes), None, weights
+            weights = ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
+        held, copied, attended = (probs, weights, sizes), None, weights
         if self._side_stream is not None:
             self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side_stream):  # no effect if there is no second stream
-            if self._ops.warp is not None:
-                attended = self._ops.warp(weights, *sizes)
+            if ops.warp is not None:
+                attended = ops.warp(weights, sizes.first, sizes.rows, sizes.frames)
             if self._device.type == "cuda":
                 probs, attended = _on_host(probs), _on_host(attended)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import SlotAllocation, SlotPool
-from serve.native.speculative_graph import SpeculativeStep
+from serve.native.speculative_step import SpeculativeStep, StepLayout
 
 _FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
 _MIN_BEAMS = 2  # the minimum number of rows of a beam search
@@ -129,7 +129,10 @@ class GraphLoop(EagerLoop):
         for variant, most in ({_StepVariant.DIRECT: slots} if rows == slots else variants).items():
             self._spans[variant] = [span for span in SPANS if span < most] + [most]
             for span in reversed(self._spans[variant]):
-                work = functools.partial(self._run_steps, variant, span)
+                layout = None
+                if speculative_step is not None and self._drafts(variant):
+                    layout = speculative_step.layout_of(range(span))
+                work = functools.partial(self._run_steps, variant, span, layout)
                 launch = functools.partial(work, self._steps_of(span, variant))
                 self.replay.add((variant, span), launch, rehearsal=functools.partial(work, 1))
         # Three: one is being written, one is being read, one is in between.
@@ -139,11 +142,14 @@ class GraphLoop(EagerLoop):
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def _run_steps(self, variant: _StepVariant, span: int, steps: int) -> None:
-        """Run some steps of the first rows, with or without a draft."""
+    def _run_steps(
+        self, variant: _StepVariant, span: int, layout: StepLayout | None, steps: int
+    ) -> None:
+        """Run some steps of the first rows; `layout` is that of steps with a draft."""
         for _ in range(steps):
-            if self._speculative_step is not None and self._drafts(variant):
-                self._speculative_step.run(self._table, span)
+            if self._speculative_step is not None and layout is not None:
+                length = self._state.tokens.shape[1]
+                self._speculative_step.run(layout, self._table, length)
                 continue
             batch = self._batch_of_rows(span, variant)
             logits = self._network.step(batch, self._cache)
