@@ -67,11 +67,11 @@ def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
 def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
     """Return the config with the given flags applied."""
     names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
+    overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if overrides.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
         for name in ("draft", "confidence"):  # these belong to the config's checkpoint
-            given.setdefault(name, "")
-    build = dataclasses.replace(config.build, **given)
+            overrides.setdefault(name, "")
+    build = dataclasses.replace(config.build, **overrides)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 

@@ -92,8 +92,8 @@ def _same_tokens(draft: Network, checkpoint: Checkpoint) -> None:
         own = {fact: config[key] for key, fact in _STATED.items() if config.get(key) is not None}
     for name, value in own.items():
         if value != facts[name] and name not in _OWN_FACTS:
-            shown, expected = (reprlib.repr(each) for each in (value, facts[name]))
-            raise _refuse(draft, f"its tokens differ: {name} is {shown}, not {expected}")
+            found, expected = map(reprlib.repr, (value, facts[name]))
+            raise _refuse(draft, f"its tokens differ: {name} is {found}, not {expected}")
 
 
 def _own_facts(folder: Path, dims: Dims) -> TokenizerFacts:

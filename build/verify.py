@@ -58,23 +58,15 @@ class Deviation:
     windows: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Limits of a deviation."""
-
-    logits_relative: float  # maximum
-    token_agreement: float  # minimum
-    greedy_agreement: float  # minimum
-    fp16_greedy_agreement: float = 0.95  # minimum; a lower one means wrong operations
-
-
 # A token that INT8 rounding changes also changes the tokens after it, so a correct engine may agree
 # little on a difficult clip. Logits for the same text measure the rounding; agreement over a few
 # hundred tokens is coarse. Only free decoding tests the engine's own decoding steps.
-BOUNDS: dict[Precision, Bounds] = {
-    "fp16": Bounds(logits_relative=0.01, token_agreement=0.99, greedy_agreement=0.95),
-    "int8": Bounds(logits_relative=0.05, token_agreement=0.9, greedy_agreement=0.5),
+_MAX_LOGITS_RELATIVE: dict[Precision, float] = {"fp16": 0.01, "int8": 0.05}
+_MIN_AGREEMENT: dict[Precision, dict[str, float]] = {
+    "fp16": {"token_agreement": 0.99, "greedy_agreement": 0.95},
+    "int8": {"token_agreement": 0.9, "greedy_agreement": 0.5},
 }
+_MIN_FP16_AGREEMENT = 0.95  # with fewer equal tokens the operations are wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +94,7 @@ def verify(
             are as few as the recordings need. On a CPU "auto" means float32.
 
     Raises:
-        EngineError: the engine was built from other weights, or exceeds a limit of `BOUNDS`; the
+        EngineError: the engine was built from other weights, or exceeds a limit; the
             message names the first difference.
         UnavailableError: the device does not exist, or does not support the configuration.
     """
@@ -214,26 +206,23 @@ def _check(
     decoded: Sequence[tuple[int, ...]],
 ) -> None:
     precision = engine.manifest.precision
-    bounds = BOUNDS[precision]
-    broken = []
-    if not deviation.logits_relative <= bounds.logits_relative:  # "not" also catches NaN
+    limit, broken = _MAX_LOGITS_RELATIVE[precision], list[str]()
+    if not deviation.logits_relative <= limit:  # "not" also catches NaN
         broken.append(
-            f"logits deviate by {deviation.logits_relative:.2%}, expected at most "
-            f"{bounds.logits_relative:.2%}"
+            f"logits deviate by {deviation.logits_relative:.2%}, expected at most {limit:.2%}"
         )
-    for name in ("token_agreement", "greedy_agreement", "fp16_greedy_agreement"):
-        share, minimum = getattr(deviation, name), getattr(bounds, name)
-        if share < minimum:
-            broken.append(
-                f"{name.replace('_', ' ')} is {share:.2%}, expected at least {minimum:.2%}"
-            )
+    shares = {**_MIN_AGREEMENT[precision], "fp16_greedy_agreement": _MIN_FP16_AGREEMENT}
+    broken += [
+        f"{name.replace('_', ' ')} is {getattr(deviation, name):.2%}, expected at least {least:.2%}"
+        for name, least in shares.items()
+        if getattr(deviation, name) < least
+    ]
     if broken:
-        rounding = precision != "fp16"
-        sound = deviation.fp16_greedy_agreement >= bounds.fp16_greedy_agreement
+        rounding = precision != "fp16" and deviation.fp16_greedy_agreement >= _MIN_FP16_AGREEMENT
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
             f"{'; '.join(broken)}; {_first_difference(windows, decoded)}; "
-            f"{_ROUNDING_ADVICE if rounding and sound else _BUILD_ADVICE}"
+            f"{_ROUNDING_ADVICE if rounding else _BUILD_ADVICE}"
         )
 
 

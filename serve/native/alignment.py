@@ -53,7 +53,7 @@ class _Pass:
     # each text token and of what follows the text
     attended: torch.Tensor
     copied: torch.cuda.Event | None  # when the results are on the host; None: already
-    held: tuple[object, ...]  # tensors that another stream reads until then
+    kept_alive: tuple[object, ...]  # tensors that another stream reads until then
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -223,7 +223,7 @@ class Aligner:
             weights = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
         else:
             weights = ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
-        held, copied, attended = (probs, weights, sizes), None, weights
+        kept_alive, copied, attended = (probs, weights, sizes), None, weights
         if self._side_stream is not None:
             self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side_stream):  # no effect if there is no second stream
@@ -233,7 +233,7 @@ class Aligner:
                 probs, attended = _on_host(probs), _on_host(attended)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
-        return _Pass(windows, probs, attended, copied, held)
+        return _Pass(windows, probs, attended, copied, kept_alive)
 
     def _attended(
         self, windows: Sequence[ForcedSequence]
@@ -250,7 +250,7 @@ class Aligner:
         sizes = _sizes(windows, longest, self._device)
         frames = max(window.frames for window in windows)
         keys = self._cache.cross_keys(self._layers, sizes.slots, self._heads, frames)
-        query = queries[sizes.at].float().transpose(1, 2)
+        query = queries[sizes.token_indices].float().transpose(1, 2)
         return probs, query @ keys.transpose(2, 3), sizes
 
 
@@ -263,7 +263,7 @@ class _Sizes:
     frames: torch.Tensor
     first: torch.Tensor  # as in `ForcedSequence`
     rows: torch.Tensor
-    at: torch.Tensor  # (windows, tokens): indices of the tokens, the last one repeated
+    token_indices: torch.Tensor  # (windows, tokens), the last one repeated
 
 
 def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device) -> _Sizes:
@@ -273,14 +273,14 @@ def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device
         for window in windows
     ]
     begins = np.cumsum(lengths) - lengths
-    at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+    token_indices = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
     # Align each tensor to 16 bytes for any number of windows. For other alignments kernels would be
     # compiled again, which would delay a request.
     count = len(windows)
     apart = count + count % 2
     columns = np.zeros((5, apart), np.int64)
     columns[:, :count] = np.array(facts).T
-    numbers = upload(np.concatenate([columns.ravel(), at.ravel()]), device)
+    numbers = upload(np.concatenate([columns.ravel(), token_indices.ravel()]), device)
     slots, tokens, frames, first, rows = numbers[: 5 * apart].view(5, apart)[:, :count].unbind()
     return _Sizes(slots, tokens, frames, first, rows, numbers[5 * apart :].view(count, longest))
 

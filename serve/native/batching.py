@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
-from serve.native.rules.state import RowState
 from serve.native.slots import SlotAllocation
 
 Values = Sequence[int] | NDArray[np.int64]
@@ -42,12 +41,6 @@ def one_token_each(
     return upload(rows, device), _groups([place.slot for place in places], counts, device)
 
 
-def decode_batch(state: RowState, rows: torch.Tensor, groups: SlotGroups, length: int) -> StepBatch:
-    """Make the batch of each row's next token; `length` is greater than every position."""
-    source = state.source if groups.most > 1 else None
-    return StepBatch(state.tokens, rows, state.position[rows], groups, source, False, length)
-
-
 def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.device) -> StepBatch:
     """Make the batch of several tokens of some slots' first rows, at given positions.
 
@@ -57,7 +50,7 @@ def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.d
         device: the device of `ids`.
     """
     rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
-    positions = [at for span in spans for at in range(span.begin, span.end)]
+    positions = [position for span in spans for position in range(span.begin, span.end)]
     counts = [len(span) for span in spans]
     groups = _groups([span.place.slot for span in spans], counts, device)
     return StepBatch(

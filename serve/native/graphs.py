@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.batching import decode_batch, one_token_each, upload
+from serve.native.batching import one_token_each, upload
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
@@ -66,9 +66,11 @@ class EagerLoop:
             self._version = slots.version
             rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
-        rows = self._picks.rows
-        length = int(self._state.position[rows].max()) + 1
-        batch = decode_batch(self._state, rows, self._groups, length)
+        rows, state = self._picks.rows, self._state
+        positions = state.position[rows]
+        source = state.source if self._groups.most > 1 else None
+        length = int(positions.max()) + 1
+        batch = StepBatch(state.tokens, rows, positions, self._groups, source, False, length)
         logits = self._network.step(batch, self._cache)
         self._advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
@@ -215,10 +217,10 @@ class GraphLoop(EagerLoop):
         slots, which are rarely all busy, that is worse than a launch per step.
         """
         several = variant is _StepVariant.SEVERAL
-        few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
+        few_rows = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, span // _MIN_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if span <= few or self._drafts(variant) else min(self._steps, enough)
+        return 1 if span <= few_rows or self._drafts(variant) else min(self._steps, enough)
 
     def _drafts(self, variant: _StepVariant) -> bool:
         """Return whether windows of this variant use a draft."""

@@ -190,8 +190,8 @@ class Prefill:
         # The logits are those after the starts, then after the prompts, then after the drafts.
         rows = [row for window in started for row in window.place.rows]
         lines = [[len(noting) + i for i, window in enumerate(started) for _ in window.place.rows]]
-        firsts = itertools.accumulate(draft_lengths[:-1], initial=len(noting) + len(started))
-        lines += zip(*(range(at, at + max(draft_lengths)) for at in firsts), strict=True)
+        first_lines = itertools.accumulate(draft_lengths[:-1], initial=len(noting) + len(started))
+        lines += zip(*(range(line, line + max(draft_lengths)) for line in first_lines), strict=True)
         self._choose(prompts if len(rows) == len(started) else None, rows, lines, logits)
 
     def _draft_length(self, window: StartedJob) -> int:

@@ -69,8 +69,8 @@ class PrefillBatch(FixedBatch):
         """The batch as views of this memory."""
         rows, positions, _ = self.columns
         groups = SlotGroups(*self.groups, self.size.tokens)
-        each, length = self.size.tokens if self.size.spans == 1 else 1, self._ids.shape[1]
-        return StepBatch(self._ids, rows, positions, groups, None, True, length, each)
+        per_row, length = self.size.tokens if self.size.spans == 1 else 1, self._ids.shape[1]
+        return StepBatch(self._ids, rows, positions, groups, None, True, length, per_row)
 
     def picks(self, draft_length: int) -> list[Picks]:
         """Return the choices after the prompts and after each of `draft_length` draft tokens."""

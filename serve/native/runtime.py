@@ -348,17 +348,17 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
-        heard = int(state.language[leader]), float(state.language_prob[leader])
+        likeliest = int(state.language[leader]), float(state.language_prob[leader])
         detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=heard[0] if detected else None,
-            language_prob=heard[1] if detected else None,
+            language=likeliest[0] if detected else None,
+            language_prob=likeliest[1] if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
             began_s=(running.stopwatch.began_s, running.decode_began),
-            heard=heard if self._facts.multilingual and not detected else None,
+            heard=likeliest if self._facts.multilingual and not detected else None,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
