@@ -87,7 +87,7 @@ def _verifier(
     checkpoint: Checkpoint, config: BuildProduct, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """Return a function that compares an engine with its checkpoint, and stores the result."""
-    from build import fp8, verify  # noqa: PLC0415 - transformers takes seconds to load
+    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
     recordings = _recordings(args, config, checkpoint.facts)
     device = args.device or config.build.device
@@ -103,7 +103,7 @@ def _verifier(
         manifest = dataclasses.replace(engine.manifest, verification=measured)
         wanted = runtime.encoder_precision == "auto"
         if wanted and runs_fp8(runtime.kernels, torch.device(device)):
-            proof = fp8.prove_fp8(engine, checkpoint, FP8_CLIPS, runtime)
+            proof = verify.prove_fp8(engine, checkpoint, FP8_CLIPS, runtime)
             manifest = dataclasses.replace(manifest, fp8=proof)
         if not manifest.tokenizer.alignment_heads:
             manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))

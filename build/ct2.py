@@ -35,17 +35,6 @@ _DTYPES = (
     torch.float16,
     torch.bfloat16,
 )
-# The only supported values of settings.
-_SETTINGS = {
-    "decoder/activation": 3,  # GELU
-    "decoder/alibi": 0,
-    "decoder/alibi_use_positive_positions": 0,
-    "decoder/pre_norm": 1,
-    "decoder/scale_alibi": 0,
-    "decoder/scale_embeddings": 0,
-    "decoder/start_from_zero_embedding": 0,
-}
-_ANY_SETTING = ("decoder/alignment_heads", "decoder/alignment_layer")  # read from config.json
 _STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
 _READ = (torch.float32, torch.float16, torch.bfloat16)
 _SCALE = "_scale"
@@ -79,8 +68,10 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         if name in tensors:  # `_expanded` has removed the scales
             tensors[alias] = tensors[name]
     tensors = dict(_split(tensors, path))
+    # The other settings have the same values in every WhisperSpec.
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
-    return _sizes(tensors, _heads(settings, path)), tensors
+    heads = {side: settings.get(f"{side}/num_heads") for side in ("encoder", "decoder")}
+    return _sizes(tensors, heads), tensors
 
 
 def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
@@ -165,20 +156,6 @@ def _split(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                     raise CheckpointError(f"{path}: {name} has a bias of keys; Whisper has none")
                 continue
             yield f"{module}.{part}/{leaf}", chunk
-
-
-def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the number of heads by side.
-
-    Raises:
-        CheckpointError: a setting has an unsupported value.
-    """
-    heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
-    for name in settings.keys() - set(_ANY_SETTING):
-        expected = _SETTINGS.get(name, "no such setting")
-        if settings[name] != expected:
-            raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
-    return heads
 
 
 def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:

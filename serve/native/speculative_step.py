@@ -92,7 +92,7 @@ class SpeculativeStep:
             length: greater than every position of the step, or n_text_ctx.
         """
         state = self._state
-        *drafting, verifying = self._batches(layout, table[:, : len(layout.last)], length)
+        *drafting, verifying = self._batches(layout, table, length)
         for turn, batch in enumerate(drafting, 1):
             wanted = layout.last if turn == 1 else None
             logits = self._decoder.step(batch, self._draft_cache, wanted)
@@ -107,14 +107,15 @@ class SpeculativeStep:
         state = self._state
         last = state.tokens.shape[1] - 1
         position = state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, last)
-        # (kinds of step, 2, rows): the first token of each slot, and the number of tokens.
+        rows = len(layout.last)
+        # (kinds of step, 2, slots): the first token of each slot, and the number of tokens.
         token_ranges = table[1:] * self._tokens_per_row
         kinds = [0, *[1] * (self.count - 1), 2]
         batches = []
         for step, kind in zip(layout.steps, kinds, strict=True):
             per_row = (2, 1, self.count + 1)[kind]
-            first, count = token_ranges[kind].unbind()
-            groups = SlotGroups(table[0], first, count, per_row)
+            first, count = token_ranges[kind, :, :rows].unbind()
+            groups = SlotGroups(table[0, :rows], first, count, per_row)
             rows_at = (layout.rows[step], position[step])
             batches.append(
                 StepBatch(state.tokens, *rows_at, groups, None, per_row > 1, length, per_row)
