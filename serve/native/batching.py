@@ -78,7 +78,8 @@ class FixedBatch:
 
     def __init__(self, lengths: Sequence[int], groups: int, device: torch.device) -> None:
         self._numbers = torch.zeros(sum(lengths) + 3 * groups, dtype=torch.int64, device=device)
-        *self.columns, slots, first, count = self._numbers.split([*lengths, *[groups] * 3])
+        sizes = [*lengths, groups, groups, groups]
+        *self.columns, slots, first, count = torch.split(self._numbers, sizes)
         self.groups = (slots, first, count)
 
     def write(self, columns: Sequence[Values], slots: Values, counts: Sequence[int]) -> None:

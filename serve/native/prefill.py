@@ -189,8 +189,10 @@ class Prefill:
             self._note_start(noting, logits[: len(noting)])
         # The logits are those after the starts, then after the prompts, then after the drafts.
         rows = [row for window in started for row in window.place.rows]
-        lines = [[len(noting) + i for i, window in enumerate(started) for _ in window.place.rows]]
-        first_lines = itertools.accumulate(draft_lengths[:-1], initial=len(noting) + len(started))
+        first = len(noting)
+        lines: list[Sequence[int]]
+        lines = [[first + i for i, window in enumerate(started) for _ in window.place.rows]]
+        first_lines = itertools.accumulate(draft_lengths[:-1], initial=first + len(started))
         lines += zip(*(range(line, line + max(draft_lengths)) for line in first_lines), strict=True)
         self._choose(prompts if len(rows) == len(started) else None, rows, lines, logits)
 
