@@ -17,7 +17,7 @@ from build.clips import load_clips
 from build.decoding import Tokens, WindowInput, agreement, decode_windows, first_windows
 from build.native import in_precision
 from build.progress import progress
-from build.recordings import VerificationAudio, read_recordings
+from build.recordings import VerificationAudio, read_clip
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts
@@ -293,10 +293,8 @@ def prove_fp8(
 
 def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     known = facts.languages if facts.multilingual else ("en",)
-    clips = [clip for clip in load_clips(manifest) if clip.half != "report"]
     return [
-        dataclasses.replace(recording, language=str(clip.language))
-        for clip in clips
-        if clip.language in known
-        for recording in read_recordings([str(clip.path)])
+        read_clip(clip)
+        for clip in load_clips(manifest)
+        if clip.half != "report" and clip.language in known
     ]
