@@ -45,14 +45,14 @@ def decode_recordings(
     config = RuntimeConfig(
         slots=1, encoder_batch=1, threads=torch.get_num_threads(), compute_type="float32"
     )
-    runtime, asked = NativeRuntime(engine, config), first_windows(recordings, engine)
-    decoded = decode_windows(runtime, asked)
+    runtime, inputs = NativeRuntime(engine, config), first_windows(recordings, engine)
+    decoded = decode_windows(runtime, inputs)
     runtime.close()
     lengths = [min(len(recording.samples), WINDOW_SAMPLES) for recording in recordings]
     frames = [max(1, length * FRAMES_PER_S // SAMPLE_RATE) for length in lengths]
     return [
-        DecodedSpeech(window.features, window.prompt, found.tokens, n)
-        for window, found, n in zip(asked, decoded, frames, strict=True)
+        DecodedSpeech(window.features, window.prompt, result.tokens, n)
+        for window, result, n in zip(inputs, decoded, frames, strict=True)
     ]
 
 

@@ -1,14 +1,14 @@
-"""The interface and the table of the engine builders, and their common parts.
+"""The table of the engine builders, and their common parts.
 
-A builder is a module for one runtime, which writes the runtime's files into a folder. The atomic
-replacement of the folder, the tokenizer, the manifest and the verification are common to all.
+A builder writes one runtime's files into a folder. The atomic replacement of the folder, the
+tokenizer, the manifest and the verification are common to all.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
 
 from build import native
 from build.checkpoint import Checkpoint
@@ -29,8 +29,6 @@ from serve.contract.engine import (
     TOKENIZER_FILE,
     Dims,
     Engine,
-    Manifest,
-    TokenizerFacts,
     open_engine,
     write_mel_filters,
 )
@@ -38,87 +36,66 @@ from serve.contract.errors import ConfigError, EngineError
 from serve.contract.runtimes import RuntimeName
 
 
-class EngineBuilder(Protocol):
-    """Builds engines for one runtime."""
+@dataclasses.dataclass(frozen=True)
+class EngineBuilder:
+    """Builds engines for one runtime.
 
-    VERIFIES: bool
-    """Whether `build.verify` can compare the engines with their checkpoint."""
-    COMPARED_BY: str
-    """The command line that compares them."""
-    DRAFTS: bool
-    """Whether the engines can have a draft decoder."""
-    CALIBRATES: bool
-    """Whether the builder compensates rounding errors on calibration clips."""
+    Attributes:
+        fill: writes the runtime's files into an engine folder that has the tokenizer and the mel
+            filters. It raises an UnavailableError if this machine lacks a requirement of the
+            build, a CheckpointError if the runtime cannot execute the checkpoint, and an
+            EngineError if a command or the disk failed.
+        is_current: returns whether `fill` would write the same files again. It raises an
+            UnavailableError or a CheckpointError if a build would fail.
+        compared_by: the command line that compares an engine with its checkpoint.
+        check: raises a ConfigError if the builder does not support a config.
+        commands: returns the commands that a build runs; this needs neither library nor GPU.
+        native: whether Earshot computes with the weights itself. Only such engines are calibrated
+            and verified by `build.verify`, and only they can have a draft decoder.
+    """
 
-    def check(self, config: BuildProduct) -> None:
-        """Check that this builder supports a config, before a checkpoint is opened.
-
-        Raises:
-            ConfigError: it does not; the message names the key, its value and what to do.
-        """
-        ...
-
-    def commands(self, dims: Dims, config: BuildProduct) -> list[list[str]]:
-        """Return the commands that a build runs; this needs neither library nor GPU."""
-        ...
-
-    def fill(
-        self, folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log
-    ) -> BuiltEngineFacts:
-        """Write this runtime's files into an engine folder that has the tokenizer and mel filters.
-
-        Raises:
-            UnavailableError: this machine lacks a requirement of the build.
-            CheckpointError: the runtime cannot execute the checkpoint.
-            EngineError: a command or the disk failed.
-        """
-        ...
-
-    def is_current(self, engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-        """Return whether `fill` would write the same files again.
-
-        Raises:
-            UnavailableError, CheckpointError: a build would fail.
-        """
-        ...
+    fill: Callable[[Path, Checkpoint, BuildProduct, Log], BuiltEngineFacts]
+    is_current: Callable[[Engine, Checkpoint, BuildProduct], bool]
+    compared_by: str = "python -m eval trtllm-check"
+    check: Callable[[BuildProduct], None] = lambda _: None
+    commands: Callable[[Dims, BuildProduct], list[list[str]]] = lambda *_: []
+    native: bool = False
 
 
 # Only this table and that of serve.contract.runtimes know the runtimes by name.
-_BUILDERS: dict[RuntimeName, EngineBuilder] = {
-    "native": native,
-    "tensorrt_llm": engines,
-    "tensorrt_llm_api": llm_api,
+BUILDERS: dict[RuntimeName, EngineBuilder] = {
+    "native": EngineBuilder(
+        native.fill, native.is_current, compared_by="python -m build verify", native=True
+    ),
+    "tensorrt_llm": EngineBuilder(
+        engines.fill, engines.is_current, check=engines.check, commands=engines.commands
+    ),
+    "tensorrt_llm_api": EngineBuilder(llm_api.fill, llm_api.is_current, check=llm_api.check),
 }
 
 
-def builder_for(runtime: RuntimeName) -> EngineBuilder:
-    return _BUILDERS[runtime]
+def check(config: BuildProduct, flags: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Check that the config's builder supports it, before a checkpoint is opened.
 
-
-def builder_of(config: BuildProduct) -> EngineBuilder:
-    return builder_for(config.build.runtime)
-
-
-def check(config: BuildProduct) -> None:
-    """Check that the config's builder supports it.
+    Args:
+        config: the settings of the build.
+        flags: the values of flags that only a native engine can use, by name.
 
     Raises:
-        ConfigError: it does not; see `EngineBuilder.check`.
+        ConfigError: the builder does not support the config.
         FileError: the file that `build.confidence` names cannot be read.
     """
-    build = config.build
-    if build.draft and not builder_of(config).DRAFTS:
-        raise ConfigError(
-            f"build.draft = {build.draft!r}, but engines with build.runtime = {build.runtime!r} "
-            'have no draft decoder; leave it out, or build with build.runtime = "native"'
-        )
-    if build.calibrate and not builder_of(config).CALIBRATES:
-        raise ConfigError(
-            f"--calibrate, but builds with build.runtime = {build.runtime!r} do not calibrate; "
-            'leave it out, or build with build.runtime = "native"'
-        )
+    build, builder = config.build, BUILDERS[config.build.runtime]
+    options = {"build.draft": build.draft, "--calibrate": build.calibrate, **flags}
+    for name, value in options.items():
+        if value and not builder.native:
+            raise ConfigError(
+                f"{name} is for native engines, but build.runtime = {build.runtime!r}; leave it "
+                'out, or build with build.runtime = "native" (to compare an engine of this runtime '
+                f"with its checkpoint, run `{builder.compared_by}`)"
+            )
     read_confidence(build.confidence)
-    builder_of(config).check(config)
+    builder.check(config)
 
 
 def build_engine(
@@ -131,41 +108,23 @@ def build_engine(
 
     Args:
         checkpoint: the opened `config.build.checkpoint`.
-        config: the settings of the build, and the runtime's limits.
+        config: the settings of the build, which passed `check`, and the runtime's limits.
         log: called with each line of the builder's log.
         verify: called with the finished engine before it replaces another; may raise an error.
 
     Raises:
-        ConfigError: the builder does not support the config.
         EarshotError: see `EngineBuilder.fill`.
     """
-    check(config)
     target = Path(config.engine)
     with staged(target) as folder:
-        fill(folder, checkpoint, config, log)
+        with disk_errors(folder):
+            (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+            write_mel_filters(folder, checkpoint.dims.n_mels)
+        facts = BUILDERS[config.build.runtime].fill(folder, checkpoint, config, log)
+        write_manifest(folder, manifest_of(folder, checkpoint, config.build, facts))
         if verify is not None:
             verify(open_engine(folder))
     return open_engine(target)
-
-
-def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> None:
-    """Write all files of an engine into an empty folder, and sync them to the disk.
-
-    Raises:
-        EarshotError: see `EngineBuilder.fill`.
-    """
-    with disk_errors(folder):
-        (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
-        write_mel_filters(folder, checkpoint.dims.n_mels)
-    made = builder_of(config).fill(folder, checkpoint, config, log)
-    write_manifest(folder, manifest_of(folder, checkpoint, config.build, made))
-
-
-def _checkpoint_facts(manifest: Manifest, checkpoint: Checkpoint) -> TokenizerFacts:
-    """Return an engine's facts without alignment heads that the build has measured."""
-    if checkpoint.facts.alignment_heads:
-        return manifest.tokenizer
-    return dataclasses.replace(manifest.tokenizer, alignment_heads=())
 
 
 def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> bool:
@@ -176,20 +135,22 @@ def up_to_date(checkpoint: Checkpoint, config: BuildProduct, verified: bool) -> 
     Raises:
         UnavailableError, CheckpointError: a build would fail.
     """
-    builder = builder_of(config)
+    builder = BUILDERS[config.build.runtime]
     try:
         engine = open_engine(config.engine)
     except EngineError:
         return False
     manifest = engine.manifest
-    tokenizer = manifest.files.get(TOKENIZER_FILE)
-    if verified and builder.VERIFIES and manifest.verification is None:
+    tokenizer, facts = manifest.files.get(TOKENIZER_FILE), manifest.tokenizer
+    if not checkpoint.facts.alignment_heads:  # the build may have measured them
+        facts = dataclasses.replace(facts, alignment_heads=())
+    if verified and builder.native and manifest.verification is None:
         return False
     return (
         manifest.runtime == config.build.runtime
         and manifest.precision == config.build.precision
         and manifest.dims == checkpoint.dims
-        and _checkpoint_facts(manifest, checkpoint) == checkpoint.facts
+        and facts == checkpoint.facts
         and manifest.source.sha256 == checkpoint.source.sha256
         and manifest.draft == draft_facts(checkpoint)
         and manifest.confidence == read_confidence(config.build.confidence)

@@ -6,6 +6,7 @@ needs no reference texts.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.progress import tracked
-from build.recordings import VerificationAudio, read_recordings
+from build.recordings import VerificationAudio, read_clip
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Calibration, mel_filters, tensor_kinds
@@ -59,16 +60,14 @@ def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
     """
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
     windows: list[VerificationAudio] = []
-    for clip in load_clips(manifest):
-        (read,) = read_recordings([str(clip.path)])
-        language = clip.language or read.language
+    for recording in map(read_clip, load_clips(manifest)):
         last = windows[-1] if windows else None
-        if last and last.language == language:
-            joined = np.concatenate([last.samples, pause, read.samples])
+        if last and last.language == recording.language:
+            joined = np.concatenate([last.samples, pause, recording.samples])
             if joined.size <= WINDOW_SAMPLES:
-                windows[-1] = VerificationAudio(last.name, joined, language)
+                windows[-1] = dataclasses.replace(last, samples=joined)
                 continue
-        windows.append(VerificationAudio(read.name, read.samples, language))
+        windows.append(recording)
     return windows
 
 

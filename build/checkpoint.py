@@ -123,18 +123,20 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
             tensor or token; the message names it.
     """
     network = open_network(checkpoint)
-    found: tuple[str, ...] = ()
+    source_notes: tuple[str, ...] = ()
     if tokenizer:
         folder = checkpoint_folder(tokenizer, with_weights=False).path
     elif network.naming == "openai":
-        place = _original_tokenizer(network)
-        folder, found = place.path, (f"the .pt has no tokenizer; using that of {place.id}",)
+        location = _original_tokenizer(network)
+        folder = location.path
+        source_notes = (f"the .pt has no tokenizer; using that of {location.id}",)
     else:
         folder = network.path
-    tokens = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(tokens, network.dims, exact_vocab=folder != network.path)
+    files = read_tokenizer_files(folder)
+    facts, notes = tokenizer_facts(files, network.dims, exact_vocab=folder != network.path)
+    notes = source_notes + notes
     return Checkpoint(
-        **vars(network), facts=facts, tokenizer_json=tokens.tokenizer_json, notes=found + notes
+        **vars(network), facts=facts, tokenizer_json=files.tokenizer_json, notes=notes
     )
 
 
@@ -165,26 +167,26 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         CheckpointError: see `open_checkpoint`.
     """
     if Path(checkpoint).is_file():
-        place = CheckpointLocation(Path(checkpoint), checkpoint)
-        files = [place.path]
+        location = CheckpointLocation(Path(checkpoint), checkpoint)
+        files = [location.path]
     else:
-        place = checkpoint_folder(checkpoint)
-        files = _weight_files(place.path)
-    naming, dims, stored = _read(place.path, files)
-    source = CheckpointSource(place.id, _sha256(files))
-    if place.sha256 not in (None, source.sha256):
+        location = checkpoint_folder(checkpoint)
+        files = _weight_files(location.path)
+    naming, dims, stored = _read(location.path, files)
+    source = CheckpointSource(location.id, _sha256(files))
+    if location.sha256 not in (None, source.sha256):
         raise CheckpointError(
             f"{files[0]} is not the published {checkpoint}: its SHA-256 is {source.sha256}, "
-            f"expected {place.sha256}; remove {place.path} and try again"
+            f"expected {location.sha256}; remove {location.path} and try again"
         )
     return Network(
-        path=place.path,
+        path=location.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(place.path), decoder_alone),
+        tensors=_renamed(stored, dims, naming, str(location.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        origin=place.where,
+        origin=location.where,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from build import builders
-from build.builders import EngineBuilder
+from build.builders import BUILDERS
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildProduct, load_config
 from build.draft import with_draft
@@ -33,9 +33,8 @@ def _engine(args: argparse.Namespace) -> None:
             "--config with a file that names one"
         )
     config = _overridden(load_config(args.config) if args.config else BuildProduct(), args)
-    builder = builders.builder_of(config)
-    _refuse_flags(builder, config, args)
-    builders.check(config)
+    builder = BUILDERS[config.build.runtime]
+    builders.check(config, {"--audio": args.audio, "--device": args.device})
     checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
     if checkpoint.origin:
         print(checkpoint.origin)
@@ -46,24 +45,12 @@ def _engine(args: argparse.Namespace) -> None:
     if args.dry_run:
         _show(builder.commands(checkpoint.dims, config), config)
         return
-    verified = builder.VERIFIES and not args.no_verify
+    verified = builder.native and not args.no_verify
     if args.if_stale and builders.up_to_date(checkpoint, config, verified):
         print(f"{config.engine} is up to date")
         return
     verify = _verifier(checkpoint, config, args) if verified else None
     print(summary(builders.build_engine(checkpoint, config, tqdm.write, verify)))
-
-
-def _refuse_flags(builder: EngineBuilder, config: BuildProduct, args: argparse.Namespace) -> None:
-    """Reject flags that the builder would ignore."""
-    runtime = config.build.runtime
-    for flag in ("audio", "device"):
-        if getattr(args, flag) and not builder.VERIFIES:
-            raise ConfigError(
-                f"--{flag} is for the comparison of the engine with its checkpoint, which a build "
-                f"with build.runtime = {runtime!r} does not do; leave it out, and compare them "
-                f"with `{builder.COMPARED_BY}`"
-            )
 
 
 def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
@@ -80,11 +67,11 @@ def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
 def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
     """Return the config with the given flags applied."""
     names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if given.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
+    overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if overrides.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
         for name in ("draft", "confidence"):  # these belong to the config's checkpoint
-            given.setdefault(name, "")
-    build = dataclasses.replace(config.build, **given)
+            overrides.setdefault(name, "")
+    build = dataclasses.replace(config.build, **overrides)
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 
@@ -100,7 +87,7 @@ def _verifier(
     checkpoint: Checkpoint, config: BuildProduct, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """Return a function that compares an engine with its checkpoint, and stores the result."""
-    from build import fp8, verify  # noqa: PLC0415 - transformers takes seconds to load
+    from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
     recordings = _recordings(args, config, checkpoint.facts)
     device = args.device or config.build.device
@@ -116,7 +103,7 @@ def _verifier(
         manifest = dataclasses.replace(engine.manifest, verification=measured)
         wanted = runtime.encoder_precision == "auto"
         if wanted and runs_fp8(runtime.kernels, torch.device(device)):
-            proof = fp8.prove_fp8(engine, checkpoint, FP8_CLIPS, runtime)
+            proof = verify.prove_fp8(engine, checkpoint, FP8_CLIPS, runtime)
             manifest = dataclasses.replace(manifest, fp8=proof)
         if not manifest.tokenizer.alignment_heads:
             manifest = dataclasses.replace(manifest, tokenizer=_with_heads(engine, recordings))
@@ -148,11 +135,11 @@ def _with_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> Toke
 def _verify(args: argparse.Namespace) -> None:
     config = load_config(args.config) if args.config else BuildProduct()
     engine = open_engine(args.engine)
-    builder = builders.builder_for(engine.manifest.runtime)
-    if not builder.VERIFIES:
+    builder = BUILDERS[engine.manifest.runtime]
+    if not builder.native:
         raise EngineError(
             f"{engine.path} is a {engine.manifest.runtime} engine, and only its own library reads "
-            f"its weights; compare it with `{builder.COMPARED_BY}`"
+            f"its weights; compare it with `{builder.compared_by}`"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
     _verifier(checkpoint, config, args)(engine)

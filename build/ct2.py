@@ -15,7 +15,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,6 @@ _DTYPES = (
     torch.float16,
     torch.bfloat16,
 )
-_MAX_DIMENSIONS = 3
-_INT32 = struct.Struct("<I")
-# The only supported values of settings.
-_SETTINGS = {
-    "decoder/activation": 3,  # GELU
-    "decoder/alibi": 0,
-    "decoder/alibi_use_positive_positions": 0,
-    "decoder/pre_norm": 1,
-    "decoder/scale_alibi": 0,
-    "decoder/scale_embeddings": 0,
-    "decoder/start_from_zero_embedding": 0,
-}
-_ANY_SETTING = ("decoder/alignment_heads", "decoder/alignment_layer")  # read from config.json
 _STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
 _READ = (torch.float32, torch.float16, torch.bfloat16)
 _SCALE = "_scale"
@@ -70,103 +57,68 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole:
-            stored, aliases = _Ct2Reader(path, whole).variables()
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise CheckpointError(f"cannot read {path}: {error}; fetch it again") from error
+            stored, aliases = _read_variables(whole)
+    except (OSError, ValueError, IndexError, struct.error) as error:  # an empty file has no map
+        raise CheckpointError(
+            f"cannot read {path} as a CTranslate2 Whisper: {error}; it may be damaged or "
+            "truncated; fetch it again"
+        ) from error
     tensors = _expanded(stored, path)
     for alias, name in aliases.items():
         if name in tensors:  # `_expanded` has removed the scales
             tensors[alias] = tensors[name]
     tensors = dict(_split(tensors, path))
+    # The other settings have the same values in every WhisperSpec.
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
-    return _sizes(tensors, _heads(settings, path)), tensors
+    heads = {side: settings.get(f"{side}/num_heads") for side in ("encoder", "decoder")}
+    return _sizes(tensors, heads), tensors
 
 
-class _Ct2Reader:
-    """Reads a mapped file from its start to its end."""
+def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
+    """Read all variables by name, in the stored dtype, and the targets of all aliases.
 
-    def __init__(self, path: Path, whole: mmap.mmap) -> None:
-        self._path = path
-        self._whole = whole
-        self._at = 0
+    Raises:
+        ValueError, IndexError, struct.error: the file is damaged, truncated or not Whisper.
+    """
+    offset = 0
 
-    def variables(self) -> tuple[Tensors, dict[str, str]]:
-        """Read all variables by name, in the stored dtype, and the targets of all aliases."""
-        version = self._number()
-        if version != _VERSION:
-            raise self._error(f"its format is {version}; expected {_VERSION}")
-        spec = self._name()
-        if spec != _SPEC:
-            raise self._error(f"it holds a {spec}; expected a {_SPEC}")
-        self._number()  # the specification's revision; names and sizes are checked instead
-        stored: Tensors = {}
-        for _ in range(self._number()):
-            name = self._new_name(stored)
-            stored[name] = self._tensor(name)
-        aliases: dict[str, str] = {}
-        for _ in range(self._number()):
-            alias, name = self._new_name(stored, aliases), self._name()
-            if name not in stored:
-                raise self._error(f"{alias} is an alias of {name}, which does not exist")
-            aliases[alias] = name
-        if self._at != len(self._whole):
-            raise self._error(f"{len(self._whole) - self._at:,} bytes follow after the last alias")
-        return stored, aliases
+    def unpack(layout: str) -> tuple[Any, ...]:
+        nonlocal offset
+        values = struct.unpack_from(f"<{layout}", whole, offset)
+        offset += struct.calcsize(f"<{layout}")
+        return values
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        rank = self._byte()
-        if rank > _MAX_DIMENSIONS:
-            raise self._error(f"{name} has {rank} dimensions; expected at most {_MAX_DIMENSIONS}")
-        shape = [self._number() for _ in range(rank)]
-        kind = self._byte()
-        if kind >= len(_DTYPES):
-            raise self._error(f"{name} has the type {kind}; expected one below {len(_DTYPES)}")
+    def unpack_name() -> str:
+        (size,) = unpack("H")
+        (name,) = unpack(f"{size}s")
+        if name[-1:] != b"\0":
+            raise ValueError(f"there is no valid name before byte {offset:,}")
+        return str(name[:-1], "ascii")
+
+    def unpack_tensor(name: str) -> torch.Tensor:
+        nonlocal offset
+        (rank,) = unpack("B")
+        shape = unpack(f"{rank}I")
+        kind, size = unpack("BI")
         dtype = _DTYPES[kind]
-        size, expected = self._number(), math.prod(shape) * dtype.itemsize
+        expected = math.prod(shape) * dtype.itemsize
         if size != expected or not size:
-            raise self._error(f"{name} of shape {shape} has {size:,} bytes; expected {expected:,}")
-        start = self._take(size)
+            raise ValueError(f"{name} of shape {shape} has {size:,} bytes; expected {expected:,}")
         # A copy, since the file does not align tensors.
-        data = torch.frombuffer(self._whole, dtype=torch.uint8, count=size, offset=start).clone()
+        data = torch.frombuffer(whole, dtype=torch.uint8, count=size, offset=offset).clone()
+        offset += size
         return data.view(dtype).reshape(shape)
 
-    def _take(self, size: int) -> int:
-        """Skip some bytes, and return their offset."""
-        start = self._at
-        if size > len(self._whole) - start:
-            raise self._error(
-                f"it has {len(self._whole):,} bytes; expected at least {start + size:,}; it may be "
-                "truncated"
-            )
-        self._at += size
-        return start
-
-    def _byte(self) -> int:
-        return self._whole[self._take(1)]
-
-    def _number(self) -> int:
-        number: int = _INT32.unpack_from(self._whole, self._take(_INT32.size))[0]
-        return number
-
-    def _name(self) -> str:
-        start = self._take(2)
-        size = int.from_bytes(self._whole[start : start + 2], "little")
-        start = self._take(size)
-        name, end = self._whole[start : start + size - 1], self._whole[start + size - 1]
-        if not size or end or not name.isascii():
-            raise self._error(f"there is no valid name at byte {start:,}")
-        return name.decode("ascii")
-
-    def _new_name(self, *known: Container[str]) -> str:
-        name = self._name()
-        if any(name in names for names in known):
-            raise self._error(f"{name} occurs twice")
-        return name
-
-    def _error(self, problem: str) -> CheckpointError:
-        return CheckpointError(
-            f"cannot read {self._path} as a CTranslate2 Whisper: {problem}; fetch it again"
-        )
+    (version,), spec = unpack("I"), unpack_name()
+    if (version, spec) != (_VERSION, _SPEC):
+        raise ValueError(f"it holds a {spec} of format {version}; expected a {_SPEC} of {_VERSION}")
+    _, count = unpack("II")  # the specification's revision; names and sizes are checked instead
+    stored = {name: unpack_tensor(name) for name in (unpack_name() for _ in range(count))}
+    (count,) = unpack("I")
+    aliases = {alias: unpack_name() for alias in (unpack_name() for _ in range(count))}
+    if offset != len(whole):
+        raise ValueError(f"{len(whole) - offset:,} bytes follow after the last alias")
+    return stored, aliases
 
 
 def _expanded(stored: Tensors, path: Path) -> Tensors:
@@ -204,20 +156,6 @@ def _split(tensors: Tensors, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                     raise CheckpointError(f"{path}: {name} has a bias of keys; Whisper has none")
                 continue
             yield f"{module}.{part}/{leaf}", chunk
-
-
-def _heads(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the number of heads by side.
-
-    Raises:
-        CheckpointError: a setting has an unsupported value.
-    """
-    heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
-    for name in settings.keys() - set(_ANY_SETTING):
-        expected = _SETTINGS.get(name, "no such setting")
-        if settings[name] != expected:
-            raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
-    return heads
 
 
 def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:

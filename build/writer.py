@@ -195,9 +195,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
             _remove_abandoned(path)
     folder = target.with_name(prefix + secrets.token_hex(4))
     lock = folder.with_name(f"{folder.name}{_LOCK}")
-    with lock.open("w") as held:
+    with lock.open("w") as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder.mkdir()
             yield folder
         finally:
@@ -207,9 +207,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(lock: Path) -> None:
-    with lock.open("r+") as held:
+    with lock.open("r+") as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # another build of the same target is running
         shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)

@@ -5,21 +5,19 @@ encoder's token budget, which limits its batch; the example's defaults are wrong
 """
 
 import collections
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
-from build.trtllm import COMPARED_BY as COMPARED_BY
-from build.trtllm.weights import CONFIG_FILE, HALVES, write_checkpoint
+from build.trtllm.weights import CONFIG_FILE, write_checkpoint
 from build.writer import BuiltEngineFacts, Log, disk_errors
-from serve.contract.config import Precision
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
@@ -33,9 +31,6 @@ from serve.trtllm.limits import (
 )
 from serve.trtllm.release import library_version
 
-VERIFIES = False
-DRAFTS = False
-CALIBRATES = False
 BUILDER = "trtllm-build"
 _ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint and the builder's working directory
@@ -104,24 +99,18 @@ def commands_for(dims: Dims, limits: EngineLimits, device: str) -> dict[str, lis
     Raises:
         ConfigError: CUDA_VISIBLE_DEVICES hides the device.
     """
-    builder = [*_select_gpu(device), BUILDER]
+    gpu = visible_gpu(device)
+    environment = [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
     return {
         half: [
-            *builder,
-            "--checkpoint_dir",
-            f"checkpoint/{half}",
-            "--output_dir",
-            f"../{ENGINES_FOLDER}/{half}",
+            *environment,
+            BUILDER,
+            *("--checkpoint_dir", f"checkpoint/{half}"),
+            *("--output_dir", f"../{ENGINES_FOLDER}/{half}"),
             *(word for name, value in options.items() for word in (f"--{name}", str(value))),
         ]
         for half, options in flags(dims, limits).items()
     }
-
-
-def _select_gpu(device: str) -> list[str]:
-    """Return the words before a command that make the builder use a GPU other than the first."""
-    gpu = visible_gpu(device)
-    return [] if gpu is None else ["env", f"CUDA_VISIBLE_DEVICES={gpu}"]
 
 
 def check(config: BuildProduct) -> None:
@@ -161,36 +150,38 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
             encoder.
         EngineError: the builder or the disk failed.
     """
-    precision = config.build.precision
-    version, gpu = library_version(), find_gpu(first_of(config.runtime).device)
-    check_precision(precision, gpu)
+    device, precision, dims = (
+        first_of(config.runtime).device,
+        config.build.precision,
+        checkpoint.dims,
+    )
+    version, gpu = library_version(), find_gpu(device)
+    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
+        raise UnavailableError(
+            f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
+            f"{gpu.capability}); build with PRECISION=fp16"
+        )
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "
             "environment, or use the image of deploy/images/trtllm.Dockerfile"
         )
-    limits = planned_limits(checkpoint.dims, config, version, gpu)
-    work_folder = folder / _WORK
+    limits = planned_limits(dims, config, version, gpu)
+    work = folder / _WORK
+
+    def log_file(path: Path) -> None:
+        log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)")
+
     with disk_errors(folder):
-        (work_folder / "checkpoint").mkdir(parents=True)
+        (work / "checkpoint").mkdir(parents=True)
         (folder / ENGINES_FOLDER).mkdir()
-        write_checkpoint(
-            checkpoint.dims,
-            checkpoint.tensors,
-            precision,
-            work_folder / "checkpoint",
-            lambda path: log(
-                f"wrote {path.relative_to(work_folder)} ({path.stat().st_size:,} bytes)"
-            ),
-        )
-    for half, command in commands_for(
-        checkpoint.dims, limits, first_of(config.runtime).device
-    ).items():
+        write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint", log_file)
+    for half, command in commands_for(dims, limits, device).items():
         log(shlex.join(command))
-        _run(half, command, work_folder, log)
-    limits = built_limits(folder, checkpoint.dims, limits, log)
+        _run(half, command, work, log)
+    limits = built_limits(folder, dims, limits, log)
     with disk_errors(folder):
-        shutil.rmtree(work_folder)
+        shutil.rmtree(work)
     return BuiltEngineFacts(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
 
 
@@ -211,46 +202,24 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
     return same_limits and built.encoder_batch <= planned.encoder_batch
 
 
-def check_precision(precision: Precision, gpu: Gpu) -> None:
-    """Check the precision, which `trtllm-build` checks only after it has loaded everything.
-
-    Raises:
-        UnavailableError: INT8 weights on a Blackwell data-centre GPU.
-    """
-    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:
-        raise UnavailableError(
-            f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
-            f"{gpu.capability}); build with PRECISION=fp16"
-        )
-
-
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
     """Run the builder and log its output line by line; it never outlives this call."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-    process = subprocess.Popen(
-        command,
-        cwd=work,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    try:
-        with process.stdout:
+    with Popen(
+        command, cwd=work, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
             for line in process.stdout:
                 tail.append(line.rstrip())
                 log(tail[-1])
-        status = process.wait()
-    finally:
-        if process.poll() is None:
+        except BaseException:  # including Ctrl-C
             process.terminate()
-            try:
+            with contextlib.suppress(TimeoutExpired):
                 process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            raise
+    status = process.returncode
     if status != 0:
         lines = "\n".join(f"    {line}" for line in tail)
         raise EngineError(
@@ -265,12 +234,21 @@ def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> E
     Raises:
         EngineError: a half is missing, or does not support a whole window.
     """
-    built = {half: _built_config(folder / ENGINES_FOLDER / half) for half in HALVES}
+    built = {}
     for half, options in flags(dims, planned).items():
-        for key, wanted in options.items():
-            value = built[half].get(key)
-            if isinstance(wanted, int) and value != wanted:
-                log(f"{BUILDER} built the {half} with {key} = {value} instead of {wanted}")
+        path = folder / ENGINES_FOLDER / half / CONFIG_FILE
+        try:
+            built[half] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
+            values = {key: built[half][key] for key in options if key.startswith("max_")}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise EngineError(
+                f"{BUILDER} wrote no usable build_config to {path}: {error!r}"
+            ) from error
+        for key, value in values.items():
+            if value != options[key]:
+                log(f"{BUILDER} built the {half} with {key} = {value} instead of {options[key]}")
+        if not path.with_name(_ENGINE_FILE).is_file():
+            raise EngineError(f"{BUILDER} succeeded but wrote no {_ENGINE_FILE} for the {half}")
     encoder, decoder = built["encoder"], built["decoder"]
     if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
         dims.n_audio_ctx
@@ -288,21 +266,6 @@ def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> E
         max_prompt_tokens=decoder["max_input_len"],
         max_seq_len=decoder["max_seq_len"],
     )
-
-
-def _built_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    if not (folder / _ENGINE_FILE).is_file():
-        raise EngineError(f"{BUILDER} succeeded but wrote no {_ENGINE_FILE} for the {folder.name}")
-    needed = {"max_batch_size", "max_beam_width", "max_input_len", "max_seq_len", "max_num_tokens"}
-    try:
-        build_config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
-        missing = sorted(needed - build_config.keys())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise EngineError(f"{BUILDER} wrote no readable build_config to {path}: {error}") from error
-    if missing:
-        raise EngineError(f"{path}: build_config has no {', '.join(missing)}")
-    return build_config
 
 
 def _libraries(limits: EngineLimits) -> dict[str, str]:

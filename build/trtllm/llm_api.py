@@ -10,15 +10,10 @@ from pathlib import Path
 from build.checkpoint import Checkpoint, folder_files
 from build.config import BuildProduct
 from build.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
-from build.trtllm import COMPARED_BY as COMPARED_BY
 from build.writer import BuiltEngineFacts, Log, disk_errors, finite
-from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Dims, Engine, sha256_of
+from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Engine, sha256_of
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.trtllm.limits import CHECKPOINT_FOLDER
-
-VERIFIES = False
-DRAFTS = False
-CALIBRATES = False
 
 _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "a CTranslate2 checkpoint"}
 _KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `CheckpointSource.sha256` covers
@@ -42,10 +37,6 @@ def check(config: BuildProduct) -> None:
             "own tokenizer; copy the tokenizer's files into the checkpoint's folder, and leave it "
             "out"
         )
-
-
-def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    return []
 
 
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:

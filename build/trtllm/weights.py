@@ -27,7 +27,6 @@ Tensors = dict[str, torch.Tensor]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "rank0.safetensors"  # the loader opens exactly rank{rank}.safetensors
-HALVES = ("encoder", "decoder")
 
 _QUANT_ALGO: dict[Precision, str | None] = {"fp16": None, "int8": "W8A16"}
 _MULTILINGUAL_VOCAB = 51865

@@ -53,7 +53,7 @@ class _Pass:
     # each text token and of what follows the text
     attended: torch.Tensor
     copied: torch.cuda.Event | None  # when the results are on the host; None: already
-    held: tuple[torch.Tensor, ...]  # tensors that another stream reads until then
+    kept_alive: tuple[object, ...]  # tensors that another stream reads until then
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -216,41 +216,24 @@ class Aligner:
         )
 
     def _begin(self, windows: Sequence[ForcedSequence]) -> _Pass:
+        """Launch a pass, and start to copy its results to the host, on a GPU beside later work."""
+        ops = self._ops
         probs, scores, sizes = self._attended(windows)
-        if self._ops.smooth is None:
-            matrix = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
+        if ops.smooth is None:
+            weights = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
         else:
-            matrix = self._ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
-        if self._ops.warp is None:
-            return self._copied(windows, probs, matrix)
-        return self._copied(windows, probs, matrix, (sizes.first, sizes.rows, sizes.frames))
-
-    def _copied(
-        self,
-        windows: Sequence[ForcedSequence],
-        probs: torch.Tensor,
-        weights: torch.Tensor,
-        sizes: tuple[torch.Tensor, ...] = (),
-    ) -> _Pass:
-        """Start to copy a pass's results to the host, on a GPU beside later work.
-
-        Args:
-            windows: the windows of the pass.
-            probs: the probabilities of the windows' tokens.
-            weights: (windows, tokens, frames), smoothed.
-            sizes: the windows' rows and frames for the kernel that finds the path, if there is one.
-        """
-        held, copied, attended = (probs, weights, *sizes), None, weights
+            weights = ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
+        kept_alive, copied, attended = (probs, weights, sizes), None, weights
         if self._side_stream is not None:
             self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side_stream):  # no effect if there is no second stream
-            if self._ops.warp is not None:
-                attended = self._ops.warp(weights, *sizes)
+            if ops.warp is not None:
+                attended = ops.warp(weights, sizes.first, sizes.rows, sizes.frames)
             if self._device.type == "cuda":
                 probs, attended = _on_host(probs), _on_host(attended)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
-        return _Pass(windows, probs, attended, copied, held)
+        return _Pass(windows, probs, attended, copied, kept_alive)
 
     def _attended(
         self, windows: Sequence[ForcedSequence]
@@ -267,7 +250,7 @@ class Aligner:
         sizes = _sizes(windows, longest, self._device)
         frames = max(window.frames for window in windows)
         keys = self._cache.cross_keys(self._layers, sizes.slots, self._heads, frames)
-        query = queries[sizes.at].float().transpose(1, 2)
+        query = queries[sizes.token_indices].float().transpose(1, 2)
         return probs, query @ keys.transpose(2, 3), sizes
 
 
@@ -280,7 +263,7 @@ class _Sizes:
     frames: torch.Tensor
     first: torch.Tensor  # as in `ForcedSequence`
     rows: torch.Tensor
-    at: torch.Tensor  # (windows, tokens): indices of the tokens, the last one repeated
+    token_indices: torch.Tensor  # (windows, tokens), the last one repeated
 
 
 def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device) -> _Sizes:
@@ -290,14 +273,14 @@ def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device
         for window in windows
     ]
     begins = np.cumsum(lengths) - lengths
-    at = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+    token_indices = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
     # Align each tensor to 16 bytes for any number of windows. For other alignments kernels would be
     # compiled again, which would delay a request.
     count = len(windows)
     apart = count + count % 2
     columns = np.zeros((5, apart), np.int64)
     columns[:, :count] = np.array(facts).T
-    numbers = upload(np.concatenate([columns.ravel(), at.ravel()]), device)
+    numbers = upload(np.concatenate([columns.ravel(), token_indices.ravel()]), device)
     slots, tokens, frames, first, rows = numbers[: 5 * apart].view(5, apart)[:, :count].unbind()
     return _Sizes(slots, tokens, frames, first, rows, numbers[5 * apart :].view(count, longest))
 

@@ -1,8 +1,4 @@
-"""Build the batches of decoder steps: one token per row while decoding, whole prompts at prefill.
-
-`pad_to_graph_size` pads a batch to the size of a CUDA graph by repeating its last token. The step
-then writes the same values to the same cache position again, and nothing reads the extra outputs.
-"""
+"""Build the batches of decoder steps: one token per row, or several as in prefill."""
 
 import dataclasses
 import itertools
@@ -13,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
-from serve.native.rules.state import RowState
 from serve.native.slots import SlotAllocation
 
+Values = Sequence[int] | NDArray[np.int64]
 
-def upload(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
+
+def upload(values: Values, device: torch.device) -> torch.Tensor:
     """Copy int64 (n,) values to a device, to a GPU without waiting for the copy."""
     tensor = torch.as_tensor(values, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
@@ -44,12 +41,6 @@ def one_token_each(
     return upload(rows, device), _groups([place.slot for place in places], counts, device)
 
 
-def decode_batch(state: RowState, rows: torch.Tensor, groups: SlotGroups, length: int) -> StepBatch:
-    """Make the batch of each row's next token; `length` is greater than every position."""
-    source = state.source if groups.most > 1 else None
-    return StepBatch(state.tokens, rows, state.position[rows], groups, source, False, length)
-
-
 def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.device) -> StepBatch:
     """Make the batch of several tokens of some slots' first rows, at given positions.
 
@@ -59,7 +50,7 @@ def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.d
         device: the device of `ids`.
     """
     rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
-    positions = [at for span in spans for at in range(span.begin, span.end)]
+    positions = [position for span in spans for position in range(span.begin, span.end)]
     counts = [len(span) for span in spans]
     groups = _groups([span.place.slot for span in spans], counts, device)
     return StepBatch(
@@ -73,27 +64,37 @@ def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.d
     )
 
 
-def pad_to_graph_size(
-    columns: Sequence[tuple[Sequence[int] | NDArray[np.int64], int]],
-    slots: Sequence[int],
-    counts: Sequence[int],
-    groups: int,
-) -> NDArray[np.int64]:
-    """Return the int64 values of a padded batch: its columns in turn, then the groups' columns.
+class FixedBatch:
+    """The columns of a batch of tokens at fixed addresses, as a CUDA graph reads them.
+
+    A smaller batch is padded by repeating its last token. The step then writes the same values to
+    the same cache position again, and nothing reads the extra outputs.
 
     Args:
-        columns: pairs of values and padded size; the first column has one value per token.
-        slots: the slot of each group.
-        counts: the number of tokens of each group.
-        groups: the padded number of groups; the padding groups have no tokens.
+        lengths: the number of values of each column; the first column has one value per token.
+        groups: the number of groups; unused groups have no tokens.
+        device: the device of the columns.
     """
-    begins = np.cumsum([0, *counts[:-1]])
-    # The padding belongs to the last group. Without a group its attention output, and then the
-    # keys that it writes, would be undefined.
-    counts = [*counts[:-1], counts[-1] + columns[0][1] - sum(counts)]
-    filled = [np.pad(column, (0, size - len(column)), mode="edge") for column, size in columns]
-    filled += [np.pad(column, (0, groups - len(slots))) for column in (slots, begins, counts)]
-    return np.concatenate(filled)
+
+    def __init__(self, lengths: Sequence[int], groups: int, device: torch.device) -> None:
+        self._numbers = torch.zeros(sum(lengths) + 3 * groups, dtype=torch.int64, device=device)
+        sizes = [*lengths, groups, groups, groups]
+        *self.columns, slots, first, count = torch.split(self._numbers, sizes)
+        self.groups = (slots, first, count)
+
+    def write(self, columns: Sequence[Values], slots: Values, counts: Sequence[int]) -> None:
+        """Write the values of the columns, and each group's slot and number of tokens."""
+        begins = np.cumsum([0, *counts[:-1]])
+        # The padding belongs to the last group. Without a group its attention output, and then the
+        # keys that it writes, would be undefined.
+        counts = [*counts[:-1], counts[-1] + len(self.columns[0]) - sum(counts)]
+        padded = [
+            np.pad(values, (0, len(column) - len(values)), mode="edge")
+            for values, column in zip(columns, self.columns, strict=True)
+        ]
+        unused = len(self.groups[0]) - len(slots)
+        padded += [np.pad(values, (0, unused)) for values in (slots, begins, counts)]
+        self._numbers.copy_(upload(np.concatenate(padded), self._numbers.device))
 
 
 def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGroups:

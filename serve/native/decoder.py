@@ -15,7 +15,7 @@ from serve.contract.config import CrossPrecision
 from serve.contract.engine import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
 from serve.native.kernels.reference_ops import CrossKV, Matrix, linear
-from serve.native.kernels.step_batch import SlotGroups, StepBatch
+from serve.native.kernels.step_batch import StepBatch
 from serve.native.short_cross_cache import ShortCaches
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
@@ -179,9 +179,9 @@ class Decoder:
         if cache.short is not None:
             cross = cache.short.take(seen, slots.tolist())
         width = 2 * dims.n_text_state  # columns of one layer
-        each = max(1, _CROSS_ROWS // len(encoded))  # layers at a time
-        for begin in range(0, dims.n_text_layer, each):
-            end = min(begin + each, dims.n_text_layer)
+        n_layers = max(1, _CROSS_ROWS // len(encoded))  # layers of one product
+        for begin in range(0, dims.n_text_layer, n_layers):
+            end = min(begin + n_layers, dims.n_text_layer)
             rows = slice(begin * width, end * width)
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
@@ -232,9 +232,3 @@ class Decoder:
             yield
         finally:
             self._layers = whole
-
-
-def one_each(slots: torch.Tensor) -> SlotGroups:
-    """Make groups of one token each for int64 `slots` (n,)."""
-    each = torch.arange(len(slots), device=slots.device)
-    return SlotGroups(slots, each, torch.ones_like(slots), 1)

@@ -2,56 +2,58 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
-from serve.contract.config import RuntimeConfig
 from serve.native.batching import upload
 from serve.native.decoder import Cache, Decoder
 from serve.native.network import Whisper
 from serve.native.replay import GraphCache
-from serve.native.resources import RuntimeResources
 from serve.speech.features import N_FRAMES
 
 _LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 10 s
-
-
-class WindowEncoder(Protocol):
-    """Encodes windows and fills their slots' cross-attention caches."""
-
-    replay: GraphCache  # the recorded graphs, if there are any
-
-    def frames_of(self, frames: int) -> int:
-        """Return the number of log-mel frames to which a window of `frames` is padded."""
-        ...
-
-    def batch_of(self, waiting: int) -> int:
-        """Return the number of queued windows to encode in one batch."""
-        ...
-
-    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        """Encode windows, each (n_mels, frames), into slots.
-
-        Their number comes from `batch_of`, and `frames_of` is the same for all of them.
-        """
-        ...
-
-
 SILENCE = -0.625
 """Log-mel of digital silence next to speech with a loudest bin of 10 ** 1.5, 8 decades above it.
 
 With louder or softer speech it differs by up to 0.2; the demo's text stays the same."""
 
 
-class _CrossCacheWriter:
-    """Writes the encoder's output of windows into slots, followed by that of silence."""
+class WindowEncoder:
+    """Encodes windows and fills their slots' cross-attention caches, kernel by kernel.
 
-    def __init__(self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]]) -> None:
+    Args:
+        network: the encoder.
+        decoders: each decoder with the cache to fill.
+        max_batch: the maximum number of windows of a batch.
+    """
+
+    def __init__(
+        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], max_batch: int
+    ) -> None:
         self._network = network
         self._decoders = decoders
+        self._max_batch = max_batch
+        self.replay = GraphCache()
+        """The recorded graphs, if there are any."""
 
-    def fill(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
+    def frames_of(self, frames: int) -> int:
+        """Return the number of log-mel frames to which a window of `frames` is padded."""
+        return frames
+
+    def batch_of(self, waiting: int) -> int:
+        """Return the number of queued windows to encode in one batch."""
+        return min(waiting, self._max_batch)
+
+    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
+        """Encode windows, each (n_mels, frames), into slots.
+
+        Their number comes from `batch_of`, and `frames_of` is the same for all of them.
+        """
+        device = self._network.device
+        encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
+        self._fill(encoded, torch.tensor(slots, device=device))
+
+    def _fill(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the encoder's output, (batch, seen, d), and silence after it into int64 `slots`."""
         seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
         if seen < whole:
@@ -60,25 +62,25 @@ class _CrossCacheWriter:
                 for short, silence in zip(shorts, self._silent_caches, strict=True):
                     short.prepare(seen, silence)
             else:
-                behind = self._silence[:, seen:].expand(len(encoded), -1, -1)
-                encoded = torch.cat([encoded, behind], dim=1)
-        self.project(encoded, slots)
+                silence = self._silence[:, seen:].expand(len(encoded), -1, -1)
+                encoded = torch.cat([encoded, silence], dim=1)
+        self._project(encoded, slots)
 
-    def project(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
+    def _project(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
         """Write only the encoder's output into slots."""
         for decoder, cache in self._decoders:
             decoder.fill_cross(encoded, cache, slots)
 
     @functools.cached_property
     def _silence(self) -> torch.Tensor:
-        """Return the encoder's output for silence, (1, n_audio_ctx, d)."""
+        """The encoder's output for silence, (1, n_audio_ctx, d)."""
         dims = self._network.dims
         shape = (1, dims.n_mels, 2 * dims.n_audio_ctx)
         return self._network.encode(torch.full(shape, SILENCE, device=self._network.device))
 
     @functools.cached_property
     def _silent_caches(self) -> list[torch.Tensor]:
-        """Return each decoder's keys and values of silence, (layers, 2, heads, n_audio_ctx, 64)."""
+        """Each decoder's keys and values of silence, (layers, 2, heads, n_audio_ctx, 64)."""
         first = torch.zeros(1, dtype=torch.int64, device=self._network.device)
         caches = [decoder.new_cache(1, 1) for decoder, _ in self._decoders]
         for (decoder, _), cache in zip(self._decoders, caches, strict=True):
@@ -86,39 +88,14 @@ class _CrossCacheWriter:
         return [cache.cross[:, :, 0] for cache in caches]
 
 
-class EagerEncoder:
-    """Encodes up to `max_batch` windows kernel by kernel, for each decoder and its cache."""
-
-    def __init__(
-        self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], max_batch: int
-    ) -> None:
-        self._network = network
-        self._slots = _CrossCacheWriter(network, decoders)
-        self._max_batch = max_batch
-        self.replay = GraphCache()
-
-    def frames_of(self, frames: int) -> int:
-        return frames
-
-    def batch_of(self, waiting: int) -> int:
-        return min(waiting, self._max_batch)
-
-    def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        device = self._network.device
-        encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
-        self._slots.fill(encoded, torch.tensor(slots, device=device))
-
-
-class GraphEncoder:
+class GraphEncoder(WindowEncoder):
     """Encodes by CUDA graphs of 1, 2, 4, … `max_batch` windows, each for 10, 15, 20 and 30 s."""
 
     def __init__(
         self, network: Whisper, decoders: Sequence[tuple[Decoder, Cache]], max_batch: int
     ) -> None:
-        self._network = network
-        self._slots = _CrossCacheWriter(network, decoders)
+        super().__init__(network, decoders, max_batch)
         self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # (windows, slots)
-        self.replay = GraphCache()
         powers = (2**i for i in range(10) if 2**i < max_batch)
         for count in sorted({max_batch, *powers}, reverse=True):
             features = torch.zeros((count, network.dims.n_mels, N_FRAMES), device=network.device)
@@ -132,14 +109,14 @@ class GraphEncoder:
 
     def _encode(self, count: int, frames: int) -> None:
         features, slots = self._inputs[count]
-        self._slots.fill(self._network.encode(features[..., :frames]), slots)
+        self._fill(self._network.encode(features[..., :frames]), slots)
 
     def _rehearse(self, count: int, frames: int) -> None:
         """Launch each kernel once, on the layers that the network has at this time."""
         features, slots = self._inputs[count]
         encoded = self._network.encode(features[..., :frames])
         if frames == N_FRAMES:
-            self._slots.project(encoded, slots)
+            self._project(encoded, slots)
 
     def frames_of(self, frames: int) -> int:
         return min(length for length in _LENGTHS if length >= frames)
@@ -156,16 +133,3 @@ class GraphEncoder:
             row[:, seen:frames] = row[:, seen - 1 : seen]  # a shorter window ends with silence
         target.copy_(upload(slots, target.device))
         self.replay.launch((len(features), frames))
-
-
-def open_encoder(config: RuntimeConfig, parts: RuntimeResources, batch: int) -> WindowEncoder:
-    """Make the configured encoder.
-
-    Args:
-        config: the batch size without graphs.
-        parts: the network and the caches to fill.
-        batch: the maximum number of windows of a graph.
-    """
-    if parts.graphs:
-        return GraphEncoder(parts.network, parts.decoders, batch)
-    return EagerEncoder(parts.network, parts.decoders, config.encoder_batch)

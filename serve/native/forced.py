@@ -2,8 +2,7 @@
 
 On a GPU the step is replayed from CUDA graphs, since the host needs longer to launch its kernels
 than the GPU needs to run them. There are graphs for several sizes. A pass uses the smallest one
-that fits, padded as `batching.pad_to_graph_size` describes. Without graphs the step has the exact
-size.
+that fits; `batching.FixedBatch` pads them. Without graphs the step has the exact size.
 """
 
 import dataclasses
@@ -12,10 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from serve.contract.engine import HEAD_DIM
-from serve.native.batching import pad_to_graph_size, upload
+from serve.native.batching import FixedBatch, upload
 from serve.native.decoder import Cache, Decoder
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.replay import GraphCache
@@ -54,24 +52,6 @@ class ForcedSequence:
         return len(self.prefix) + len(self.text) + 1
 
 
-class _StepTensors:
-    """The input of a step as views of one tensor.
-
-    Args:
-        size: the number of tokens.
-        windows: the number of groups; padding groups have no token.
-        most: the maximum number of tokens of a window.
-        device: the device of the tensor.
-    """
-
-    def __init__(self, size: int, windows: int, most: int, device: torch.device) -> None:
-        self.size, self.windows, self.most = size, windows, most
-        self.numbers = torch.zeros(5 * size + 3 * windows, dtype=torch.int64, device=device)
-        parts = torch.split(self.numbers, [size] * 5 + [windows] * 3)
-        self.tokens, self.rows, self.positions, self.wanted, self.text = parts[:5]
-        self.slots, self.firsts, self.counts = parts[5:]
-
-
 class TeacherForcedStep:
     """Computes the texts of windows in their first rows.
 
@@ -102,13 +82,14 @@ class TeacherForcedStep:
         for layer in sorted({layer for layer, _ in alignment_heads}):
             heads = [head for its, head in alignment_heads if its == layer]
             self._heads[layer] = upload(heads, self._device)
-        self._fed: dict[int, _StepTensors] = {}  # the graphs' inputs by size
+        self._sizes = sizes
+        self._fixed: dict[int, FixedBatch] = {}  # the graphs' inputs by size
         self._results: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the graphs' outputs
         self.replay = GraphCache()
         """The graphs of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
-            self._fed[size] = fed = _StepTensors(size, windows, size, self._device)
-            self.replay.add(size, functools.partial(self._keep, fed))
+            self._fixed[size] = FixedBatch([size] * 5, windows, self._device)
+            self.replay.add(size, functools.partial(self._keep, size))
 
     def run(self, windows: Sequence[ForcedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute at most `MOST_WINDOWS` windows.
@@ -117,51 +98,47 @@ class TeacherForcedStep:
             float32 (n,), the probability of each text token among text tokens, window by window;
             and the queries of the alignment heads, (tokens, heads, 64), valid until the next step.
         """
-        texts, fed = sum(len(window.text) for window in windows), self._fed_of(windows)
-        fed.numbers.copy_(upload(_numbers(windows, fed.size, fed.windows), self._device))
-        if fed.size in self.replay:
-            self.replay.launch(fed.size)
-            probs, queries = self._results[fed.size]
-        else:
-            probs, queries = self._step(fed)
-        return probs[:texts].clone(), queries  # another stream reads the probabilities later
-
-    def _keep(self, fed: _StepTensors) -> None:
-        self._results[fed.size] = self._step(fed)
-
-    def _fed_of(self, windows: Sequence[ForcedSequence]) -> _StepTensors:
-        """Return the smallest prepared input that holds the windows, or a new one for them."""
         n_tokens = sum(len(window.tokens) for window in windows)
-        fits = [fed for fed in self._fed.values() if fed.size >= n_tokens]
-        fits = [fed for fed in fits if fed.windows >= len(windows)]
-        if fits:
-            return min(fits, key=lambda fed: fed.size)
-        most = max(len(window.tokens) for window in windows)
-        return _StepTensors(n_tokens, len(windows), most, self._device)
+        n_text = sum(len(window.text) for window in windows)
+        fits = [size for size, most in self._sizes if size >= n_tokens and most >= len(windows)]
+        size, most = min(fits, default=0), max(len(window.tokens) for window in windows)
+        batch = self._fixed.get(size) or FixedBatch([n_tokens] * 5, len(windows), self._device)
+        _write(batch, windows)
+        if size in self.replay:
+            self.replay.launch(size)
+            probs, queries = self._results[size]
+        else:
+            probs, queries = self._step(batch, size or most)
+        return probs[:n_text].clone(), queries  # another stream reads the probabilities later
 
-    def _step(self, fed: _StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
-        self._ids[fed.rows, fed.positions] = fed.tokens
-        batch = StepBatch(
+    def _keep(self, size: int) -> None:
+        self._results[size] = self._step(self._fixed[size], size)
+
+    def _step(self, batch: FixedBatch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step of windows of at most `most` tokens each."""
+        tokens, rows, positions, wanted, text = batch.columns
+        self._ids[rows, positions] = tokens
+        step = StepBatch(
             ids=self._ids,
-            rows=fed.rows,
-            positions=fed.positions,
-            groups=SlotGroups(fed.slots, fed.firsts, fed.counts, fed.most, whole=True),
+            rows=rows,
+            positions=positions,
+            groups=SlotGroups(*batch.groups, most, whole=True),
             source=None,  # the past of a first row is its own until beams are reordered
             several=True,
-            length=min(fed.most, self._context),
+            length=min(most, self._context),
         )
         queries: dict[int, torch.Tensor] = {}
-        logits = self._decoder.step(batch, self._cache, fed.wanted, queries)
-        probs = self._decoder.ops.token_probability(logits, fed.text, self._eot)
+        logits = self._decoder.step(step, self._cache, wanted, queries)
+        probs = self._decoder.ops.token_probability(logits, text, self._eot)
         attending = [
-            queries[layer].view(fed.size, -1, HEAD_DIM).index_select(1, heads)
+            queries[layer].view(len(tokens), -1, HEAD_DIM).index_select(1, heads)
             for layer, heads in self._heads.items()
         ]
         return probs, torch.cat(attending, dim=1)
 
 
-def _numbers(windows: Sequence[ForcedSequence], size: int, most: int) -> NDArray[np.int64]:
-    """Return the values of `_StepTensors` for some windows, padded to a size."""
+def _write(batch: FixedBatch, windows: Sequence[ForcedSequence]) -> None:
+    """Write the windows' tokens, rows, positions, wanted logits and text tokens."""
     lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
     wanted = [
@@ -175,5 +152,4 @@ def _numbers(windows: Sequence[ForcedSequence], size: int, most: int) -> NDArray
         np.concatenate(wanted),
         np.concatenate([window.text for window in windows]),
     ]
-    slots = [window.place.slot for window in windows]
-    return pad_to_graph_size([(column, size) for column in columns], slots, lengths, most)
+    batch.write(columns, [window.place.slot for window in windows], lengths)

@@ -3,7 +3,7 @@
 CUDA graphs are captured when the runtime starts, one for each number of rows, while all slots are
 free. The device itself tracks which rows have finished, so replayed steps need nothing from the
 host. Several steps are launched at a time, and their results are read after the next launch.
-`SlotLoop.read_snapshot` hides this difference.
+`EagerLoop.read_snapshot` hides this difference.
 """
 
 import collections
@@ -12,18 +12,17 @@ import enum
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.batching import decode_batch, one_token_each, upload
+from serve.native.batching import one_token_each, upload
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
 from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import SlotAllocation, SlotPool
-from serve.native.speculative_graph import SpeculativeStep
+from serve.native.speculative_step import SpeculativeStep, StepLayout
 
 _FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
 _MIN_BEAMS = 2  # the minimum number of rows of a beam search
@@ -39,28 +38,8 @@ class Snapshot:
     owners: Sequence[tuple[SlotAllocation, int]]  # (allocation, job id) at that time
 
 
-class SlotLoop(Protocol):
-    """Advances the slots and reports their state."""
-
-    replay: GraphCache  # the recorded graphs, if there are any
-    drafted: int  # draft tokens so far
-    right: int  # accepted draft tokens
-
-    def launch(self, slots: SlotPool) -> int:
-        """Advance every busy slot; return the most steps that it may take."""
-        ...
-
-    def read_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that is available without idling the device, if any."""
-        ...
-
-    def discard_launched(self) -> None:
-        """Drop every unread snapshot, since no job is left."""
-        ...
-
-
 class EagerLoop:
-    """Runs one step at a time, without CUDA graphs.
+    """Advances the slots and reports their state; runs one step at a time, without CUDA graphs.
 
     Args:
         parts: the network, its caches and its samplers.
@@ -72,31 +51,38 @@ class EagerLoop:
         self._state = parts.state
         self._advance = parts.advance
         self.replay = GraphCache()
+        """The recorded graphs, if there are any."""
         self.drafted = self.right = 0
+        """The number of draft tokens so far, and of accepted ones."""
         self._snapshot: Snapshot | None = None
-        self._version = -1  # the version of the owners that rows and groups belong to
+        self._version = -1  # the version of the slots' owners that the tensors of a step belong to
         self._groups: SlotGroups
         self._picks: Picks
 
     def launch(self, slots: SlotPool) -> int:
+        """Advance every busy slot; return the most steps that it may take."""
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
             rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
-        rows = self._picks.rows
-        length = int(self._state.position[rows].max()) + 1
-        batch = decode_batch(self._state, rows, self._groups, length)
+        rows, state = self._picks.rows, self._state
+        positions = state.position[rows]
+        source = state.source if self._groups.most > 1 else None
+        length = int(positions.max()) + 1
+        batch = StepBatch(state.tokens, rows, positions, self._groups, source, False, length)
         logits = self._network.step(batch, self._cache)
         self._advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
+        """Return the newest snapshot that is available without idling the device, if any."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
     def discard_launched(self) -> None:
+        """Drop every unread snapshot, since no job is left."""
         self._snapshot = None
 
 
@@ -108,7 +94,7 @@ class _StepVariant(enum.Enum):
     SEVERAL = "windows may have several rows, which share a slot in a beam search"
 
 
-class GraphLoop:
+class GraphLoop(EagerLoop):
     """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
 
     There is a graph for every number of rows in `SPANS` and every `_StepVariant`.
@@ -128,9 +114,7 @@ class GraphLoop:
         slots: int,
         speculative_step: SpeculativeStep | None = None,
     ) -> None:
-        self._network = parts.network
-        self._cache = parts.cache
-        self._state = parts.state
+        super().__init__(parts)
         self._advances = parts.advances
         self._steps = steps
         self._device = parts.cache.device
@@ -138,19 +122,19 @@ class GraphLoop:
         # For each busy slot its index, its first row and its number of rows; zeros after these.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # kept, since making it is a kernel
-        self._version = -1  # the version of the owners in the table
         self._slot_bytes = parts.cache.cross.nbytes // slots
         self._speculative_step = speculative_step
-        self.drafted = self.right = 0
         self._positions: dict[int, int] = {}  # the last known position by job
         # Numbers of rows that have a graph, in ascending order.
         self._spans: dict[_StepVariant, list[int]] = {}
-        self.replay = GraphCache()
         variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
         for variant, most in ({_StepVariant.DIRECT: slots} if rows == slots else variants).items():
             self._spans[variant] = [span for span in SPANS if span < most] + [most]
             for span in reversed(self._spans[variant]):
-                work = functools.partial(self._run_steps, variant, span)
+                layout = None
+                if speculative_step is not None and self._drafts(variant):
+                    layout = speculative_step.layout_of(range(span))
+                work = functools.partial(self._run_steps, variant, span, layout)
                 launch = functools.partial(work, self._steps_of(span, variant))
                 self.replay.add((variant, span), launch, rehearsal=functools.partial(work, 1))
         # Three: one is being written, one is being read, one is in between.
@@ -160,11 +144,14 @@ class GraphLoop:
         launched: collections.deque[tuple[torch.cuda.Event, bool, Snapshot]] = collections.deque()
         self._launched = launched
 
-    def _run_steps(self, variant: _StepVariant, span: int, steps: int) -> None:
-        """Run some steps of the first rows, with or without a draft."""
+    def _run_steps(
+        self, variant: _StepVariant, span: int, layout: StepLayout | None, steps: int
+    ) -> None:
+        """Run some steps of the first rows; `layout` is that of steps with a draft."""
         for _ in range(steps):
-            if self._speculative_step is not None and self._drafts(variant):
-                self._speculative_step.run(self._table, span)
+            if self._speculative_step is not None and layout is not None:
+                length = self._state.tokens.shape[1]
+                self._speculative_step.run(layout, self._table, length)
                 continue
             batch = self._batch_of_rows(span, variant)
             logits = self._network.step(batch, self._cache)
@@ -230,10 +217,10 @@ class GraphLoop:
         slots, which are rarely all busy, that is worse than a launch per step.
         """
         several = variant is _StepVariant.SEVERAL
-        few = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
+        few_rows = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, span // _MIN_BEAMS if several else span)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if span <= few or self._drafts(variant) else min(self._steps, enough)
+        return 1 if span <= few_rows or self._drafts(variant) else min(self._steps, enough)
 
     def _drafts(self, variant: _StepVariant) -> bool:
         """Return whether windows of this variant use a draft."""

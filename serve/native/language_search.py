@@ -61,9 +61,13 @@ def score_language(
         # If another language was detected, this is the most that the named one can have.
         prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
         return LanguageHypothesis(job, event, None, prob, logprob)
-    detected = [t for t in before if t.language is not None]
-    alike = [t for t in detected if _translates(t.job, facts) == _translates(job, facts)]
-    prob = scores.language_prob * (1.0 - sum(t.prob for t in alike))
+    detected = [hypothesis for hypothesis in before if hypothesis.language is not None]
+    alike = [
+        hypothesis
+        for hypothesis in detected
+        if _translates(hypothesis.job, facts) == _translates(job, facts)
+    ]
+    prob = scores.language_prob * (1.0 - sum(hypothesis.prob for hypothesis in alike))
     scores = dataclasses.replace(scores, language_prob=prob)
     return LanguageHypothesis(
         job, dataclasses.replace(event, scores=scores), scores.language, prob, logprob
@@ -106,12 +110,14 @@ def best_hypothesis(
     """
     own = hypotheses if _named(hypotheses[0].job, facts) is None else hypotheses[1:]
     if not own or not _translates(hypotheses[0].job, facts):
-        answer = max(hypotheses, key=lambda t: t.rank)
+        answer = max(hypotheses, key=lambda hypothesis: hypothesis.rank)
     else:
-        transcripts = [t for t in own if not _translates(t.job, facts)]
-        likeliest = max(transcripts or own, key=lambda t: t.rank)
+        transcripts = [hypothesis for hypothesis in own if not _translates(hypothesis.job, facts)]
+        likeliest = max(transcripts or own, key=lambda hypothesis: hypothesis.rank)
         answer = next(
-            t for t in own if _translates(t.job, facts) and t.language == likeliest.language
+            hypothesis
+            for hypothesis in own
+            if _translates(hypothesis.job, facts) and hypothesis.language == likeliest.language
         )
         answer = dataclasses.replace(answer, prob=likeliest.prob)
     scores, last = answer.event.scores, hypotheses[-1].event.scores
@@ -125,21 +131,22 @@ def best_hypothesis(
 
 def _translates(job: Job, facts: TokenizerFacts) -> bool:
     """Return whether a job translates: the task token follows start-of-transcript and language."""
-    at = job.prompt.index(facts.sot) + 2
-    return facts.translate is not None and job.prompt[at : at + 1] == (facts.translate,)
+    task_index = job.prompt.index(facts.sot) + 2
+    task = job.prompt[task_index : task_index + 1]
+    return facts.translate is not None and task == (facts.translate,)
 
 
 def _named(job: Job, facts: TokenizerFacts) -> int | None:
     """Return the token id of the language that a job's prompt names; None if it names none."""
-    at = job.prompt.index(facts.sot) + 1
-    token = job.prompt[at] if at < len(job.prompt) else None
+    index = job.prompt.index(facts.sot) + 1
+    token = job.prompt[index] if index < len(job.prompt) else None
     return token if token in facts.languages.values() else None
 
 
 def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ...]:
     """Return a job's prompt with its language token replaced."""
-    at = job.prompt.index(facts.sot) + 1
-    return (*job.prompt[:at], token, *job.prompt[at + 1 :])
+    index = job.prompt.index(facts.sot) + 1
+    return (*job.prompt[:index], token, *job.prompt[index + 1 :])
 
 
 def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bool:
@@ -160,14 +167,17 @@ def _in_next_language(
 ) -> Job | None:
     """Return the job for the next likely language; languages that it excludes were tried before."""
     wanted = job.detection
-    if len(hypotheses) >= wanted.tries or sum(t.prob for t in hypotheses) >= wanted.certainty:
+    if (
+        len(hypotheses) >= wanted.tries
+        or sum(hypothesis.prob for hypothesis in hypotheses) >= wanted.certainty
+    ):
         return None
-    tried = [without, *(t.language for t in hypotheses)]
+    tried = [without, *(hypothesis.language for hypothesis in hypotheses)]
     known = wanted.languages or sorted(facts.languages.values())
-    left = tuple(language for language in known if language not in tried)
-    if not left:
+    remaining = tuple(language for language in known if language not in tried)
+    if not remaining:
         return None
-    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=left))
+    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=remaining))
 
 
 def _next_of_translation(
@@ -181,7 +191,7 @@ def _next_of_translation(
         return None
     if again := _in_next_language(_transcript_of(job, facts), transcripts, facts):
         return again
-    language = max(transcripts, key=lambda t: t.rank).language
+    language = max(transcripts, key=lambda hypothesis: hypothesis.rank).language
     assert language is not None, "it was detected"
     if language == first.language:
         return None
@@ -192,9 +202,9 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
     """Return the transcription job of a translation job, without its English phrases."""
     assert facts.transcribe is not None, "a checkpoint that translates transcribes"
     start = job.prompt[: len(job.prompt) - job.prefix]
-    at = start.index(DETECT_LANGUAGE) + 1
+    task_index = start.index(DETECT_LANGUAGE) + 1
     options = dataclasses.replace(job.options, phrases=None)
-    prompt = (*start[:at], facts.transcribe, *start[at + 1 :])
+    prompt = (*start[:task_index], facts.transcribe, *start[task_index + 1 :])
     return dataclasses.replace(job, prompt=prompt, prefix=0, options=options)
 
 

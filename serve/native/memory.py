@@ -4,7 +4,6 @@ The runtime allocates everything when it starts. If it does not fit, the start f
 that names the number of slots that would fit. A running server never runs out of memory.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -17,83 +16,52 @@ from serve.native.rules.phrases import Phrasebook
 _FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-attention
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes on one device."""
-
-    weights: int
-    slots: int
-    per_slot: int  # cross-attention cache
-    rows: int
-    per_row: int  # self-attention cache
-    phrases: int  # one list per slot
-    encoder: int  # activations of the largest encoder batch
-    words: int  # activations of the largest alignment pass
-    fixed: int
-    allowed: int
-
-    @property
-    def total(self) -> int:
-        """Bytes that the runtime may take."""
-        return self.weights + self.of_slots + self.encoder + self.words + self.fixed
-
-    @property
-    def of_slots(self) -> int:
-        """Bytes that grow with the number of slots."""
-        return self.caches + self.phrases
-
-    @property
-    def caches(self) -> int:
-        """Bytes of all caches."""
-        return self.slots * self.per_slot + self.rows * self.per_row
-
-    def __str__(self) -> str:
-        return (
-            f"memory {_gib(self.total)} of {_gib(self.allowed)} allowed: weights "
-            f"{_gib(self.weights)}, caches of {self.slots} slots with {self.rows} rows "
-            f"{_gib(self.caches)}, phrases {_gib(self.phrases)}, encoder "
-            f"{_gib(self.encoder)}, words {_gib(self.words)}, other {_gib(self.fixed)}"
-        )
-
-
 def plan_memory(
     decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, words: int = 0
-) -> MemoryPlan:
-    """Plan the memory of the main decoder and the draft decoder; their weights are loaded already.
+) -> str:
+    """Return a description of the memory that the runtime will take.
+
+    Args:
+        decoders: the main decoder and the draft decoder; their weights are loaded already.
+        config: the slots, the batch size, and the share of the GPU's memory that may be taken.
+        rows: the number of rows of all slots together.
+        words: bytes of the activations of the largest alignment pass.
 
     Raises:
         UnavailableError: the slots do not fit into the memory that `runtime.memory_share` allows.
     """
-    device, dims = decoders[0].device, decoders[0].dims
+    device, dims, slots = decoders[0].device, decoders[0].dims, config.slots
     free, total = torch.cuda.mem_get_info(device)
-    weights = torch.cuda.memory_allocated(device)
     others = total - free - torch.cuda.memory_reserved(device)
+    allowed = round(config.memory_share * total) - others
     # FP16 values per position: residual, norm, query, key, value, attention output and the wide
     # layer; the convolutions have twice as many positions.
-    row = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
-    plan = MemoryPlan(
-        weights=weights,
-        slots=config.slots,
-        per_slot=sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders),
-        rows=rows,
-        per_row=sum(decoder.row_bytes() for decoder in decoders),
-        phrases=config.slots * Phrasebook.bytes_of_slot(),
-        encoder=config.encoder_batch * dims.n_audio_ctx * row * 2,
-        words=words,
-        fixed=_FIXED,
-        allowed=round(config.memory_share * total) - others,
-    )
-    if plan.total > plan.allowed:
+    position = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
+    caches = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
+    caches += rows * sum(decoder.row_bytes() for decoder in decoders)
+    phrases = slots * Phrasebook.bytes_of_slot()
+    parts = {
+        "weights": torch.cuda.memory_allocated(device),
+        f"caches of {slots} slots with {rows} rows": caches,
+        "phrases": phrases,
+        "encoder": config.encoder_batch * dims.n_audio_ctx * position * 2,
+        "words": words,
+        "other": _FIXED,
+    }
+    needed = sum(parts.values())
+    plan = f"memory {_gib(needed)} of {_gib(allowed)} allowed: "
+    plan += ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    if needed > allowed:
         # Keep the number of rows per slot.
-        each = plan.of_slots / plan.slots
-        fit = max(0, int((plan.allowed - (plan.total - plan.of_slots)) / each))
-        mend = "use a larger GPU or a smaller model"
+        of_slots = caches + phrases
+        fit = max(0, int((allowed - (needed - of_slots)) / (of_slots / slots)))
+        advice = "use a larger GPU or a smaller model"
         if fit:
-            mend = f"set runtime.slots = {fit}"
-            mend += f" and runtime.rows = {fit * rows // plan.slots}" if rows > plan.slots else ""
+            advice = f"set runtime.slots = {fit}"
+            advice += f" and runtime.rows = {fit * rows // slots}" if rows > slots else ""
         raise UnavailableError(
-            f"{device} has too little memory for runtime.slots = {config.slots}: {plan} "
-            f"(runtime.memory_share = {config.memory_share}); {mend}"
+            f"{device} has too little memory for runtime.slots = {slots}: {plan} "
+            f"(runtime.memory_share = {config.memory_share}); {advice}"
         )
     return plan
 

@@ -10,9 +10,9 @@ import torch
 
 from serve.contract.config import CrossPrecision
 from serve.contract.engine import Dims
-from serve.native.decoder import Decoder, one_each
+from serve.native.decoder import Decoder
 from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
-from serve.native.kernels.step_batch import StepBatch
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
 
@@ -143,9 +143,10 @@ class Whisper(Decoder):
         self.fill_cross(self.encode(features), cache, everyone)
         # The same length as in serving, so that sums have the same bits.
         ids = torch.nn.functional.pad(tokens.to(self.device), (0, self.dims.n_text_ctx - time))
-        groups = one_each(everyone)
+        groups = SlotGroups(everyone, everyone, torch.ones_like(everyone), 1)
         steps = []
         for t in range(time):
-            at = torch.full_like(everyone, t)
-            steps.append(self.step(StepBatch(ids, everyone, at, groups, None, False, t + 1), cache))
+            positions = torch.full_like(everyone, t)
+            batch_of_step = StepBatch(ids, everyone, positions, groups, None, False, t + 1)
+            steps.append(self.step(batch_of_step, cache))
         return torch.stack(steps, dim=1)

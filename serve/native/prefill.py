@@ -116,7 +116,7 @@ class Prefill:
         """
         prompts = self._graph_for(spans, wanted)
         if prompts is not None:
-            prompts.write(spans, wanted)
+            prompts.write_spans(spans, wanted)
             self.replay.launch(prompts)
             return self._logits[prompts][: len(wanted)], prompts
         batch = prefill_batch(self._state.tokens, spans, self._device)
@@ -169,7 +169,7 @@ class Prefill:
         """Compute the rest of the prompts, and the drafts; all of the jobs have one or none has."""
         spans, starts, lasts = list[TokenSpan](), list[int](), list[int]()
         noting, fed = list[StartedJob](), 0
-        drafts: list[list[int]] = []  # indices of each job's draft tokens in the batch
+        drafts, draft_lengths = list[int](), list[int]()
         for window in started:
             job, end = window.job, len(window.job.prompt)
             begin = self._sot_at(job) + 1 if DETECT_LANGUAGE in job.prompt else 0
@@ -179,39 +179,22 @@ class Prefill:
             spans.append(TokenSpan(window.place, begin, end))
             fed += end - begin
             lasts.append(fed - 1)
-            drafted_tokens = self._draft_length(window)
-            if drafted_tokens:
-                spans.append(TokenSpan(window.place, end, end + drafted_tokens))
-            drafts.append(list(range(fed, fed + drafted_tokens)))
-            fed += drafted_tokens
-        wanted = [*starts, *lasts, *(at for indices in drafts for at in indices)]
-        logits, prompts = self._step(spans, wanted)
+            draft_lengths.append(self._draft_length(window))
+            if draft_lengths[-1]:
+                spans.append(TokenSpan(window.place, end, end + draft_lengths[-1]))
+            drafts += range(fed, fed + draft_lengths[-1])
+            fed += draft_lengths[-1]
+        logits, prompts = self._step(spans, [*starts, *lasts, *drafts])
         if noting:
             self._note_start(noting, logits[: len(noting)])
-        draft_lengths = [len(indices) for indices in drafts]
-        if prompts is None or not self._choose_by_graph(
-            prompts, started, len(noting), draft_lengths
-        ):
-            self._choose(started, logits[len(noting) :], draft_lengths)
-
-    def _choose_by_graph(
-        self,
-        prompts: PrefillBatch,
-        started: Sequence[StartedJob],
-        before: int,
-        draft_lengths: list[int],
-    ) -> bool:
-        """Choose from a graph's logits, from line `before` on; return whether a graph fits."""
-        if any(window.place.count > 1 for window in started):
-            return False
-        first = before + len(started)
-        firsts = list(itertools.accumulate(draft_lengths[:-1], initial=first))
-        lines = [list(range(before, first))]
-        lines += [[at + turn for at in firsts] for turn in range(max(draft_lengths))]
-        draft_length = prompts.choose([window.place.first_row for window in started], lines)
-        if draft_length is not None:
-            self.replay.launch((prompts, draft_length))
-        return draft_length is not None
+        # The logits are those after the starts, then after the prompts, then after the drafts.
+        rows = [row for window in started for row in window.place.rows]
+        first = len(noting)
+        lines: list[Sequence[int]]
+        lines = [[first + i for i, window in enumerate(started) for _ in window.place.rows]]
+        first_lines = itertools.accumulate(draft_lengths[:-1], initial=first + len(started))
+        lines += zip(*(range(line, line + max(draft_lengths)) for line in first_lines), strict=True)
+        self._choose(prompts if len(rows) == len(started) else None, rows, lines, logits)
 
     def _draft_length(self, window: StartedJob) -> int:
         """Return the number of a job's draft tokens to compute: one less than its limit."""
@@ -220,31 +203,29 @@ class Prefill:
         return min(len(job.draft), room) if window.place.count == 1 else 0
 
     def _choose(
-        self, started: Sequence[StartedJob], logits: torch.Tensor, draft_lengths: list[int]
+        self,
+        prompts: PrefillBatch | None,
+        rows: Sequence[int],
+        lines: Sequence[Sequence[int]],
+        logits: torch.Tensor,
     ) -> None:
         """Choose first tokens, and one more for each accepted draft token.
 
         Args:
-            started: n jobs.
-            logits: after each job's prompt, then after each draft token, job by job.
-            draft_lengths: the number of draft tokens of each job.
+            prompts: the batch whose graphs may do it; None: none.
+            rows, lines: see `PrefillBatch.choose`.
+            logits: float32 (lines, n_vocab).
         """
-        rows = [row for window in started for row in window.place.rows]
-        at = [i for i, window in enumerate(started) for _ in window.place.rows]
-        picks = Picks(upload(rows, self._device), upload(at, self._device))
-        if not any(draft_lengths):
-            self._advance(self._state, picks, logits)
+        draft_length = None if prompts is None else prompts.choose(rows, lines)
+        if draft_length is not None:
+            self.replay.launch((prompts, draft_length))
             return
-        self._rules.begin_draft(self._state, picks.rows)
-        self._advance(self._state, picks, logits, drafted=True)
-        firsts = [len(started) + sum(draft_lengths[:i]) for i in range(len(started))]
-        for turn in range(max(draft_lengths)):
-            still = [i for i, count in enumerate(draft_lengths) if count > turn]
-            picks = Picks(
-                upload([rows[i] for i in still], self._device),
-                upload([firsts[i] + turn for i in still], self._device),
-            )
-            self._advance(self._state, picks, logits, drafted=True)
+        on_device, drafted = upload(rows, self._device), len(lines) > 1
+        if drafted:
+            self._rules.begin_draft(self._state, on_device)
+        for line in lines:
+            picks = Picks(on_device, upload(line, self._device))
+            self._advance(self._state, picks, logits, drafted=drafted)
 
     def _write(self, started: Sequence[StartedJob]) -> None:
         """Write the jobs' prompts, drafts and options into their rows."""

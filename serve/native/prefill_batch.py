@@ -2,7 +2,7 @@
 
 The host needs longer to launch the kernels of a prefill step, and of the choices after it, than the
 device needs to run them. There are therefore graphs of a few sizes. New windows use the smallest
-one that holds them, padded as `batching.pad_to_graph_size` describes.
+one that holds them; `batching.FixedBatch` pads them.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from serve.native.batching import TokenSpan, pad_to_graph_size, upload
+from serve.native.batching import FixedBatch, TokenSpan, upload
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.rules.state import NO_ROW, Picks
 
@@ -47,7 +47,7 @@ def sizes(slots: int) -> list[PrefillSize]:
     return [PrefillSize(_PROMPT, 1, wanted=2), *several]
 
 
-class PrefillBatch:
+class PrefillBatch(FixedBatch):
     """A prefill batch of some slots' first rows, and the choice of the rows' first tokens.
 
     Args:
@@ -56,12 +56,10 @@ class PrefillBatch:
     """
 
     def __init__(self, ids: torch.Tensor, size: PrefillSize) -> None:
+        super().__init__([size.tokens, size.tokens, size.wanted], size.spans, ids.device)
         self._ids = ids
         self.size = size
-        lengths = [size.tokens] * 2 + [size.wanted] + [size.spans] * 3
-        self._fed = torch.zeros(sum(lengths), dtype=torch.int64, device=ids.device)
-        parts = torch.split(self._fed, lengths)
-        self._rows, self._positions, self.wanted, self._slots, self._firsts, self._counts = parts
+        self.wanted = self.columns[2]
         lines = 1 + 1 + size.draft_lengths[-1]  # the rows, and the line of logits for each choice
         width = size.windows + size.windows % 2  # even, since kernels assume aligned lines
         self._chosen = torch.full((lines, width), NO_ROW, device=ids.device)
@@ -69,9 +67,10 @@ class PrefillBatch:
     @property
     def batch(self) -> StepBatch:
         """The batch as views of this memory."""
-        groups = SlotGroups(self._slots, self._firsts, self._counts, self.size.tokens)
-        rows, each = (self._rows, self._positions), self.size.tokens if self.size.spans == 1 else 1
-        return StepBatch(self._ids, *rows, groups, None, True, self._ids.shape[1], each)
+        rows, positions, _ = self.columns
+        groups = SlotGroups(*self.groups, self.size.tokens)
+        per_row, length = self.size.tokens if self.size.spans == 1 else 1, self._ids.shape[1]
+        return StepBatch(self._ids, rows, positions, groups, None, True, length, per_row)
 
     def picks(self, draft_length: int) -> list[Picks]:
         """Return the choices after the prompts and after each of `draft_length` draft tokens."""
@@ -83,15 +82,12 @@ class PrefillBatch:
         enough = len(spans) <= self.size.spans and len(wanted) <= self.size.wanted
         return enough and sum(map(len, spans)) <= self.size.tokens
 
-    def write(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
+    def write_spans(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
         """Write the batch; `wanted` are the indices of the tokens that need logits."""
         counts = [len(span) for span in spans]
         rows = np.repeat([span.place.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
-        n_tokens, slots = self.size.tokens, [span.place.slot for span in spans]
-        columns = [(rows, n_tokens), (positions, n_tokens), (wanted, self.size.wanted)]
-        numbers = pad_to_graph_size(columns, slots, counts, self.size.spans)
-        self._fed.copy_(upload(numbers, self._ids.device))
+        self.write([rows, positions, wanted], [span.place.slot for span in spans], counts)
 
     def choose(self, rows: Sequence[int], lines: Sequence[Sequence[int]]) -> int | None:
         """Write the rows that choose tokens and the lines of logits that they read.

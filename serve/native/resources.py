@@ -11,9 +11,9 @@ from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs
 from serve.native.forced import MOST_TOKENS
 from serve.native.kernels.choose import Ops, choose
-from serve.native.memory import MemoryPlan, plan_memory
+from serve.native.memory import plan_memory
 from serve.native.network import Whisper
-from serve.native.rules.choose import DraftSampler, Sampler, choose_advance, choose_guess
+from serve.native.rules.choose import DraftSampler, Sampler, choose_samplers
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import RowState, new_state
@@ -29,19 +29,15 @@ class RuntimeResources:
     state: RowState
     rules: TokenRules
     advances: dict[bool, Sampler]  # samplers by whether any row may use a beam search
+    guess: DraftSampler  # the sampler of the draft decoder's likeliest tokens
     draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
     graphs: bool  # whether steps are replayed from CUDA graphs
-    plan: MemoryPlan | None  # None on a CPU
+    plan: str  # a description of the GPU's memory; empty on a CPU
 
     @property
     def advance(self) -> Sampler:
         """The most general sampler: with beam search if there are enough rows for one."""
         return self.advances[max(self.advances)]
-
-    @property
-    def guess(self) -> DraftSampler:
-        """The sampler of the draft decoder's likeliest tokens."""
-        return choose_guess(self.network.ops.name, self.rules)
 
     @property
     def decoders(self) -> list[tuple[Decoder, Cache]]:
@@ -75,7 +71,7 @@ def load_resources(
     chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
     ops = choose(config.kernels, device, dims, tokens, *chosen)
     network, second = _load(engine, config, device, ops, network_class)
-    plan = None
+    plan = ""
     if device.type == "cuda":
         decoders = [network] if second is None else [network, second]
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
@@ -83,16 +79,15 @@ def load_resources(
         check_graphs(device, ops.name)
     numerals = Tokenizer.open(engine).numerals
     rules = TokenRules(facts, dims, device, Phrasebook(config.slots, device), numerals)
+    advances, guess = choose_samplers(ops.name, rules, rows, {False, rows > config.slots})
     caches = (config.slots, rows, config.cross_kv)
     return RuntimeResources(
         network=network,
         cache=network.new_cache(*caches),
         state=new_state(rows, dims.n_text_ctx, device),
         rules=rules,
-        advances={
-            searches: choose_advance(ops.name, rules, rows, searches)
-            for searches in {False, rows > config.slots}
-        },
+        advances=advances,
+        guess=guess,
         draft=None if second is None else (second, second.new_cache(*caches)),
         graphs=config.cuda_graph,
         plan=plan,

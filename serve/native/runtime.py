@@ -26,7 +26,7 @@ from serve.native.alignment import Aligner, EndedWindow
 from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
 from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler, SlotJob
-from serve.native.encoders import WindowEncoder, open_encoder
+from serve.native.encoders import GraphEncoder, WindowEncoder
 from serve.native.language_search import (
     LanguageHypothesis,
     best_hypothesis,
@@ -80,12 +80,13 @@ class NativeRuntime:
         self._streams = (
             CudaStreams.of(device) if config.cuda_graph and device.type == "cuda" else None
         )
-        work = functools.partial(self._open, engine, config, rows)
+        load = functools.partial(self._load, engine, config, rows)
         try:
             if device.type == "cpu":
-                run_in_fresh_thread(work)
+                run_in_fresh_thread(load)
             else:
-                work()
+                with current(device):
+                    load()
         except torch.OutOfMemoryError as error:
             raise UnavailableError(
                 f"{device} has too little memory for runtime.slots = {config.slots} with "
@@ -116,12 +117,8 @@ class NativeRuntime:
         )
 
     @torch.inference_mode()
-    def _open(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
-        """Allocate everything, capture the graphs, and log the choices and the memory."""
-        with current(self._device):
-            self._load(engine, config, rows)
-
     def _load(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
+        """Allocate everything, capture the graphs, and log the choices and the memory."""
         device, streams = self._device, self._streams
         parts = load_resources(engine, config, device, rows, self.network_class)
         ops = parts.network.ops
@@ -130,7 +127,9 @@ class NativeRuntime:
         self._cross_kv = config.cross_kv
         self._state = parts.state
         batch = min(config.encoder_batch, config.slots)
-        encoder = open_encoder(config, parts, batch)
+        encoder = (GraphEncoder if parts.graphs else WindowEncoder)(
+            parts.network, parts.decoders, batch
+        )
         self._loop = open_loop(config, parts)
         prefill = Prefill(parts)
         self._aligner: Aligner | None = None
@@ -349,17 +348,17 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
-        heard = int(state.language[leader]), float(state.language_prob[leader])
+        likeliest = int(state.language[leader]), float(state.language_prob[leader])
         detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=heard[0] if detected else None,
-            language_prob=heard[1] if detected else None,
+            language=likeliest[0] if detected else None,
+            language_prob=likeliest[1] if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
             began_s=(running.stopwatch.began_s, running.decode_began),
-            heard=heard if self._facts.multilingual and not detected else None,
+            heard=likeliest if self._facts.multilingual and not detected else None,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)

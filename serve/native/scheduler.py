@@ -37,13 +37,13 @@ class WaitingQueue:
 
     def add(self, job: Job) -> None:
         """Add a job at the end, or before the jobs that it may overtake."""
-        at = len(self._queue)
-        while job.urgent and at and not (before := self._queue[at - 1]).job.urgent:
+        index = len(self._queue)
+        while job.urgent and index and not (before := self._queue[index - 1]).job.urgent:
             if before.overtaken == self._patience:
                 break
             before.overtaken += 1
-            at -= 1
-        self._queue.insert(at, _QueuedJob(job))
+            index -= 1
+        self._queue.insert(index, _QueuedJob(job))
 
     def remove(self, *job_ids: int) -> bool:
         """Remove jobs from the queue; return whether any was queued."""

@@ -37,7 +37,7 @@ class ShortCaches:
     def __init__(self, whole: torch.Tensor) -> None:
         self._whole = whole
         self._cross: dict[int, torch.Tensor] = {}  # by length
-        self._rooms: dict[int, ShortCrossCache] = {}  # by the window's own frames
+        self._caches: dict[int, ShortCrossCache] = {}  # by the window's own frames
         self._of_slot: list[ShortCrossCache | None] = [None] * whole.shape[2]
 
     def fits(self, seen: int) -> bool:
@@ -51,7 +51,7 @@ class ShortCaches:
             seen: a number of frames that fits.
             silence: keys and values of silence, (layers, 2, heads, n_audio_ctx, 64).
         """
-        if seen in self._rooms:
+        if seen in self._caches:
             return
         length = next(length for length in _LENGTHS if seen + _SILENT <= length)
         if length not in self._cross:
@@ -59,7 +59,7 @@ class ShortCaches:
             shape[-2] = length
             self._cross[length] = self._whole.new_zeros(shape)
         cross = self._cross[length]
-        few, log_weights = merged(silence[..., seen:, :], _SILENT)
+        silent, log_weights = merged(silence[..., seen:, :], _SILENT)
         unused = length - seen - _SILENT
         log_weights = torch.nn.functional.pad(log_weights, (0, unused), value=-torch.inf)
         log_weights = torch.nn.functional.pad(log_weights, (seen, 0))  # unmerged frames weigh 1
@@ -67,7 +67,7 @@ class ShortCaches:
             CrossKV(k, v, log_weights=weights)
             for (k, v), weights in zip(cross, log_weights, strict=True)
         ]
-        self._rooms[seen] = ShortCrossCache(cross, few, layers)
+        self._caches[seen] = ShortCrossCache(cross, silent, layers)
 
     def take(self, seen: int, slots: list[int]) -> torch.Tensor:
         """Write silence into slots for windows of `seen` frames.
@@ -76,25 +76,25 @@ class ShortCaches:
             The cache for the windows' own keys and values, (layers, 2, slots, heads, at least
             `seen`, 64).
         """
-        room = self._rooms.get(seen)
+        cache = self._caches.get(seen)
         for slot in slots:
-            self._of_slot[slot] = room
-            if room is not None:
-                until = seen + room.silence.shape[-2]
-                room.cross[:, :, slot, :, seen:until] = room.silence
-        return self._whole if room is None else room.cross
+            self._of_slot[slot] = cache
+            if cache is not None:
+                until = seen + cache.silence.shape[-2]
+                cache.cross[:, :, slot, :, seen:until] = cache.silence
+        return self._whole if cache is None else cache.cross
 
     def of_slots(self, layer: int) -> list[CrossKV | None]:
         """Return a layer's keys and values by slot; None if the slot holds a full-length window."""
-        return [None if room is None else room.layers[layer] for room in self._of_slot]
+        return [None if cache is None else cache.layers[layer] for cache in self._of_slot]
 
     def cross_keys(
         self, layers: torch.Tensor, slots: list[int], heads: torch.Tensor, frames: int
     ) -> torch.Tensor:
         windows = []
         for slot in slots:
-            room = self._of_slot[slot]
-            cross = self._whole if room is None else room.cross
+            cache = self._of_slot[slot]
+            cross = self._whole if cache is None else cache.cross
             keys = cross[layers, 0, slot, heads, :frames].float()
             windows.append(torch.nn.functional.pad(keys, (0, 0, 0, frames - keys.shape[-2])))
         return torch.stack(windows)
@@ -120,11 +120,11 @@ def merged(cross: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     distance = torch.full(keys.shape[:-1], torch.inf)
     squares = keys.square().sum(dim=-1)
     for number in range(count):
-        at = distance.argmax(dim=-1)[..., None]
-        farthest = keys.gather(-2, at[..., None].expand(*at.shape, keys.shape[-1]))
-        apart = squares + squares.gather(-1, at) - 2 * (keys @ farthest.mT)[..., 0]
-        nearest[apart < distance] = number
-        distance = torch.minimum(distance, apart)
+        centre = distance.argmax(dim=-1)[..., None]
+        farthest = keys.gather(-2, centre[..., None].expand(*centre.shape, keys.shape[-1]))
+        to_centre = squares + squares.gather(-1, centre) - 2 * (keys @ farthest.mT)[..., 0]
+        nearest[to_centre < distance] = number
+        distance = torch.minimum(distance, to_centre)
     member = torch.nn.functional.one_hot(nearest, count).float()
     counts = member.sum(dim=-2)
     share = (member / counts.clamp_min(1)[..., None, :]).mT

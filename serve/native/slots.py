@@ -109,21 +109,13 @@ class SlotPool:
         self.version += 1
         return place
 
-    def release(self, job_id: int) -> SlotAllocation | None:
-        """Free a job's slot and rows and return them; return None if it owns nothing."""
+    def release(self, job_id: int) -> None:
+        """Free a job's slot and rows, if it owns any."""
         place = self._places.pop(job_id, None)
         if place is not None:
             heapq.heappush(self._free_slots, place.slot)
             self._row_is_free[place.first_row : place.rows.stop] = [True] * place.count
             self.version += 1
-        return place
-
-    def check(self) -> None:
-        """Assert the invariant: every slot and row is either free or owned by one job."""
-        owned = [row for place in self._places.values() for row in place.rows]
-        assert sorted(owned) == [row for row, free in enumerate(self._row_is_free) if not free]
-        busy = [place.slot for place in self._places.values()]
-        assert sorted([*busy, *self._free_slots]) == list(range(self.slots))
 
 
 def _first_run(free: list[bool], count: int) -> int | None:

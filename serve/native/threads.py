@@ -10,7 +10,6 @@ The number of threads changes the last bits of sums, and in bfloat16 many of the
 import math
 import os
 import time
-from collections.abc import Callable
 
 import psutil
 import torch
@@ -26,8 +25,8 @@ _IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are in "user" alread
 def busy_s() -> float:
     """Return the seconds that this process's cores have been busy with any program's work."""
     cores = psutil.cpu_times(percpu=True)
-    mine = (cores[number] for number in os.sched_getaffinity(0) if number < len(cores))
-    times = (core._asdict().items() for core in mine)
+    usable = (cores[number] for number in os.sched_getaffinity(0) if number < len(cores))
+    times = (core._asdict().items() for core in usable)
     return float(sum(seconds for core in times for name, seconds in core if name not in _IDLE))
 
 
@@ -36,28 +35,14 @@ class Threads:
 
     Args:
         config: `threads` is the maximum; 0: OMP_NUM_THREADS, or else every usable core.
-        busy_s: returns the seconds that the cores were busy with any program's work.
-        own_s: returns the seconds that the cores worked for this process.
-        clock: returns the time in seconds.
-        cores: the number of cores that this process may use; None: ask the system.
     """
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        busy_s: Callable[[], float] = busy_s,
-        own_s: Callable[[], float] = time.process_time,
-        clock: Callable[[], float] = time.perf_counter,
-        cores: int | None = None,
-    ) -> None:
-        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    def __init__(self, config: RuntimeConfig) -> None:
+        environment = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         # Like libgomp, ignore a value that is not a number.
-        self.most = config.threads or (int(asked) if asked.isdecimal() else 0) or usable_cores()
-        self._cores = cores or len(os.sched_getaffinity(0))
-        self._busy_s = busy_s
-        self._own_s = own_s
-        self._clock = clock
-        self._seen = (clock(), busy_s(), own_s())
+        default = int(environment) if environment.isdecimal() else 0
+        self.most = config.threads or default or usable_cores()
+        self._last = _reading()
         self.set(self.most)
 
     def set(self, count: int) -> None:
@@ -67,12 +52,17 @@ class Threads:
 
     def follow(self) -> None:
         """Adapt to the machine's load, at most every `_LOOK_S` seconds."""
-        if self.most == 1 or self._clock() - self._seen[0] < _LOOK_S:
+        if self.most == 1 or time.perf_counter() - self._last[0] < _LOOK_S:
             return
-        seen = self._clock(), self._busy_s(), self._own_s()
-        elapsed, busy, own = (now - then for now, then in zip(seen, self._seen, strict=True))
-        self._seen = seen
-        free = self._cores - max(0.0, busy - own) / elapsed
+        reading = _reading()
+        elapsed, busy, own = (now - last for now, last in zip(reading, self._last, strict=True))
+        self._last = reading
+        free = len(os.sched_getaffinity(0)) - max(0.0, busy - own) / elapsed
         count = max(1, min(self.most, math.floor(free + _IGNORED)))
         if count != self.count:
             self.set(count)
+
+
+def _reading() -> tuple[float, float, float]:
+    """Return the time, the cores' seconds for any program, and those for this process."""
+    return time.perf_counter(), busy_s(), time.process_time()

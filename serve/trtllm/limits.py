@@ -77,16 +77,11 @@ def find_gpu(device: str) -> Gpu:
     Raises:
         UnavailableError: `device` names no GPU of this machine.
     """
-    if not device.startswith("cuda") or not torch.cuda.is_available():
+    index, count = torch.device(device).index or 0, torch.cuda.device_count()
+    if not device.startswith("cuda") or index >= count:
         raise UnavailableError(
             f"TensorRT-LLM needs an NVIDIA GPU, but runtime.device = {device!r} and this machine "
-            f"has {torch.cuda.device_count()} CUDA devices; expected cuda or cuda:N"
-        )
-    index = torch.device(device).index or 0
-    if index >= torch.cuda.device_count():
-        raise UnavailableError(
-            f"runtime.device = {device!r}, but this machine has only "
-            f"{torch.cuda.device_count()} CUDA devices; set runtime.device to one of them"
+            f"has {count} CUDA devices; expected cuda, or cuda:N with N below their number"
         )
     major, minor = torch.cuda.get_device_capability(index)
     return Gpu(torch.cuda.get_device_name(index), (major, minor))
@@ -117,18 +112,13 @@ def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) ->
     """Check the version and the GPU that an engine was compiled for; others would crash later.
 
     Raises:
-        EngineError: they differ from those found; the message names both.
+        EngineError: they differ from those found; the message names all of them.
     """
-    if version != limits.tensorrt_llm:
+    if (version, gpu.capability) != (limits.tensorrt_llm, limits.compute_capability):
         raise EngineError(
-            f"engine {engine.path} was compiled by TensorRT-LLM {limits.tensorrt_llm}, found "
-            f"{version}; {REBUILD}"
-        )
-    if gpu.capability != limits.compute_capability:
-        raise EngineError(
-            f"engine {engine.path} was compiled for compute capability "
-            f"{limits.compute_capability} ({limits.gpu}), found {gpu.capability} ({gpu.name}); "
-            f"{REBUILD} on this machine"
+            f"engine {engine.path} was compiled by TensorRT-LLM {limits.tensorrt_llm} for compute "
+            f"capability {limits.compute_capability} ({limits.gpu}), found {version} and "
+            f"{gpu.capability} ({gpu.name}); {REBUILD} on this machine"
         )
 
 

@@ -16,16 +16,15 @@ Messages are JSON:
   library has stopped working.
 """
 
+import concurrent.futures
 import contextlib
 import itertools
 import json
 import logging
 import multiprocessing
 import os
-import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +42,6 @@ from serve.trtllm.runtime import (
     ExecutorRequest,
     ExecutorResponse,
     TensorRTLLMRuntime,
-    take_all,
 )
 
 logger = logging.getLogger("earshot")
@@ -66,21 +64,12 @@ def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
         ConfigError: the LLM API does not support the configuration.
         EngineError: the engine's tokenizer cannot be read.
     """
-    check_config(config)
-    return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
-
-
-def check_config(config: RuntimeConfig) -> None:
-    """Check that the LLM API supports a config.
-
-    Raises:
-        ConfigError: it does not; the message names the key and the expected value.
-    """
     if not config.device.startswith("cuda"):
         raise ConfigError(
             f"runtime.device = {config.device!r}, but TensorRT-LLM needs an NVIDIA GPU; expected "
             '"cuda" or "cuda:N"'
         )
+    return TensorRTLLMRuntime(engine, LlmApiExecutor(engine, config))
 
 
 def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[bytes]":
@@ -115,7 +104,7 @@ class LlmApiExecutor:
 
     Args:
         engine: an engine with the runtime "tensorrt_llm_api" in its manifest.
-        config: a config that passed `check_config`.
+        config: a config with a GPU.
         stop_s: seconds that the library may take to shut down.
 
     Raises:
@@ -152,11 +141,10 @@ class LlmApiExecutor:
         )
         self._stop_s = stop_s
         self._ids = itertools.count()
-        # None wakes the reader of the queue after a failure.
-        self._responses: queue.SimpleQueue[ExecutorResponse | None] = queue.SimpleQueue()
         self._failure = ""
-        # Lists of message parts to send; a queue, because `enqueue` must not block.
-        self._outbox: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._received: list[ExecutorResponse] = []
+        # Samples may fill the connection's buffer, and `enqueue` must not block.
+        self._sender = concurrent.futures.ThreadPoolExecutor(1, "earshot-llm-api")
         self._connection, worker_end = multiprocessing.Pipe()
         with worker_end:
             self._process = spawn(config, worker_end)
@@ -166,10 +154,6 @@ class LlmApiExecutor:
             self._kill()
             self._connection.close()
             raise
-        self._reader = threading.Thread(target=self._read, name="earshot-llm-api", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="earshot-llm-api", daemon=True)
-        self._reader.start()
-        self._writer.start()
 
     def _start(self, settings: Mapping[str, Any]) -> str:
         """Send the settings, wait until the library has started, and return its version."""
@@ -198,8 +182,6 @@ class LlmApiExecutor:
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
             self._process.wait(_EXIT_TIMEOUT_S)
 
-    # ---------------------------------------------------------------- called by the device thread
-
     def enqueue(self, request: ExecutorRequest) -> int:
         self._check()
         request_id = next(self._ids)
@@ -209,16 +191,16 @@ class LlmApiExecutor:
             "max_tokens": request.max_tokens,
             "beam_size": request.beam_size,
         }
-        self._outbox.put([_to_json(head), request.features.numpy().tobytes()])
+        self._sender.submit(self._send, _to_json(head), request.features.numpy().tobytes())
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
-        responses = take_all(self._responses, timeout_s)
-        self._check()
-        return [response for response in responses if response is not None]
+        self._receive(timeout_s)
+        responses, self._received = self._received, []
+        return responses
 
     def cancel(self, request_id: int) -> None:
-        self._outbox.put([_to_json({"cancel": request_id})])
+        self._sender.submit(self._send, _to_json({"cancel": request_id}))
 
     def steps(self) -> tuple[int, int, float]:
         """Return zeros, since the API reports its steps only to a blocking call.
@@ -226,52 +208,48 @@ class LlmApiExecutor:
         The runtime calls this without requests too, and then notices a lost process.
         """
         if not self._connection.closed:
-            self._check()
+            self._receive(0.0)
         return 0, 0, 0.0
 
     def close(self) -> None:
         if self._connection.closed:
             return
-        self._outbox.put([_to_json({})])
-        self._outbox.put(None)
+        self._sender.submit(self._send, _to_json({}))
         try:
             self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
             self._kill()
-        for thread in (self._reader, self._writer):
-            thread.join(_EXIT_TIMEOUT_S)
+        self._sender.shutdown()
         self._connection.close()
 
     def _check(self) -> None:
         if self._failure:
             raise DeviceError(f"TensorRT-LLM failed: {self._failure}")
 
-    # ---------------------------------------------------------------- the connection's threads
+    def _receive(self, timeout_s: float) -> None:
+        """Receive every response that has arrived; wait at most `timeout_s` for the first one.
 
-    def _read(self) -> None:
+        Raises:
+            DeviceError: the library or its process has failed.
+        """
+        self._check()
         try:
-            while True:
-                self._take(json.loads(self._connection.recv_bytes()))
+            while self._connection.poll(0.0 if self._received else timeout_s):
+                message = json.loads(self._connection.recv_bytes())
+                if "failed" in message:
+                    self._failure = message["failed"]
+                    break
+                tokens = tuple(message.pop("tokens", ()))
+                self._received.append(ExecutorResponse(tokens=tokens, **message))
         except (EOFError, OSError):
-            self._fail(self._end_of_process())
+            self._failure = self._end_of_process()
+        self._check()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "failed" in message:
-            self._fail(message["failed"])
-        else:
-            tokens = tuple(message.pop("tokens", ()))
-            self._responses.put(ExecutorResponse(tokens=tokens, **message))
-
-    def _fail(self, why: str) -> None:
-        self._failure = self._failure or why
-        self._responses.put(None)
-
-    def _write(self) -> None:
-        with contextlib.suppress(OSError):  # the reader reports a lost connection
-            while (parts := self._outbox.get()) is not None:
-                for part in parts:
-                    self._connection.send_bytes(part)
+    def _send(self, *parts: bytes) -> None:
+        with contextlib.suppress(OSError):  # `_receive` reports a lost connection
+            for part in parts:
+                self._connection.send_bytes(part)
 
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:

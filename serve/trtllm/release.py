@@ -33,16 +33,12 @@ def library_version() -> str:
         UnavailableError: it is not installed, or its release is not 1.2.
     """
     version, release = _installed("release 1.2", _MEND)
-    if release > RELEASE:
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed; expected 1.2, the last release that has "
-            "trtllm-build and the engine executor (1.3.0rc20 is the last candidate); build with "
-            f"build.runtime = 'tensorrt_llm_api', or {_MEND}"
-        )
     if release != RELEASE:
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but its checkpoints have other tensor names; "
-            f"expected 1.2; {_MEND}"
+            f"TensorRT-LLM {version} is installed; expected 1.2, the last release that has "
+            "trtllm-build and the engine executor (1.3.0rc20 is the last candidate), and the one "
+            "whose tensor names checkpoints use; build with build.runtime = 'tensorrt_llm_api' for "
+            f"1.3 and later, or {_MEND}"
         )
     return version
 
@@ -55,17 +51,13 @@ def api_version() -> str:
             needs another numpy.
     """
     version, release = _installed("release 1.3 or later", _MEND_API)
-    if release < API_RELEASE:
-        raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but its LLM API has no Whisper; expected 1.3 or "
-            f"later; build with build.runtime = 'tensorrt_llm', or {_MEND_API}"
-        )
     spec = importlib.util.find_spec("tensorrt_llm")
-    folders = spec.submodule_search_locations if spec is not None else None
-    if not any((Path(folder) / WHISPER_MODEL).is_file() for folder in folders or []):
+    folders = (spec and spec.submodule_search_locations) or []
+    if release < API_RELEASE or not any((Path(f) / WHISPER_MODEL).is_file() for f in folders):
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but it has no {WHISPER_MODEL}; expected "
-            f"1.3.0rc25 or later, whose PyTorch backend runs Whisper; {_MEND_API}"
+            f"TensorRT-LLM {version} is installed, but its PyTorch backend has no Whisper "
+            f"({WHISPER_MODEL}); expected 1.3.0rc25 or later; build with build.runtime = "
+            f"'tensorrt_llm' for 1.2, or {_MEND_API}"
         )
     _check_numpy(version)
     return version

@@ -8,11 +8,9 @@ A probe detects the language and measures the no-speech probability. It is a req
 after start-of-transcript, and costs a second encoder pass for the window.
 """
 
-import contextlib
 import dataclasses
-import queue
 import time
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -23,8 +21,6 @@ from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import SequenceLimits
 
 LENGTH_PENALTY = 1.0  # of beam searches, as everywhere in Earshot; the library's default is none
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +89,6 @@ class Executor(Protocol):
     def close(self) -> None:
         """End every request and free the GPU."""
         ...
-
-
-def take_all(waiting: queue.SimpleQueue[T], timeout_s: float) -> list[T]:
-    """Remove all items of a queue; wait at most `timeout_s` for the first one."""
-    taken: list[T] = []
-    with contextlib.suppress(queue.Empty):
-        taken.append(waiting.get(timeout=timeout_s))
-        while True:
-            taken.append(waiting.get_nowait())
-    return taken
 
 
 @dataclasses.dataclass
@@ -182,9 +168,30 @@ class TensorRTLLMRuntime:
         self._executor.close()
 
     def _check(self, job: Job) -> None:
-        limits, options = self._lengths, job.options
-        self._check_features(job.features)
-        self._check_abilities(job)
+        limits, options, able = self._lengths, job.options, self.capabilities
+        shape: tuple[int, ...] = tuple(job.features.shape)
+        if able.takes == "samples":
+            fits = len(shape) == 1 and 1 <= shape[0] <= WINDOW_SAMPLES
+            expected = f"1 to {WINDOW_SAMPLES} samples"
+        else:
+            window = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
+            fits, expected = shape == window, str(window)
+        if not fits:
+            raise OptionError(f"{able.takes} have the shape {shape}; expected {expected}")
+        has_text = bool(job.prefix) or job.prompt[:1] != (self._facts.sot,)
+        unsupported = {
+            "timestamps": options.timestamps and not able.timestamps,
+            "language detection": DETECT_LANGUAGE in job.prompt and not able.detect_language,
+            "previous text in the prompt": has_text and not able.previous_text,
+            "temperature > 0": options.temperature > 0 and not able.sampling,
+        }
+        refusals = [
+            f"the runtime {able.runtime} does not support {option}; leave it out"
+            for option, refused in unsupported.items()
+            if refused
+        ]
+        if refusal := next(iter(refusals), able.refusal_of(job)):
+            raise OptionError(refusal)
         room = limits.max_seq_len - len(job.prompt)
         if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
             raise OptionError(
@@ -192,33 +199,6 @@ class TensorRTLLMRuntime:
                 f"fit this engine; expected at most {limits.max_prompt_tokens} tokens in the "
                 f"prompt and {limits.max_seq_len} in total"
             )
-
-    def _check_features(self, features: torch.Tensor) -> None:
-        shape = tuple(features.shape)
-        expected = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
-        if self.capabilities.takes == "samples":
-            if len(shape) != 1 or not 1 <= shape[0] <= WINDOW_SAMPLES:
-                raise OptionError(
-                    f"samples have the shape {shape}; expected 1 to {WINDOW_SAMPLES} samples"
-                )
-        elif shape != expected:
-            raise OptionError(f"features have the shape {shape}; expected {expected}")
-
-    def _check_abilities(self, job: Job) -> None:
-        if job.options.timestamps and not self.capabilities.timestamps:
-            raise OptionError(
-                "timestamps: this runtime cannot apply the timestamp rules; ask without timestamps"
-            )
-        if DETECT_LANGUAGE in job.prompt and not self.capabilities.detect_language:
-            raise OptionError("language: this runtime cannot detect it; name the language")
-        text = job.prefix or job.prompt[:1] != (self._facts.sot,)
-        if text and not self.capabilities.previous_text:
-            raise OptionError("prompt: this runtime does not support previous text; leave it out")
-        if job.options.temperature > 0 and not self.capabilities.sampling:
-            raise OptionError("temperature: this runtime only decodes greedily; expected 0")
-        refusal = self.capabilities.refusal_of(job)
-        if refusal is not None:
-            raise OptionError(refusal)
 
     def _send(self, window: _Window) -> None:
         job, options = window.job, window.job.options

@@ -9,6 +9,7 @@ The API is asynchronous: an event loop follows every request, and a thread reads
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import importlib
 import json
@@ -98,22 +99,17 @@ def _start(api: Any, settings: Mapping[str, Any]) -> Any:
     )
 
 
+@dataclasses.dataclass
 class _Session:
     """Runs the requests of a connection with the library."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        on_hang_up: Callable[[], object],
-        api: Any,
-        llm: Any,
-        settings: Mapping[str, Any],
-    ) -> None:
-        self._connection = connection
-        self._on_hang_up = on_hang_up
-        self._api = api
-        self._llm = llm
-        self._settings = settings
+    connection: Connection
+    on_hang_up: Callable[[], object]
+    api: Any
+    llm: Any
+    settings: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
         self._closing = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outputs: dict[int, Any] = {}
@@ -126,26 +122,26 @@ class _Session:
         await self._closing.wait()
         for request_id in list(self._tasks):
             self._abort(request_id)
-        self._llm.shutdown()  # NOTE: before the loop closes, since its threads post to the loop
+        self.llm.shutdown()  # NOTE: before the loop closes, since its threads post to the loop
 
     def _read(self) -> None:
         """Read messages and pass them to the event loop; runs on its own thread."""
         try:
-            while message := json.loads(self._connection.recv_bytes()):
+            while message := json.loads(self.connection.recv_bytes()):
                 if "cancel" in message:
                     self._loop.call_soon_threadsafe(self._abort, message["cancel"])
                 else:
-                    samples = np.frombuffer(self._connection.recv_bytes(), np.float32).copy()
+                    samples = np.frombuffer(self.connection.recv_bytes(), np.float32).copy()
                     self._loop.call_soon_threadsafe(self._begin, message, samples)
         except (EOFError, OSError):
             pass  # a lost connection means the same as a request to end
-        self._on_hang_up()
+        self.on_hang_up()
         with contextlib.suppress(RuntimeError):  # a failed answer may have closed the loop
             self._loop.call_soon_threadsafe(self._closing.set)
 
     def _tell(self, **message: Any) -> None:
         try:
-            _tell(self._connection, **message)
+            _tell(self.connection, **message)
         except OSError:
             self._closing.set()
 
@@ -156,13 +152,13 @@ class _Session:
 
     async def _follow(self, request: Mapping[str, Any], samples: Samples) -> None:
         """Send a request's tokens as they arrive, and its last message."""
-        output = self._llm.generate_async(
+        output = self.llm.generate_async(
             {
                 "prompt": request["prompt"],
-                "multi_modal_data": {"audio": [(samples, self._settings["sample_rate"])]},
+                "multi_modal_data": {"audio": [(samples, self.settings["sample_rate"])]},
             },
             sampling_params=self._sampling(request["max_tokens"], request["beam_size"]),
-            streaming=self._settings["streaming"],
+            streaming=self.settings["streaming"],
         )
         self._outputs[request["id"]] = output
         sent = 0
@@ -178,11 +174,11 @@ class _Session:
         options: dict[str, Any] = {"temperature": 0.0}
         if beam_size > 1:
             options |= {"use_beam_search": True, "best_of": beam_size, "n": 1}
-            options["length_penalty"] = self._settings["length_penalty"]
+            options["length_penalty"] = self.settings["length_penalty"]
         else:
             options["logprobs"] = 1  # of the likeliest token and of the sampled one
         # The library reads the end-of-text token from the checkpoint.
-        return self._api.SamplingParams(max_tokens=max_tokens, detokenize=False, **options)
+        return self.api.SamplingParams(max_tokens=max_tokens, detokenize=False, **options)
 
     def _abort(self, request_id: int) -> None:
         if request_id in self._outputs:
@@ -197,7 +193,7 @@ class _Session:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        if isinstance(error, (ValueError, TypeError, self._api.RequestError)):
+        if isinstance(error, (ValueError, TypeError, self.api.RequestError)):
             self._tell(id=request_id, finished="error", error=str(error))
         else:
             self._tell(failed=repr(error))

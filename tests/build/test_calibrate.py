@@ -11,7 +11,7 @@ import torch
 
 from build import calibrate, native
 from build.__main__ import main
-from build.builders import build_engine, check, up_to_date
+from build.builders import build_engine, up_to_date
 from build.calibrate import calibration_of, clip_windows, second_moments
 from build.config import BuildConfig, BuildProduct
 from build.native import convert
@@ -19,7 +19,6 @@ from build.recordings import VerificationAudio
 from build.reference import features_of
 from build.summary import summary
 from serve.contract.engine import open_engine, tensor_kinds
-from serve.contract.errors import ConfigError
 from serve.native.network import Whisper
 from serve.speech.features import SAMPLE_RATE
 
@@ -134,13 +133,6 @@ def test_no_clip_that_figures_are_reported_on_is_heard():
         halves[clip["file"]] = clip["half"]
     lines = Path(CLIPS).read_text(encoding="utf-8").splitlines()
     assert {halves[json.loads(line)["file"]] for line in lines} == {"choose"}
-
-
-@pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
-def test_builders_that_round_themselves_refuse(runtime):
-    config = BuildProduct(build=BuildConfig(runtime=runtime, calibrate=True))
-    with pytest.raises(ConfigError, match=r"--calibrate, but builds with build\.runtime"):
-        check(config)
 
 
 def test_the_flag_orders_it(nano_folder, tmp_path, monkeypatch, capsys):

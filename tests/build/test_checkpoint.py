@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build.checkpoint import folder_files, open_checkpoint
+from build.checkpoint import open_checkpoint
 from build.tensor_names import source_tensor_name
 from serve.contract.engine import tensor_kinds
 from tests.checkpoints import (
@@ -211,23 +211,6 @@ def test_malformed_json(folder):
     assert "holds a list; expected a JSON object" in refusal(folder)
     (folder / "config.json").unlink()
     assert "config.json: No such file" in refusal(folder)
-
-
-SMALL = ("config.json", "generation_config.json", "tokenizer.json")
-
-
-def test_the_files_of_a_checkpoint_are_one_copy_of_its_weights_and_what_describes_them(folder):
-    for name in ("README.md", "pytorch_model.bin", "vocab.json"):
-        (folder / name).write_text("{}")
-    names = [path.name for path in folder_files(folder)]
-    assert names == sorted([*SMALL, "model.safetensors", "vocab.json"])
-
-
-def test_a_pickle_is_downloaded_where_there_is_nothing_better(hub, folder, weights):
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    open_checkpoint("someone/whisper")
-    assert "pytorch_model.bin" in hub.downloaded
 
 
 def test_legacy_pickles_open_without_mapping(folder, weights):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from build.builders import build_engine, check, up_to_date
+from build.builders import build_engine, up_to_date
 from build.checkpoint import open_checkpoint
-from build.config import BuildConfig, BuildProduct
+from build.config import BuildProduct
 from build.draft import with_draft
 from build.quantize import quantize_rows
 from serve.contract.engine import Draft, scale_name, tensor_specs
-from serve.contract.errors import CheckpointError, ConfigError
-from tests.checkpoints import NANO, edit_json, random_weights, write_engine, write_hf
+from serve.contract.errors import CheckpointError
+from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 
 TOKENS = "model.decoder.embed_tokens.weight"
 MAIN = dataclasses.replace(NANO, decoder_layers=2)
@@ -118,18 +118,6 @@ def test_a_draft_of_other_sizes_is_refused(main, tmp_path, shape, difference):
     assert difference in refusal(main, folder)
 
 
-def test_a_draft_with_other_special_tokens_is_refused(main, folder, stored):
-    english = {"<|en|>": main.facts.languages["en"]}
-    edit_json(folder / "generation_config.json", lang_to_id=english, suppress_tokens=[1])
-    assert f"languages is {{'en': {main.facts.languages['en']}}}, not {{'af'" in refusal(
-        main, folder
-    )
-    decoder_alone(folder, stored)
-    with_draft(main, str(folder))
-    edit_json(folder / "config.json", eos_token_id=7)
-    assert "its tokens differ: eot is 7, not " in refusal(main, folder)
-
-
 def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
     both = with_draft(main, str(folder))
     config = BuildProduct(engine=str(tmp_path / "engine"))
@@ -138,11 +126,3 @@ def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):
     assert not up_to_date(main, config, verified=False)
     save_file(stored | {TOKENS: stored[TOKENS] * 2}, folder / "model.safetensors")
     assert not up_to_date(with_draft(main, str(folder)), config, verified=False)
-
-
-@pytest.mark.parametrize("runtime", ["tensorrt_llm", "tensorrt_llm_api"])
-def test_other_runtimes_refuse_a_draft(runtime):
-    config = BuildProduct(build=BuildConfig(runtime=runtime, precision="fp16", draft="a/draft"))
-    with pytest.raises(ConfigError, match=rf"build\.draft = 'a/draft', but .*'{runtime}' have no"):
-        check(config)
-    check(dataclasses.replace(config, build=dataclasses.replace(config.build, draft="")))

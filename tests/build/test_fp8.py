@@ -1,11 +1,11 @@
-"""build.fp8: FP8 is taken if it changes no more of the text than INT8 weights do."""
+"""build.verify: FP8 is taken if it changes no more of the text than INT8 weights do."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from build import fp8
+from build import verify
 from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from build.decoding import agreement
@@ -68,9 +68,9 @@ def test_an_engine_is_held_against_itself_and_against_the_other_precision(
             engine = Damaged(engine.path, engine.manifest)
         return NativeRuntime(engine, dataclasses.replace(config, encoder_precision="full"))
 
-    monkeypatch.setattr(fp8, "NativeRuntime", opened)
+    monkeypatch.setattr(verify, "NativeRuntime", opened)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    proof = fp8.prove_fp8(engine, checkpoint, CLIPS, RuntimeConfig(threads=1))
+    proof = verify.prove_fp8(engine, checkpoint, CLIPS, RuntimeConfig(threads=1))
     assert runs == [("int8", "full"), ("int8", "fp8"), ("fp16", "full")]
     assert proof.agreement < proof.int8_agreement <= 1.0 and not proof.holds
     chosen = [clip for clip in load_clips(CLIPS) if clip.half == "choose"]
@@ -82,7 +82,7 @@ def test_a_gpu_proves_it_and_takes_what_holds(tmp_path):
     demo = open_checkpoint("tests/fixture/checkpoint")
     engine = write_engine(demo, tmp_path / "engine")
     config = RuntimeConfig(device="cuda", encoder_precision="auto")
-    proof = fp8.prove_fp8(engine, demo, "tests/data/manifest.jsonl", config)
+    proof = verify.prove_fp8(engine, demo, "tests/data/manifest.jsonl", config)
     assert 0.5 < proof.agreement <= 1.0 and 0.5 < proof.int8_agreement <= 1.0
     for share in (0.0, 1.0):
         proved = dataclasses.replace(proof, agreement=share)

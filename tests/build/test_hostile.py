@@ -35,7 +35,7 @@ HOSTILE = [
     ("config.json", set_key("model_type", f'"{"x" * 100_000}"'), "model_type = 'xxx"),
     ("config.json", lambda text: DEEP, "not valid JSON"),
     ("config.json", lambda text: b" " * 2**20 + text, "more than 1,048,576 bytes"),
-    ("generation_config.json", set_key("suppress_tokens", "[1e999]"), "suppress_tokens = inf"),
+    ("generation_config.json", set_key("suppress_tokens", "[1e999]"), "suppress_tokens[0] = "),
     ("tokenizer.json", lambda text: b" " * 2**24 + text, "more than 16,777,216 bytes"),
     ("tokenizer.json", tokens("7"), "is not a tokenizer"),
 ]

@@ -261,12 +261,18 @@ def test_help(command, capsys):
 
 @pytest.mark.parametrize(
     ("runtime", "flag"),
-    [("tensorrt_llm", ["--device", "cuda"]), ("tensorrt_llm_api", ["--audio", "a.wav"])],
+    [
+        ("tensorrt_llm", ["--device", "cuda"]),
+        ("tensorrt_llm", ["--calibrate"]),
+        ("tensorrt_llm_api", ["--audio", "a.wav"]),
+        ("tensorrt_llm_api", ["--draft", "a/draft"]),
+    ],
 )
 def test_flags_that_a_runtime_would_pass_over_are_refused(config, capsys, runtime, flag):
     text = config.read_text().replace("[build]", f'[build]\nruntime = "{runtime}"')
     config.write_text(text)
     code, message = error(capsys, "engine", "--config", config, "--precision", "fp16", *flag)
     assert code == 2
-    assert f"{flag[0]} is for the comparison of the engine with its checkpoint" in message
-    assert f"{runtime!r} does not do; leave it out, and compare them with `python -m" in message
+    name = "build.draft" if flag[0] == "--draft" else flag[0]
+    assert f"{name} is for native engines, but build.runtime = {runtime!r}; leave it" in message
+    assert "with its checkpoint, run `python -m eval trtllm-check`" in message

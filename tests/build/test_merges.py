@@ -1,11 +1,11 @@
-"""build.merges: the first merge of a tokenizer, put back where it alone is missing."""
+"""build.tokenizer_facts: the first merge of a tokenizer, put back where it alone is missing."""
 
 import json
 
 import pytest
 import tokenizers
 
-from build.merges import with_first_merge
+from build.tokenizer_facts import with_first_merge
 
 VOCABULARY = ("a", "b", "c", "ab", "abc", "<|endoftext|>")
 

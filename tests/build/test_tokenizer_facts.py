@@ -101,14 +101,11 @@ def test_missing_special_tokens(folder, missing):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"suppress_tokens": [5, 99_999]}, "suppress_tokens = 99999; expected a token id"),
-        ({"suppress_tokens": "5"}, "suppress_tokens = '5'; expected a list"),
-        (
-            {"alignment_heads": [[0, 1]]},
-            "alignment_heads holds [0, 1]; expected [layer, head] below",
-        ),
+        ({"suppress_tokens": [5, 99_999]}, "suppress_tokens has 99999; expected a token id"),
+        ({"suppress_tokens": "5"}, "suppress_tokens = '5'; expected a"),
+        ({"alignment_heads": [[0, 1]]}, "alignment_heads has [0, 1]; expected [layer, head] below"),
         ({"max_initial_timestamp_index": 1501}, "max_initial_timestamp_index = 1501"),
-        ({"task_to_id": [1]}, "task_to_id = [1]; expected an object"),
+        ({"task_to_id": [1]}, "task_to_id = [1]; expected"),
     ],
 )
 def test_malformed_facts(folder, change, expected):

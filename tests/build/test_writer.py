@@ -11,15 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from build.builders import fill
+from build.builders import build_engine
 from build.config import BuildProduct
-from build.writer import staged, write_manifest
+from build.writer import write_manifest
 from serve.contract.engine import MANIFEST_FILE, open_engine
 from serve.contract.errors import EngineError
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-INT8 = BuildProduct()
 
 
 @pytest.fixture
@@ -40,18 +39,24 @@ def test_a_build_that_fails_changes_nothing(checkpoint, target, error, existing)
         write_engine(checkpoint, target, "fp16")
     target.parent.mkdir(exist_ok=True)
     before = contents(target)
-    with pytest.raises(error), staged(target) as folder:
-        fill(folder, checkpoint, INT8, print)
+
+    def fail(engine):
         raise error
+
+    with pytest.raises(error):
+        build_engine(checkpoint, BuildProduct(engine=str(target)), print, fail)
     assert contents(target) == before
     assert list(target.parent.iterdir()) == ([target] if existing else [])
 
 
 def test_an_engine_is_replaced_whole_and_only_at_the_end(checkpoint, target):
     write_engine(checkpoint, target, "fp16")
-    with staged(target) as folder:
-        fill(folder, checkpoint, INT8, print)
-        assert open_engine(target).manifest.precision == "fp16"
+
+    def look(made):
+        precisions = [engine.manifest.precision for engine in (made, open_engine(target))]
+        assert precisions == ["int8", "fp16"]
+
+    build_engine(checkpoint, BuildProduct(engine=str(target)), print, look)
     assert open_engine(target).manifest.precision == "int8"
     assert list(target.parent.iterdir()) == [target]
 
@@ -117,18 +122,15 @@ def test_a_filesystem_that_cannot_swap_folders(checkpoint, target, monkeypatch):
 
 HALF_BUILD = """
 import sys, time
-from pathlib import Path
-from types import SimpleNamespace
+from build.builders import build_engine
 from build.checkpoint import open_checkpoint
-from build.builders import fill
 from build.config import BuildProduct
-from build.writer import staged
 
-checkpoint = open_checkpoint(sys.argv[1])
-with staged(Path(sys.argv[2])) as folder:
-    fill(folder, checkpoint, BuildProduct(), print)
+def stop(engine):
     print("filled", flush=True)
     time.sleep(600)
+
+build_engine(open_checkpoint(sys.argv[1]), BuildProduct(engine=sys.argv[2]), print, stop)
 """
 
 

@@ -1,5 +1,6 @@
 """Choose the implementation of the token rules: the reference in torch, or Triton kernels."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -25,28 +26,26 @@ class DraftSampler(Protocol):
     ) -> None: ...
 
 
-def choose_guess(kernels: KernelsName, rules: TokenRules) -> DraftSampler:
-    """Return the draft sampler for a network's kernels."""
-    if kernels != "triton":
-        return rules.guess
-    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - needs triton
-        TritonDraftSampler,
-    )
-
-    return TritonDraftSampler(rules).guess
-
-
-def choose_advance(kernels: KernelsName, rules: TokenRules, most: int, searching: bool) -> Sampler:
-    """Return the sampler for a network's kernels.
+def choose_samplers(
+    kernels: KernelsName, rules: TokenRules, most: int, searching: Collection[bool]
+) -> tuple[dict[bool, Sampler], DraftSampler]:
+    """Return the samplers for a network's kernels, and that of draft tokens.
 
     Args:
         kernels: the kernels of the network.
         rules: the checkpoint's token rules.
         most: the maximum number of picks of a call.
-        searching: whether any row may be part of a beam search; Triton kernels are compiled for it.
+        searching: the keys of the samplers: whether any row may be part of a beam search. Triton
+            kernels are compiled for it.
     """
     if kernels != "triton":
-        return rules.advance
+        return dict.fromkeys(searching, rules.advance), rules.guess
+    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - needs triton
+        TritonDraftSampler,
+    )
     from serve.native.rules.kernel import TritonSampler  # noqa: PLC0415 - needs triton
 
-    return TritonSampler(rules, most, searching).advance
+    samplers: dict[bool, Sampler] = {
+        searches: TritonSampler(rules, most, searches).advance for searches in searching
+    }
+    return samplers, TritonDraftSampler(rules).guess

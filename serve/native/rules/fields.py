@@ -1,5 +1,6 @@
 """Arguments of the rules' kernels: the state of rows, results of the scan, and constants."""
 
+import collections
 import dataclasses
 from typing import NamedTuple
 
@@ -12,39 +13,14 @@ WIDEST = tl.constexpr(8)  # maximum rows of a search; a power of two
 SUMS = tl.constexpr(4)  # results of a tile: peak, mass, best score and its logit
 
 
-class RowPointers(NamedTuple):
-    """The tensors of a `RowState` that kernels use; bool is uint8."""
-
-    tokens: torch.Tensor
-    source: torch.Tensor
-    best_tokens: torch.Tensor
-    position: torch.Tensor
-    prompt_len: torch.Tensor
-    text_begin: torch.Tensor
-    limit: torch.Tensor
-    loop_at: torch.Tensor
-    seed: torch.Tensor
-    last_timestamp: torch.Tensor
-    leader: torch.Tensor
-    beam: torch.Tensor
-    needed: torch.Tensor
-    ended: torch.Tensor
-    best_length: torch.Tensor
-    no_repeat_ngram: torch.Tensor
-    root: torch.Tensor
-    node: torch.Tensor
-    temperature: torch.Tensor
-    logprob_sum: torch.Tensor
-    length_penalty: torch.Tensor
-    repetition_penalty: torch.Tensor
-    best_score: torch.Tensor
-    best_logprob_sum: torch.Tensor
-    boost: torch.Tensor
-    timestamps: torch.Tensor
-    lists: torch.Tensor
-    finished: torch.Tensor
-    best_is_ended: torch.Tensor
-    trusted: torch.Tensor
+# The tensors of a `RowState` that kernels use, in its order; bool is uint8.
+RowPointers = collections.namedtuple(
+    "RowPointers",
+    "tokens source best_tokens position prompt_len text_begin limit loop_at seed last_timestamp "
+    "leader beam needed ended best_length no_repeat_ngram root node temperature logprob_sum "
+    "length_penalty repetition_penalty best_score best_logprob_sum boost timestamps lists "
+    "finished best_is_ended trusted",
+)
 
 
 def fields_of(state: RowState) -> RowPointers:

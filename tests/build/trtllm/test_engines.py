@@ -228,21 +228,15 @@ def test_an_absent_library_is_named(tmp_path, monkeypatch):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 
-@pytest.mark.parametrize(
-    ("version", "words"),
-    [
-        ("1.3.0", r"1\.3\.0 is installed; expected 1\.2, the last release"),
-        ("0.20.0", r"0\.20\.0 is installed, but its checkpoints have other tensor names"),
-    ],
-)
-def test_another_release_is_refused(tmp_path, monkeypatch, version, words):
+@pytest.mark.parametrize("version", ["1.3.0", "0.20.0"])
+def test_another_release_is_refused(tmp_path, monkeypatch, version):
     info = tmp_path / f"tensorrt_llm-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UnavailableError, match=words):
+    with pytest.raises(UnavailableError, match=f"{version} is installed; expected 1.2, the last"):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
 
 

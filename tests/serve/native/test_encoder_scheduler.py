@@ -180,7 +180,6 @@ def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
     assert [id for _, id in harness.slots.owners()] == [1, 2, 3, 4, 5]
     assert harness.begin() == [6]
     assert harness.intake.windows == 6
-    harness.slots.check()
 
 
 def test_a_device_that_has_nothing_else_is_waited_for(clock, monkeypatch):
@@ -213,4 +212,3 @@ def test_who_leaves_while_encoded_frees_the_slot_and_is_never_started(clock, mon
     harness.intake.clear()
     assert harness.slots.busy == 2
     assert harness.begin() == []
-    harness.slots.check()

@@ -306,7 +306,7 @@ def test_a_window_is_encoded_to_the_same_bits_in_any_batch(precision, frames):
     config = dataclasses.replace(CUDA, cuda_graph=True, slots=8, encoder_precision=precision)
     runtime = NativeRuntime(engine, config)
     encoder = runtime._scheduler._encoder
-    (_, cache), *_ = encoder._slots._decoders
+    (_, cache), *_ = encoder._decoders
     cache = cache.cross
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (8, engine.manifest.dims.n_mels, frames)

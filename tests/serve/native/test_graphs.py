@@ -86,7 +86,9 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
     network, choice = Network(), Choice()
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(network=network, cache=Cache(nbytes), state=state, advances=advances)
+    parts = SimpleNamespace(
+        network=network, cache=Cache(nbytes), state=state, advances=advances, advance=None
+    )
     loop = GraphLoop(parts, 4, slots)
     loop.replay.record(None)
     return loop, network, choice
@@ -225,8 +227,11 @@ class Turns:
     def __init__(self, state):
         self.state, self.spans = state, []
 
-    def run(self, table, rows):
-        self.spans.append(rows)
+    def layout_of(self, rows):
+        return rows
+
+    def run(self, layout, table, length):
+        self.spans.append(len(layout))
         self.state.position.add_(2)
 
 
@@ -237,7 +242,9 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
     state.finished.fill_(False)
     turns = Turns(state)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(network=network, cache=Cache(), state=state, advances=advances)
+    parts = SimpleNamespace(
+        network=network, cache=Cache(), state=state, advances=advances, advance=None
+    )
     loop = GraphLoop(parts, 4, 10, turns)
     loop.replay.record(None)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)

@@ -35,7 +35,7 @@ class Graph:
 
 def fed(size, spans, wanted):
     prompts = PrefillBatch(torch.zeros((8, 16), dtype=torch.int64), size)
-    prompts.write([TokenSpan(place, begin, end) for place, begin, end in spans], wanted)
+    prompts.write_spans([TokenSpan(place, begin, end) for place, begin, end in spans], wanted)
     return prompts
 
 

@@ -1,11 +1,13 @@
 """How many threads a CPU runtime computes with."""
 
+import math
 import os
 
 import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
+from serve.native import threads
 from serve.native.threads import Threads, busy_s
 
 CORES = 4
@@ -18,15 +20,12 @@ class Machine:
         self.others = others
         self.now_s = self.busy = self.own = 0.0
 
-    def clock(self):
-        return self.now_s
-
-    def look(self, threads):
+    def look(self, made):
         self.now_s += 1.0
-        self.own += threads.count
-        self.busy += threads.count + self.others
-        threads.follow()
-        return threads.count
+        self.own += made.count
+        self.busy += made.count + self.others
+        made.follow()
+        return made.count
 
 
 @pytest.fixture
@@ -34,9 +33,12 @@ def threads_of(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
 
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(CORES)))
+
     def make(machine, count=CORES):
-        config = RuntimeConfig(threads=count)
-        return Threads(config, lambda: machine.busy, lambda: machine.own, machine.clock, CORES)
+        monkeypatch.setattr(threads, "_reading", lambda: (machine.now_s, machine.busy, machine.own))
+        monkeypatch.setattr(threads, "_LOOK_S", -math.inf)  # each look counts
+        return Threads(RuntimeConfig(threads=count))
 
     yield make
     torch.set_num_threads(before)
@@ -44,14 +46,14 @@ def threads_of(monkeypatch):
 
 def test_a_thread_is_given_up_for_each_core_that_others_take(threads_of):
     machine = Machine(others=0.0)
-    threads = threads_of(machine)
-    assert machine.look(threads) == torch.get_num_threads() == CORES
+    made = threads_of(machine)
+    assert machine.look(made) == torch.get_num_threads() == CORES
     machine.others = 0.5  # a program that gets half of a core, since it shares one with a thread
-    assert machine.look(threads) == torch.get_num_threads() == CORES - 1
+    assert machine.look(made) == torch.get_num_threads() == CORES - 1
     machine.others = CORES + 1.0
-    assert machine.look(threads) == 1
+    assert machine.look(made) == 1
     machine.others = 0.1
-    assert machine.look(threads) == CORES
+    assert machine.look(made) == CORES
 
 
 def test_no_more_threads_than_were_asked_for(threads_of, monkeypatch):

@@ -145,8 +145,8 @@ class TestRefusals:
         runtime, llm = opened()
         plain = job(1)
         refusals = {
-            "timestamps: this runtime cannot": job(2, timestamps=True),
-            "prompt: this runtime does not support previous text": job(4, prompt="some words"),
+            "llm_api does not support timestamps": job(2, timestamps=True),
+            "does not support previous text in the prompt": job(4, prompt="some words"),
             r"samples have the shape \(80, 3000\)": with_features(plain, torch.zeros(80, 3000)),
             r"samples have the shape \(480001,\)": with_features(plain, torch.zeros(480_001)),
             r"samples have the shape \(0,\)": with_features(plain, torch.zeros(0)),

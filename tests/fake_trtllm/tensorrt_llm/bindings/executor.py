@@ -153,7 +153,6 @@ class Executor:
         halves = [self.open(path) for path in (encoder_model_path, decoder_model_path)]
         self.encoder_build, self.build = (build for build, _, _ in halves)
         self.network = PlainWhisper(*((config, tensors) for _, config, tensors in halves))
-        self.vocab = halves[1][1]["vocab_size"]
         for build in (self.encoder_build, self.build):
             plugins = build["plugin_config"]
             packed = plugins["remove_input_padding"] == "enable"
@@ -200,7 +199,6 @@ class Executor:
         if features is None or features.ndim != 2:
             return "encoder input features must be [length, featureDim]"
         frames, mels = features.shape
-        bias = request.embedding_bias
         asks_logits = request.output_config.return_generation_logits
         longest = min(self.encoder_build["max_input_len"], self.build["max_encoder_input_len"])
         faults = {
@@ -223,12 +221,6 @@ class Executor:
             ),
             "gather_generation_logits must be enabled": (
                 asks_logits and not self.config.gather_generation_logits
-            ),
-            "The embedding bias shape is not as expected": (
-                bias is not None and tuple(bias.shape) != (self.vocab,)
-            ),
-            "Embedding bias data type must be same as model logits type.": (
-                bias is not None and str(bias.dtype) not in facts.BIAS
             ),
         }
         return next((message for message, fault in faults.items() if fault), "")
@@ -321,8 +313,6 @@ class Executor:
 
     def sample(self, request_id, active, row):
         request, sampling = active.request, active.request.sampling_config
-        if request.embedding_bias is not None:
-            row = row + request.embedding_bias.half().float()  # the logits' type
         if sampling.top_k is None and sampling.top_p is not None:
             probs = (row / (sampling.temperature or 1.0)).softmax(dim=-1)
             token = int(torch.multinomial(probs, 1, generator=active.generator))

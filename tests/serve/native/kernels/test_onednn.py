@@ -7,12 +7,11 @@ import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.errors import UnavailableError
-from serve.native.decoder import one_each
 from serve.native.kernels import onednn, reference_ops
 from serve.native.kernels.choose import choose
 from serve.native.kernels.onednn import OneDnnOps
 from serve.native.kernels.reference_ops import Matrix, Norm
-from serve.native.kernels.step_batch import StepBatch
+from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from tests.serve.native.kernels.parity import CPU_DTYPES, CTX, HEADS
 from tests.serve.native.kernels.test_kernels import VOCAB
 
@@ -116,7 +115,8 @@ def test_the_past_of_rows_side_by_side_is_read_as_it_lies(dtype):
     ):
         at = torch.tensor(rows), torch.tensor(positions)
         ids = torch.zeros((9, CTX), dtype=torch.int64)
-        feed = StepBatch(ids, *at, one_each(at[0]), None, rows == [6] * 4, max(positions) + 1)
+        groups = SlotGroups(at[0], torch.arange(len(rows)), torch.ones_like(at[0]), 1)
+        feed = StepBatch(ids, *at, groups, None, rows == [6] * 4, max(positions) + 1)
         assert bool(feed.side_by_side) == together
         qkv = (torch.randn(len(rows), 3 * HEADS * 64) / 8).to(dtype)
         looked_up = dataclasses.replace(feed, source=table)

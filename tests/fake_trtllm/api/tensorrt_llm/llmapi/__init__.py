@@ -16,10 +16,8 @@ import numpy as np
 import torch
 import transformers
 
-from tensorrt_llm.kinds import check, check_one
-from tensorrt_llm.sampling_params import SamplingParams
-
 POSITIONS = 1500  # of the encoder's output, whatever the clip's length
+EXACT = (bool, int, float, str)  # as in the bindings, a bool is no int and an int no float
 
 
 class RequestError(RuntimeError):
@@ -28,6 +26,20 @@ class RequestError(RuntimeError):
 
 class EngineDeadError(RuntimeError):
     """The executor died; nothing goes on. Real name: tensorrt_llm.executor.EngineDeadError."""
+
+
+def check(made, error):
+    """Raise `error` where a field of a dataclass holds another kind of value."""
+    for name, declared in typing.get_type_hints(type(made)).items():
+        if name in {field.name for field in dataclasses.fields(made)}:
+            check_one(f"{type(made).__name__}.{name}", getattr(made, name), declared, error)
+
+
+def check_one(name, value, declared, error):
+    """Raise `error` where a value is of none of the kinds that an annotation names."""
+    kinds = typing.get_args(declared) or (declared,)
+    if not any(type(value) is kind if kind in EXACT else isinstance(value, kind) for kind in kinds):
+        raise error(f"{name} = {value!r}; expected {declared}")
 
 
 class Settings:
@@ -53,6 +65,32 @@ class CudaGraphConfig(Settings):
     batch_sizes: list | None = None
     max_batch_size: int = 0
     enable_padding: bool = False
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """What NVIDIA's own Whisper test passes, with the refusals."""
+
+    end_id: int | None = None
+    max_tokens: int = 32
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    temperature: float | None = None
+    length_penalty: float | None = None
+    logprobs: int | None = None
+    detokenize: bool = True
+
+    def __post_init__(self):
+        check(self, TypeError)
+        if (self.best_of or self.n) < self.n:
+            raise ValueError("best_of cannot be less than n")
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+
+    @property
+    def width(self):
+        return (self.best_of or self.n) if self.use_beam_search else 1
 
 
 @dataclasses.dataclass
