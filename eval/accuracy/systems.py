@@ -50,12 +50,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 def _from_transcript(transcript: Transcript) -> Prediction:
     """Convert a transcript; segments of a window have its scores, by which they are known."""
-    scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
-    changed = [score != before for before, score in itertools.pairwise(scores)]
-    windows = itertools.accumulate(changed, initial=0)
+    windows = itertools.groupby(
+        transcript.segments, lambda s: (s.avg_logprob, s.no_speech_prob, s.compression_ratio)
+    )
     segments = tuple(
-        TimedText(s.start, s.end, s.text, window)
-        for s, window in zip(transcript.segments, windows, strict=False)
+        TimedText(s.start, s.end, s.text, number)
+        for number, (_, group) in enumerate(windows)
+        for s in group
     )
     return Prediction(transcript.text, transcript.language, segments)
 
@@ -177,44 +178,35 @@ class TransformersFp32(TranscriptionSystem):
 
     def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
         """Decode, cut, generate window by window."""
-        from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
+        from serve.speech.audio import decode  # noqa: PLC0415 - as above
         from serve.speech.cutting import cut  # noqa: PLC0415 - as above
         from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
 
-        blocks = audio_files.decode(audio, AudioLimits(self._config.transcriber.max_audio_s))
-        segments: list[TimedText] = []
-        given = language
-        for window in cut(blocks):
+        model, tokenizer = self._model, self._processor.tokenizer
+        limits = AudioLimits(self._config.transcriber.max_audio_s)
+        segments, first_code = list[TimedText](), language
+        for window in cut(decode(audio, limits)):
+            inputs = self._processor(window.samples, sampling_rate=16_000, return_tensors="pt")
+            features = inputs.input_features.to(self._config.runtime.device)
+            options = dict(self._options)
             with self._lock:
-                code, pieces = self._window(window.samples, given)
-            language = language or code
+                if model.generation_config.is_multilingual:
+                    code = language
+                    if code is None:
+                        token = model.detect_language(features)[0].item()
+                        code = tokenizer.decode(token).strip("<|>")
+                    options |= {"task": "transcribe", "language": code}
+                    first_code = first_code or code
+                output = model.generate(features, return_segments=True, **options)
             segments += [
-                TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
-                for p in pieces
+                TimedText(
+                    window.start_s + float(piece["start"]),
+                    window.start_s + float(piece["end"]),
+                    tokenizer.decode(piece["tokens"], skip_special_tokens=True),
+                )
+                for piece in output["segments"][0]
             ]
-        return _from_segments(language, segments)
-
-    def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
-        """Return language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
-        inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
-        features = inputs.input_features.to(self._config.runtime.device)
-        tokenizer = self._processor.tokenizer
-        options, code = dict(self._options), language
-        if self._model.generation_config.is_multilingual:
-            if code is None:
-                token = self._model.detect_language(features)[0].item()
-                code = tokenizer.decode(token).strip("<|>")
-            options |= {"task": "transcribe", "language": code}
-        out = self._model.generate(features, return_segments=True, **options)
-        pieces = [
-            TimedText(
-                float(piece["start"]),
-                float(piece["end"]),
-                tokenizer.decode(piece["tokens"], skip_special_tokens=True),
-            )
-            for piece in out["segments"][0]
-        ]
-        return code, pieces
+        return _from_segments(first_code, segments)
 
 
 class FasterWhisper(TranscriptionSystem):
@@ -514,8 +506,9 @@ def key_of(name: str, config: EvaluationProduct) -> str:
     """
     from serve.contract.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
 
-    spec, of = specs(config)[name], config.eval
-    facts = [name, of.threads, of.concurrency, of.tell_language, config.runtime.device]
+    spec, settings = specs(config)[name], config.eval
+    facts = [name, settings.threads, settings.concurrency, settings.tell_language]
+    facts += [config.runtime.device]
     if spec.engine:
         facts += [config.runtime, config.transcriber, versions("torch")]
         files = [Path(engine_of(config, spec.engine)) / MANIFEST_FILE]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.predictions import Kept, Keys, keys_of
+from eval.accuracy.predictions import ClipSets, Kept, Keys, keys_of
 from eval.accuracy.report import percent
 from eval.accuracy.run import listen
 from eval.config import EvalConfig, EvaluationProduct, changed
@@ -69,9 +69,12 @@ def long(
     folder = compose(_speech(config), minutes, seed, run.say)
     recordings = read_manifest(folder / MANIFEST)
     clips = [recording.clip(folder) for recording in recordings]
-    keys = keys_of({"timed": clips})
-    for name in names:
-        listen(name, config, clips, keys, run.folder, run.say, again=again, open_system=open_system)
+    sets: ClipSets = {"timed": clips}
+    keys = keys_of(sets)
+    conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
+    listen(
+        conditions, config, sets, keys, run.folder, run.say, again=again, open_system=open_system
+    )
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 

@@ -25,7 +25,7 @@ class FakeSystem:
         self._hung = False
         self._lock = threading.Lock()
 
-    def transcribe(self, audio, language="en"):
+    def transcribe(self, audio, language=None):
         with self._lock:
             self.running += 1
             self.most_running = max(self.most_running, self.running)
@@ -42,7 +42,7 @@ class FakeSystem:
         if text == "hang" and self._hung:
             time.sleep(60)
         self._hung |= text == "hang"
-        return Prediction(text, language, (TimedText(0.0, 1.0, text),))
+        return Prediction(text, language or "en", (TimedText(0.0, 1.0, text),))
 
     def close(self):
         self.closed = True
@@ -51,7 +51,7 @@ class FakeSystem:
 class DeafSystem(FakeSystem):
     """Hears no word of any audio."""
 
-    def transcribe(self, audio, language="en"):
+    def transcribe(self, audio, language=None):
         return super().transcribe(b"what", language)
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.predictions import clip_nearest_10_s, read_calls
+from eval.accuracy.predictions import LoadPhase, clip_nearest_10_s, read_calls
 from eval.accuracy.worker import drive, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct
 from eval.record import write_text
@@ -22,23 +22,16 @@ SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
 HELDOUT = {"h.txt": "three", "i.txt": "four"}
 
 
-def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None, is_timed=True):
+def measured(tmp_path, name="fake", said=SAID, config=CONFIG, is_timed=True):
     rows = []
-    clips = clip_sets(tmp_path, said)
+    sets = {"heldout": write_clips(tmp_path, HELDOUT), "timed": write_clips(tmp_path, said)}
+    phases = [LoadPhase("accuracy", clips, 3, clip_set=name) for name, clips in sets.items()]
+    phases += timed_phases(sets["timed"], config.eval) if is_timed else []
+    log = tmp_path / "logs" / "fake.log"
     result = measure_system(
-        name,
-        config,
-        clips,
-        timed=clips["timed"] if is_timed else (),
-        open_system=open_fake,
-        on_call=on_row or rows.append,
-        log=tmp_path / "logs" / "fake.log",
+        name, config, phases, open_system=open_fake, on_call=rows.append, log=log
     )
     return result, rows
-
-
-def clip_sets(folder, said):
-    return {"heldout": write_clips(folder, HELDOUT), "timed": write_clips(folder, said)}
 
 
 @pytest.fixture
@@ -69,8 +62,6 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     ]
     assert sorted(r.file for r in rows[:5]) == sorted([*HELDOUT, *SAID])
     assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
-    timed = timed_phases(clip_sets(tmp_path, SAID)["timed"], CONFIG.eval)
-    assert len(rows) == 5 + sum(len(phase.clips) * phase.repeats for phase in timed)
     assert all(r.text == (SAID | HELDOUT)[r.file] for r in rows)
     assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
     assert no_children()
@@ -90,14 +81,8 @@ def test_the_language_is_told_where_that_is_asked_for(tmp_path):
     config = dataclasses.replace(CONFIG, eval=dataclasses.replace(CONFIG.eval, tell_language=True))
     rows = []
     clips = [dataclasses.replace(clip, language="es") for clip in write_clips(tmp_path, HELDOUT)]
-    measure_system(
-        "fake",
-        config,
-        {"heldout": clips},
-        open_system=open_fake,
-        on_call=rows.append,
-        log=tmp_path / "log",
-    )
+    phases, log = [LoadPhase("accuracy", clips, 1)], tmp_path / "log"
+    measure_system("fake", config, phases, open_system=open_fake, on_call=rows.append, log=log)
     assert {r.prediction.language for r in rows} == {"es"}
 
 
@@ -158,7 +143,7 @@ MANY = {f"{n}.txt": f"clip number {n}" for n in range(6)}
 
 def driven(system, clips, **options):
     rows = []
-    drive(system, clips, phase="loaded", emit=rows.append, **options)
+    drive(system, LoadPhase("loaded", clips, **options), rows.append)
     return rows
 
 

@@ -57,7 +57,7 @@ def test_characters_are_compared_where_there_are_no_spaces():
 def test_a_figure_that_is_true_has_no_error():
     said = [0.25] * 8 + [0.75] * 8
     truth = [True] * 2 + [False] * 6 + [True] * 6 + [False] * 2
-    found = reliability(said, truth)
+    found = reliability(np.array(said), np.array(truth))
     assert (found.words, found.right, found.said) == (16, 0.5, 0.5)
     assert found.ece == pytest.approx(0.0)
     assert found.brier == pytest.approx(0.25 * 0.75)
