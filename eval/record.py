@@ -263,19 +263,22 @@ class Run:
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
         settings = {**self.flags, **vars(self.config.runtime), **vars(self.config.transcriber)}
-        given = {
+        known = {
             name: value
             for name, value in settings.items()
             if value is not None and not dataclasses.is_dataclass(value)
         }
-        folded = dataclasses.replace(facts("Settings", given), folded="closed")
-        tables = (facts("Machine", self.machine), facts("Versions", self.versions), folded)
+        tables = (
+            facts("Machine", self.machine),
+            facts("Versions", self.versions),
+            facts("Settings", known, "closed"),
+        )
         return ReportSection(CONDITIONS, tables, printed=False)
 
 
-def facts(title: str, values: dict[str, Any]) -> Table:
+def facts(title: str, values: dict[str, Any], folded: Literal["", "closed"] = "") -> Table:
     """Return a list of names and values."""
-    return Table((), [(key, str(value)) for key, value in values.items()], title)
+    return Table((), [(key, str(value)) for key, value in values.items()], title, folded=folded)
 
 
 # ---------------------------------------------------------------- machine

@@ -1,6 +1,5 @@
 """`python -m eval long`: transcribe long recordings with several systems, and score them."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -128,10 +127,7 @@ def result_of(
     spoken_s = sum(sentence.end_s - sentence.start_s for sentence in sentences)
     words = sum(len(sentence.text.split()) for sentence in sentences)
     notes = [f"`{name}` has not heard everything yet; run again." for name in unfinished]
-    settings = [
-        dataclasses.replace(facts(score.name, score.facts.settings), folded="closed")
-        for score in scores
-    ]
+    settings = [facts(score.name, score.facts.settings, "closed") for score in scores]
     return Result(
         {"systems": systems, "unfinished": unfinished},
         tuple(long_gates(scores, run.config.eval.max_cer_gap_faster_whisper)),

@@ -261,7 +261,7 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
         in printed(result)
     )
     (chart,) = result.sections[0].parts[0].charts
-    assert [line.name for line in chart.lines] == ["agreement", "avg_logprob"]
+    assert list(chart.lines) == ["agreement", "avg_logprob"]
     assert len(result.checks) == 1
 
 
