@@ -4,11 +4,10 @@ Recordings are conversations made of clips, and meetings with RTTMs. Settings we
 half of the clips and of the meetings; figures are of the other unless `--half` says otherwise.
 """
 
-import collections
 import dataclasses
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +108,14 @@ def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- words
 
 
-Said = Iterable[tuple[str, str]]
+SpeakerTexts = Sequence[tuple[str, str]]
 """Speakers and their texts, in order of time."""
 
 _SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
 _normalize = normalizer(DEFAULT)
 
 
-def cp_counts(reference: Said, hypothesis: Said) -> Counts:
+def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
     """Count the edits of each speaker's words, with speakers paired for the fewest (cpWER)."""
     references, hypotheses = _by_speaker(reference), _by_speaker(hypothesis)
     size = max(len(references), len(hypotheses))
@@ -128,21 +127,22 @@ def cp_counts(reference: Said, hypothesis: Said) -> Counts:
     return sum((counts[i][j] for i, j in pairs), Counts())
 
 
-def counts_as_one(reference: Said, hypothesis: Said) -> Counts:
+def counts_as_one(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
     """Count the edits between all words, regardless of the speaker."""
-    joined = (" ".join(text for _, text in texts) for texts in (reference, hypothesis))
-    return word_counts(*map(_words, joined))
+    return word_counts(_words(reference), _words(hypothesis))
 
 
-def _by_speaker(spoken: Said) -> list[str]:
-    texts = collections.defaultdict[str, list[str]](list)
-    for speaker, text in spoken:
-        texts[speaker].append(text)
-    return [_words(" ".join(own)) for own in texts.values()]
+def _by_speaker(texts: SpeakerTexts) -> list[str]:
+    speakers = dict.fromkeys(speaker for speaker, _ in texts)
+    return [_words([text for text in texts if text[0] == speaker]) for speaker in speakers]
 
 
-def _words(text: str) -> str:
-    return " ".join(_SPACELESS.sub(r" \1 ", _normalize(text, None)).split())
+def _words(texts: SpeakerTexts) -> str:
+    joined = _normalize(" ".join(text for _, text in texts), None)
+    return " ".join(_SPACELESS.sub(r" \1 ", joined).split())
+
+
+# ---------------------------------------------------------------- command
 
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
@@ -183,9 +183,10 @@ def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def _row(of: dict[str, Any]) -> list[str]:
-    percents = [f"{of[share]:.1f} %" for share in ("rate", "missed", "invented", "confused")]
-    return [of["recordings"], *percents, f"{of['counted']} of {of['count']}", f"{of['rtfx']:.1f}"]
+def _row(figures: dict[str, Any]) -> list[str]:
+    shares = [f"{figures[key]:.1f} %" for key in ("rate", "missed", "invented", "confused")]
+    counted = f"{figures['counted']} of {figures['count']}"
+    return [figures["recordings"], *shares, counted, f"{figures['rtfx']:.1f}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,30 +223,27 @@ def speakers(
     sets = {"conversations": _conversations(half, seed, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
-    scored, results = list[Scored](), list[dict[str, Any]]()
+    scored, totals = list[Scored](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
-        of_set = _scored(device, some, run.say)
-        scored += of_set
-        results.append(figures_of(name, of_set))
-        each = [_row(figures_of(score.recording, [score])) for score in scored]
+        scores = _scored(device, some, run.say)
+        scored += scores
+        totals.append(figures_of(name, scores))
+        rows = [_row(figures_of(score.recording, [score])) for score in scored]
         tables = (
-            Table(HEADER, [_row(one) for one in results]),
-            Table(HEADER, each, "By recording", folded="closed"),
+            Table(HEADER, [_row(total) for total in totals]),
+            Table(HEADER, rows, "By recording", folded="closed"),
         )
-        shown = ReportSection("Speakers", tables)
-        kept = {"sets": results, "recordings": scored}
-        result = Result(kept, _checks(results[0]), (shown,))
+        kept = {"sets": totals, "recordings": scored}
+        result = Result(kept, _checks(totals[0]), (ReportSection("Speakers", tables),))
         run.keep(result)
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
-        some = [recording for of_set in sets.values() for recording in of_set]
-        transcribed = list(_texts(run.config, some, run.say))
-        rows = ReportSection(
-            "Texts", [Table(TEXTS_HEADER, [_text_row(one) for one in transcribed])]
-        )
-        with_texts = {**result.figures, "texts": transcribed}
-        result = Result(with_texts, result.checks, (*result.sections, rows))
+        every = [recording for some in sets.values() for recording in some]
+        transcribed = list(_texts(run.config, every, run.say))
+        table = Table(TEXTS_HEADER, [_text_row(row) for row in transcribed])
+        sections = (*result.sections, ReportSection("Texts", [table]))
+        result = Result({**result.figures, "texts": transcribed}, result.checks, sections)
     return result
 
 
@@ -259,10 +257,9 @@ def _texts(
             if not recording.utterances or soundfile.info(recording.path).duration > _MAX_TEXT_S:
                 continue
             request = Request(read_bytes(recording.path), diarize=True, multilingual=True)
-            hypothesis = [
-                (s.speaker or "", s.text) for s in transcriber.transcribe(request).segments
-            ]
-            reference = [(u.speaker, u.text) for u in recording.utterances]
+            segments = transcriber.transcribe(request).segments
+            hypothesis = [(segment.speaker or "", segment.text) for segment in segments]
+            reference = [(said.speaker, said.text) for said in recording.utterances]
             by_speaker = cp_counts(reference, hypothesis)
             texts = Texts(recording.name, by_speaker, counts_as_one(reference, hypothesis))
             say(f"  {' '.join(_text_row(texts))} words")
@@ -282,9 +279,9 @@ def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) 
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))
-        begin = time.perf_counter()
+        began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - began_s
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
         wrong = errors(recording.turns, turns)

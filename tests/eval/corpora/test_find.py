@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_named(tmp_path, record):
         ({"a.jsonl": "[1]\n"}, r"a.jsonl:1 holds \[1\]; expected .*; expected an object a line"),
         ({"a.jsonl": '{"file": '}, "a.jsonl:1 is not JSON"),
         ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
-        ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has clips/ and dev.tsv, other.tsv;"),
+        ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has several tables: dev.tsv, other"),
         ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )
