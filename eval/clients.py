@@ -136,8 +136,8 @@ def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
     """Make a client of a function that returns a transcript or raises."""
 
     @functools.wraps(transcribe)
-    def client(at: Addresses, ask: Ask) -> Answer:
-        return answer_to(lambda: transcribe(at, ask))
+    def client(server: Addresses, ask: Ask) -> Answer:
+        return answer_to(lambda: transcribe(server, ask))
 
     return client
 
@@ -145,27 +145,27 @@ def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
 # ---------------------------------------------------------------- KServe
 
 
-def channel_to(at: Addresses) -> grpc.Channel:
+def channel_to(server: Addresses) -> grpc.Channel:
     """Open a new connection."""
-    return grpc.insecure_channel(at.grpc, options=_OPTIONS)
+    return grpc.insecure_channel(server.grpc, options=_OPTIONS)
 
 
 @_client
-def by_grpc(at: Addresses, ask: Ask) -> str:
+def by_grpc(server: Addresses, ask: Ask) -> str:
     """Send one ModelInfer over a new connection."""
-    with channel_to(at) as channel:
+    with channel_to(server) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        metadata = tuple(at.headers.items())
+        metadata = tuple(server.headers.items())
         return _text(
             stub.ModelInfer(_message(MODEL, ask), timeout=ask.patience_s, metadata=metadata)
         )
 
 
 @_client
-def by_stream(at: Addresses, ask: Ask) -> str:
+def by_stream(server: Addresses, ask: Ask) -> str:
     """Send one request to the streaming model; its text is the last message's text."""
-    finals, metadata = list[str](), tuple(at.headers.items())
-    with channel_to(at) as channel:
+    finals, metadata = list[str](), tuple(server.headers.items())
+    with channel_to(server) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         messages = iter([_message(STREAM_MODEL, ask)])
         for answer in stub.ModelStreamInfer(messages, timeout=ask.patience_s, metadata=metadata):
@@ -178,11 +178,11 @@ def by_stream(at: Addresses, ask: Ask) -> str:
 
 
 @_client
-def by_http(at: Addresses, ask: Ask) -> str:
+def by_http(server: Addresses, ask: Ask) -> str:
     """Send one POST of KServe over a new connection."""
     head, tail = http_body(ask.audio)
     body = head + tail, {"Inference-Header-Content-Length": str(len(head))}
-    return _kserve_text(_sent(at, ask, INFER_PATH, body))
+    return _kserve_text(_sent(server, ask, INFER_PATH, body))
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -223,11 +223,11 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _sent(at: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
+def _sent(server: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
     """Post a body, or get an answer without one; return the text of the answer."""
-    data, headers = body[0], {**body[1], **at.headers}
+    data, headers = body[0], {**body[1], **server.headers}
     method = "GET" if data is None else "POST"
-    status, sent, text = request(at.http, method, path, data, headers, timeout_s=ask.patience_s)
+    status, sent, text = request(server.http, method, path, data, headers, timeout_s=ask.patience_s)
     return _content(status, text, sent.get("Retry-After", ""))
 
 
@@ -259,39 +259,39 @@ def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str
 
 
 @_client
-def by_form(at: Addresses, ask: Ask) -> str:
+def by_form(server: Addresses, ask: Ask) -> str:
     """Send one form over a new connection."""
-    return _openai_text(_sent(at, ask, TRANSCRIPTIONS, form(ask.audio, ask.options)))
+    return _openai_text(_sent(server, ask, TRANSCRIPTIONS, form(ask.audio, ask.options)))
 
 
 @_client
-def by_events(at: Addresses, ask: Ask) -> str:
+def by_events(server: Addresses, ask: Ask) -> str:
     """Send one form, and read the transcript from its events."""
     body = form(ask.audio, {**ask.options, "stream": "true"})
-    lines = _sent(at, ask, TRANSCRIPTIONS, body).splitlines()
+    lines = _sent(server, ask, TRANSCRIPTIONS, body).splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
     return _only(finals, [to_json(one) for one in events if "error" in one])
 
 
-def by_phrases(at: Addresses, ask: Ask) -> Answer:
+def by_phrases(server: Addresses, ask: Ask) -> Answer:
     """Send one form with a unique list of phrases, too light to change the text."""
     phrase = {"phrases": f"Zanzibar {next(_NUMBERS)}^0.0001"}
-    return by_form(at, dataclasses.replace(ask, options={**ask.options, **phrase}))
+    return by_form(server, dataclasses.replace(ask, options={**ask.options, **phrase}))
 
 
 @_client
-def by_job(at: Addresses, ask: Ask) -> str:
+def by_job(server: Addresses, ask: Ask) -> str:
     """Post a job, wait for its end, and read its result."""
     deadline = time.monotonic() + ask.patience_s
     body = form(ask.audio, {**ask.options, "response_format": "json"})
-    job = json.loads(_sent(at, ask, JOBS, body))
+    job = json.loads(_sent(server, ask, JOBS, body))
     while job["status"] not in ("completed", "failed", "cancelled"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the job is {job['status']}")
         time.sleep(_POLL_S)
-        job = json.loads(_sent(at, ask, f"{JOBS}/{job['id']}"))
-    return _openai_text(_sent(at, ask, f"{JOBS}/{job['id']}/result"))
+        job = json.loads(_sent(server, ask, f"{JOBS}/{job['id']}"))
+    return _openai_text(_sent(server, ask, f"{JOBS}/{job['id']}/result"))
 
 
 def _openai_text(content: str) -> str:
@@ -302,7 +302,7 @@ def _openai_text(content: str) -> str:
 
 
 @_client
-def by_live(at: Addresses, ask: Ask) -> str:
+def by_live(server: Addresses, ask: Ask) -> str:
     """Send one utterance over a WebSocket, which the client ends itself."""
     deadline = time.monotonic() + ask.patience_s
     finals, errors = list[str](), list[str]()
@@ -317,7 +317,7 @@ def by_live(at: Addresses, ask: Ask) -> str:
                 errors.append(str(event["error"]))
 
     try:
-        with live_session(at, ask.patience_s) as socket:
+        with live_session(server, ask.patience_s) as socket:
             for message in utterance(ask):
                 socket.send(message)
             read_until(lambda: finals or errors)
@@ -331,13 +331,13 @@ def by_live(at: Addresses, ask: Ask) -> str:
     return _only(finals, [] if finals else errors)
 
 
-def live_session(at: Addresses, timeout_s: float) -> Any:
+def live_session(server: Addresses, timeout_s: float) -> Any:
     """Open a WebSocket of live text."""
     return connect_websocket(
-        f"ws://{at.http}{LIVE}",
+        f"ws://{server.http}{LIVE}",
         open_timeout=timeout_s,
         close_timeout=1,
-        additional_headers=at.headers,
+        additional_headers=server.headers,
         max_size=None,
         compression=None,
     )

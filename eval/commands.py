@@ -90,8 +90,8 @@ def number(kind: type[N], low: float, high: float = math.inf) -> Callable[[str],
     def parse(text: str) -> N:
         value = kind(text)
         if not low <= value <= high or value == math.inf:
-            most = "" if high == math.inf else f" and at most {high:g}"
-            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{most}")
+            limit = "" if high == math.inf else f" and at most {high:g}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{limit}")
         return value
 
     parse.__name__ = kind.__name__  # for argparse's "invalid int value"
@@ -104,7 +104,7 @@ above_0 = number(float, 0.001)
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse whole numbers above 0, between commas."""
-    return tuple(positive(one) for one in text.split(","))
+    return tuple(positive(count) for count in text.split(","))
 
 
 def own_clips(place: str) -> dict[str, Any]:

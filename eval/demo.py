@@ -1,6 +1,5 @@
 """`python -m eval demo`: clips through a real server, with their figures."""
 
-import contextlib
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,12 @@ from eval.accuracy.score import (
     rtfx,
     wall_s,
 )
-from eval.accuracy.systems import EarshotTriton, prepare_engine
+from eval.accuracy.systems import over_triton, prepare_engine
 from eval.accuracy.worker import drive
 from eval.config import EvaluationProduct, load_config
 from eval.corpora.find import find_clips
 from eval.record import Result, Run, Say
+from eval.server import running
 from serve.contract.errors import MissingCheckpointError
 
 WIDTH = 100  # columns
@@ -42,8 +42,8 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     clips, concurrency = find_clips(config.build.verify_clips).clips, config.eval.concurrency
     by_file: dict[str, TimedCall] = {}
     run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
-    with contextlib.closing(EarshotTriton(config)) as system:
-        run.say(f"Ready: HTTP {system.server.http}, gRPC {system.server.grpc}")
+    with running(config) as server, over_triton(config, server.grpc) as system:
+        run.say(f"Ready: HTTP {server.http}, gRPC {server.grpc}")
         with tqdm(total=len(clips), desc="Transcribing", unit="clip") as bar:
 
             def keep(call: TimedCall) -> None:
@@ -51,7 +51,8 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
                 bar.update()
 
             drive(system, LoadPhase("loaded", clips, concurrency), keep)
-        memory_bytes = system.server.peak_memory_bytes()
+        memory_bytes = server.peak_memory_bytes()
+        server.require_unbroken()
     run.say("Stopped the server.")
     calls = [by_file[clip.file] for clip in clips]
     checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)

@@ -98,24 +98,24 @@ def rate_chart(title: str, rates: Mapping[str, Rate]) -> RowChart | None:
 
 def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
     """Chart latencies of systems, at least one, as nested bands on a logarithmic axis."""
-    every_s = [s for one in latencies.values() for s in one.percentiles_s[1:100]]
+    every_s = [s for latency in latencies.values() for s in latency.percentiles_s[1:100]]
     low, high = math.log(0.85 * min(every_s)), math.log(1.15 * max(every_s))
 
-    def at(seconds: float) -> float:
+    def position(seconds: float) -> float:
         return 100 * (math.log(seconds) - low) / (high - low)
 
     rows = []
     for name, latency in latencies.items():
         spans = []
-        for first, last, opacity in _BANDS:
-            left, right = (at(latency.percentiles_s[rank]) for rank in (first, last))
+        for low_rank, high_rank, opacity in _BANDS:
+            left, right = (position(latency.percentiles_s[rank]) for rank in (low_rank, high_rank))
             spans.append(Span(left, right - left, opacity))
         text = f"{_time(latency.p50_s)} / {_time(latency.p95_s)}"
-        median = at(latency.p50_s)
+        median = position(latency.p50_s)
         rows.append(Row(name, family_of(name), tuple(spans), median, "gap", text))
     ticks = [s for s in _LATENCIES_S if low <= math.log(s) <= high]
-    kept = ticks[:: max(1, -(-len(ticks) // 4))]
-    labels = tuple((at(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in kept)
+    labelled = ticks[:: max(1, -(-len(ticks) // 4))]
+    labels = tuple((position(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in labelled)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
     return RowChart(title, label, tuple(rows), labels, "p50 / p95")
 

@@ -406,13 +406,13 @@ def read_jsonl(path: Path, kind: type[T], expected: str, advice: str = "") -> li
     ]
 
 
-def read_json(path: Path, kind: type[T], what: str) -> T:
+def read_json(path: Path, kind: type[T], content: str) -> T:
     """Read what `write_json` wrote.
 
     Raises:
         FileError: it cannot be read.
-        ConfigError: it holds something else; `what` says what it should be.
+        ConfigError: it holds something else; the message names the expected `content`.
     """
-    expected = f"expected {what}"
+    expected = f"expected {content}"
     text = read_text(path, expected)
     return from_json(kind, text, str(path), advice=expected, extra="ignore")

@@ -80,8 +80,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        name, *numbers = zip(cells, widths, strict=True)
+        padded = [name[0].ljust(name[1]), *(cell.rjust(width) for cell, width in numbers)]
         return "| " + " | ".join(padded) + " |"
 
     separator = (

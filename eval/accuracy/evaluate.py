@@ -33,7 +33,7 @@ def evaluate(
     run.config = changed(run.config, "eval", systems=names)
     if full:
         run.config = changed(run.config, "eval", heldout_systems=names, timed=names)
-    runs.run(run, again=again)
+    runs.run_systems(run, again=again)
     return kept_result(run.folder, (), normalizer)
 
 
@@ -93,11 +93,10 @@ def score(
     run, spelling, systems = runs.load_run(folder, names)
     settings = run.settings
     normalize = normalizer(normalizer_name, spelling)
-    scores = [score_system(of, calls, normalize) for of, calls in systems]
+    scores = [score_system(facts, calls, normalize) for facts, calls in systems]
     # The configured groups decide nothing of other clips.
     groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
-    judged = gates(scores, run.precision, settings, deciding)
-    report = Report(run, normalizer_name, tuple(scores), tuple(judged), deciding)
-    calls = {of.name: made for of, made in systems}
-    return report, calls, normalize
+    checks = gates(scores, run.precision, settings, deciding)
+    report = Report(run, normalizer_name, tuple(scores), tuple(checks), deciding)
+    return report, {facts.name: calls for facts, calls in systems}, normalize

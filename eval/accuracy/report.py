@@ -98,7 +98,7 @@ def result_of(
         normalize: the normaliser that texts were compared under.
     """
     run, settings = report.run, report.run.settings
-    told = "told to" if settings.tell_language else "found out by"
+    language = "told to" if settings.tell_language else "found out by"
     clips = "; ".join(f"{TITLES[name]}: {source}" for name, source in run.sources.items())
     notes: list[Part] = []
     if report.groups:
@@ -131,7 +131,7 @@ def result_of(
             ReportSection(CONDITIONS, tables, printed=False),
         ),
         title=f"Evaluation of {run.config_name}",
-        about=f"{run.started}; {clips}; the language is {told} every system; "
+        about=f"{run.started}; {clips}; the language is {language} every system; "
         f"{settings.threads} CPU threads for every system, {settings.repeats} timed passes.",
         notes=tuple(notes),
     )

@@ -83,30 +83,30 @@ def _phase_windows(phase: LoadPhase) -> int:
     return phase.repeats * _windows(phase.clips)
 
 
-def run(of: Run, *, again: bool = False) -> None:
+def run_systems(run: Run, *, again: bool = False) -> None:
     """Run every configured system over every clip that it has not heard in the run's folder.
 
     Args:
-        of: the run; its folder's answers under the same conditions are kept.
+        run: its folder's answers under the same conditions are kept.
         again: whether earlier answers are dropped.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    config, folder = of.config, of.folder
+    config, folder = run.config, run.folder
     names, known = config.eval.systems, systems.specs(config)
     systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
-    corpora = _found(config, of.say)
+    corpora = _found(config, run.say)
     clips = {name: corpus.clips for name, corpus in corpora.items()}
-    every = [clip for some in clips.values() for clip in some]
-    minutes = sum(clip.duration_s for clip in every) / 60
-    of.say(
-        f"{len(every)} clips, {minutes:.1f} minutes of audio in {_windows(every)} windows; "
+    all_clips = list(itertools.chain(*clips.values()))
+    minutes = sum(clip.duration_s for clip in all_clips) / 60
+    run.say(
+        f"{len(all_clips)} clips, {minutes:.1f} minutes of audio in {_windows(all_clips)} windows; "
         "--limit N takes fewer clips, --without A,B fewer systems"
     )
-    of.say(load_line())
-    systems.prepare([known[name] for name in names], config, of.config_path)
+    run.say(load_line())
+    systems.prepare([known[name] for name in names], config, run.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
     keys = keys_of(clips)
@@ -117,10 +117,10 @@ def run(of: Run, *, again: bool = False) -> None:
         config_name=config.name,
         precision=config.build.precision,
         settings=config.eval,
-        clips={name: len(some) for name, some in clips.items()},
+        clips={name: len(corpus.clips) for name, corpus in corpora.items()},
         one_clip=nearest.file if nearest else None,
         one_clip_s=nearest.duration_s if nearest else None,
-        machine=of.machine,
+        machine=run.machine,
         sources={name: corpus.summary for name, corpus in corpora.items()},
         unreadable={name: corpus.unreadable for name, corpus in corpora.items()},
     )
@@ -133,7 +133,7 @@ def run(of: Run, *, again: bool = False) -> None:
         clips,
         keys,
         folder,
-        of.say,
+        run.say,
         again=again,
         open_system=systems.open_system,
     )
@@ -181,10 +181,10 @@ def listen(
     with tqdm(total=total, unit="window", smoothing=0.05, disable=not work) as bar:
 
         def run_system(name: str, phases: Sequence[LoadPhase]) -> None:
-            kept, timed = Kept(folder, name), list[TimedCall]()
-            former = kept.facts()
-            kept.facts_path.unlink(missing_ok=True)
-            with kept.scored_path.open("a", encoding="utf-8", buffering=1) as scored:
+            store, timed = Kept(folder, name), list[TimedCall]()
+            former = store.facts()
+            store.facts_path.unlink(missing_ok=True)
+            with store.scored_path.open("a", encoding="utf-8", buffering=1) as scored:
 
                 def keep(call: TimedCall) -> None:
                     if call.phase == "accuracy":
@@ -199,10 +199,10 @@ def listen(
                     name, config, phases, open_system=open_system, on_call=keep, log=log
                 )
             if timed:
-                write_jsonl(kept.timed_path, timed)
+                write_jsonl(store.timed_path, timed)
             # A part of the clips may need less memory than all of them.
-            peaks = [some.peak_memory_bytes for some in (facts, former) if some]
-            write_json(kept.facts_path, dataclasses.replace(facts, peak_memory_bytes=max(peaks)))
+            peaks = [known.peak_memory_bytes for known in (facts, former) if known]
+            write_json(store.facts_path, dataclasses.replace(facts, peak_memory_bytes=max(peaks)))
 
         for name, phases in work.items():
             bar.set_description(f"{name:31}")
@@ -210,18 +210,19 @@ def listen(
 
 
 def _remaining_phases(
-    name: str, settings: EvalConfig, clips: ClipSets, keys: Keys, kept: Kept, timed_key: str
+    name: str, settings: EvalConfig, clips: ClipSets, keys: Keys, store: Kept, timed_key: str
 ) -> list[LoadPhase]:
     """List the phases that a system has not ended: clips without an answer, and its times."""
-    done = {(call.clip_set, call.file) for call in kept.heard(keys)}
+    done = {(call.clip_set, call.file) for call in store.heard(keys)}
     phases = list[LoadPhase]()
     for clip_set in clips if name in settings.heldout_systems else ("timed",):
-        left = [clip for clip in clips[clip_set] if (clip_set, clip.file) not in done]
-        if left:
-            phases.append(LoadPhase("accuracy", left, settings.concurrency, clip_set=clip_set))
-    if name in settings.timed and {call.key for call in read_calls(kept.timed_path)} != {timed_key}:
+        remaining = [clip for clip in clips[clip_set] if (clip_set, clip.file) not in done]
+        if remaining:
+            phases.append(LoadPhase("accuracy", remaining, settings.concurrency, clip_set=clip_set))
+    timing_keys = {call.key for call in read_calls(store.timed_path)}
+    if name in settings.timed and timing_keys != {timed_key}:
         phases += timed_phases(clips["timed"], settings)
-    if not phases and kept.facts() is None:  # it ended after its last answer, before its facts
+    if not phases and store.facts() is None:  # it ended after its last answer, before its facts
         phases = [LoadPhase("accuracy", clips["timed"][-1:], 1)]
     return phases
 
@@ -235,7 +236,7 @@ def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
             pass
 
     def find(place: str, limit: int) -> FoundCorpus:
-        found = find_clips(
+        corpus = find_clips(
             place,
             limit=limit,
             seed=settings.seed,
@@ -243,11 +244,11 @@ def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
             half=settings.half,
             read=read,
         )
-        found = dataclasses.replace(found, summary=f"{place}: {found.summary}")
-        say(found.summary)
-        for file, reason in found.unreadable.items():
+        corpus = dataclasses.replace(corpus, summary=f"{place}: {corpus.summary}")
+        say(corpus.summary)
+        for file, reason in corpus.unreadable.items():
             say(f"cannot be read, so no system is given it: {file}: {reason}")
-        return found
+        return corpus
 
     timed = find(settings.manifest, settings.timed_limit or settings.limit)
     if not settings.heldout:
@@ -301,13 +302,13 @@ def load_run(
         if name not in settings.systems:
             known = ", ".join(settings.systems)
             raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
-        kept = Kept(folder, name)
-        system_facts = kept.facts()
-        given: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
-        calls = kept.heard(given)
-        missing = sum(map(len, given.values())) - len(calls)
+        store = Kept(folder, name)
+        system_facts = store.facts()
+        expected: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
+        calls = store.heard(expected)
+        missing = sum(map(len, expected.values())) - len(calls)
         if system_facts is None or missing:
             raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
-        calls += read_calls(kept.timed_path) if name in settings.timed else ()
+        calls += read_calls(store.timed_path) if name in settings.timed else ()
         systems_read.append((system_facts, calls))
     return facts, spelling, systems_read

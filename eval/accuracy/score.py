@@ -241,7 +241,7 @@ def _score_set(calls: Sequence[TimedCall], normalize: Normalize) -> SetScore:
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
         groups={call.file: call.group for call in calls},
         overall=accuracy(calls, normalize),
-        by_part={part: accuracy(some, normalize) for part, some in parts.items()},
+        by_part={part: accuracy(its, normalize) for part, its in parts.items()},
         language_right=sum(map(bool, detected)),
         language_of=len(known),
         silent_clips=len(silent),
@@ -342,10 +342,10 @@ class CommonClip(NamedTuple):
 def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
     """Return the clips that both systems heard."""
     return [
-        CommonClip(file, of_set.groups[file], counts, theirs.sets[clip_set].by_clip[file])
-        for clip_set, of_set in ours.sets.items()
+        CommonClip(file, score.groups[file], counts, theirs.sets[clip_set].by_clip[file])
+        for clip_set, score in ours.sets.items()
         if clip_set in theirs.sets
-        for file, counts in of_set.by_clip.items()
+        for file, counts in score.by_clip.items()
         if file in theirs.sets[clip_set].by_clip
     ]
 

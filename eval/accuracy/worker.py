@@ -42,28 +42,25 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+@dataclasses.dataclass(frozen=True)
 class TranscriptionSystem:
-    """A system under test: audio in, text out."""
+    """A system under test, open.
 
-    settings: Mapping[str, Any]  # everything that decides its figures, versions included
+    Attributes:
+        settings: everything that decides its figures, versions included.
+        transcribe: takes the bytes of a whole audio file and the code of the spoken language, None
+            to detect it; returns the text, or raises an EarshotError if this one call failed.
+            Called from several threads at once.
+    """
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Return the text of an audio file's bytes; called from several threads at once.
-
-        Args:
-            audio: a whole file.
-            language: code of the spoken language; None leaves the system to detect it.
-
-        Raises:
-            EarshotError: this one call failed.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Free everything, child processes included; nothing, where nothing runs between calls."""
+    settings: Mapping[str, Any]
+    transcribe: Callable[[bytes, str | None], Prediction]
 
 
-OpenSystem = Callable[[str, EvaluationProduct], TranscriptionSystem]
+OpenSystem = Callable[
+    [str, EvaluationProduct], contextlib.AbstractContextManager[TranscriptionSystem]
+]
+"""Opens a system by name; everything is freed at the end of the `with` block."""
 
 
 def drive(
@@ -181,7 +178,7 @@ def _run_phases(
     """Do the child's work: open the system and drive every phase."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began_s = time.perf_counter()
-    with contextlib.closing(open_system(name, config)) as system:
+    with open_system(name, config) as system:
         settings = {key: str(value) for key, value in system.settings.items()}
         facts = SystemFacts(name, settings, time.perf_counter() - began_s, 0)
         send(facts)

@@ -69,8 +69,8 @@ def find_clips(
         UnavailableError: a hub or a package that the place needs is not there.
     """
     layout = _layout(place, need_references)
-    every = _checked(layout, place, half)
-    chosen = _drawn(every, limit, seed)
+    listed = _checked(layout, place, half)
+    chosen = _drawn(listed, limit, seed)
     if layout.fetch:
         layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
@@ -87,7 +87,7 @@ def find_clips(
             unreadable[clip.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    summary = _summary(layout, clips, len(unreadable), len(every), seed)
+    summary = _summary(layout, clips, len(unreadable), len(listed), seed)
     return FoundCorpus(clips, summary, unreadable, layout.references)
 
 

@@ -159,9 +159,9 @@ def hub(place: str) -> Layout:
     folders = {tuple(file.split("/")[:2]) for file in files}
     if not folders:
         raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
-    config = _one(place, "configuration", config, (folder for folder, _ in folders))
+    config = _choose(place, "configuration", config, (folder for folder, _ in folders))
     splits = (split_of for folder, split_of in folders if folder == config)
-    split = _one(place, "split", split, splits, usual="test")
+    split = _choose(place, "split", split, splits, usual="test")
     return _layout(
         [
             f"datasets/{name}@{revision}/{file}"
@@ -174,8 +174,8 @@ def hub(place: str) -> Layout:
     )
 
 
-def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
-    """Choose the one that was named, the only one there is, or the usual one."""
+def _choose(place: str, kind: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
+    """Choose the configuration or split that was named, the only one, or the usual one."""
     choices = sorted(set(known))
     if named in choices:
         return str(named)
@@ -184,7 +184,7 @@ def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: 
     if named is None and usual in choices:
         return usual
     has = f"it has {', '.join(choices)}; {_EXPECTED}"
-    raise ConfigError(f"{place}: no {what} {named}; {has}" if named else f"{place}: {has}")
+    raise ConfigError(f"{place}: no {kind} {named}; {has}" if named else f"{place}: {has}")
 
 
 def _parquet_files(name: str) -> tuple[str, list[str]]:

@@ -47,7 +47,7 @@ class Errors:
 
     def __add__(self, other: "Errors") -> "Errors":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Errors(*(mine + theirs for mine, theirs in pairs))
+        return Errors(*(seconds + more for seconds, more in pairs))
 
 
 def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) -> Errors:
@@ -59,12 +59,12 @@ def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) 
     right, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
     together = (right * lengths) @ claimed.T
     matched = sum(together[i, j] for i, j in best_pairs(together))
-    wanted, there = right.sum(0), claimed.sum(0)
+    speaking, claimed_speaking = right.sum(0), claimed.sum(0)
     return Errors(
-        speech_s=float(lengths @ wanted),
-        missed_s=float(lengths @ np.maximum(wanted - there, 0)),
-        invented_s=float(lengths @ np.maximum(there - wanted, 0)),
-        confused_s=float(lengths @ np.minimum(wanted, there) - matched),
+        speech_s=float(lengths @ speaking),
+        missed_s=float(lengths @ np.maximum(speaking - claimed_speaking, 0)),
+        invented_s=float(lengths @ np.maximum(claimed_speaking - speaking, 0)),
+        confused_s=float(lengths @ np.minimum(speaking, claimed_speaking) - matched),
     )
 
 
@@ -220,7 +220,8 @@ def speakers(
     Raises:
         EarshotError: a recording cannot be read.
     """
-    sets = {"conversations": _conversations(half, seed, run.say)}
+    clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
+    sets = {"conversations": compose(PLAN, seed, clips, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
     scored, totals = list[Scored](), list[dict[str, Any]]()
@@ -266,11 +267,6 @@ def _texts(
             total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
             yield texts
     yield total
-
-
-def _conversations(half: str, seed: int, say: Say) -> list[ConversationRecording]:
-    clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
-    return compose(PLAN, seed, clips, say)
 
 
 def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:

@@ -253,8 +253,8 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
     fit, rows = fitted(chosen, source), list[Reliability]()
-    for beam, every in words.items():
-        reported = [word for word in every if word.half == "report"]
+    for beam, beam_words in words.items():
+        reported = [word for word in beam_words if word.half == "report"]
         if not reported:
             raise EarshotError("no word of the half 'report' was heard; expected speech in it")
         figures: dict[str, list[float | None]] = {
@@ -296,7 +296,7 @@ def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
 def section_of(figures: CalibrationResult) -> ReportSection:
     """Return the fit, the figures, and the reliability by bins."""
     fit = figures.fit
-    told = (
+    summary = (
         f"fit: {fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
@@ -315,4 +315,4 @@ def section_of(figures: CalibrationResult) -> ReportSection:
                 for b in row.bins
             ]
             bins.append(Table((title, "words", "says", "are right"), cells, title.capitalize()))
-    return ReportSection("Words", [Text(told), Table(header, rows), *bins])
+    return ReportSection("Words", [Text(summary), Table(header, rows), *bins])

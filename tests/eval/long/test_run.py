@@ -10,7 +10,7 @@ import soundfile
 from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
-from eval.accuracy.worker import TranscriptionSystem, drive
+from eval.accuracy.worker import drive
 from eval.long import OUR_DEFAULT, compose, systems
 from eval.long.compose import PlannedRecording, read_manifest
 from eval.long.score import LongFormResult, coverage_gates
@@ -19,13 +19,13 @@ from serve.contract.errors import UnavailableError
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
 
 
-class Listener(TranscriptionSystem):
+class Listener:
     """Knows what was said where; but our default's ears lose nothing, others' every fifth."""
 
     def __init__(self, name, recordings, folder):
         self.name, self.recordings, self.folder = name, recordings, folder
 
-    def transcribe(self, audio, language=None):
+    def transcribe(self, audio, language):
         found = next(o for o in self.recordings if (self.folder / o.file).read_bytes() == audio)
         segments = tuple(
             TimedText(s.start_s, s.end_s, s.text, number // 5)
