@@ -127,7 +127,7 @@ def _clip_key(clip: Clip) -> str:
     return digest.hexdigest()[:16]
 
 
-class Kept:
+class PredictionStore:
     """The predictions of one system in the folder of a run.
 
     Args:
@@ -142,7 +142,7 @@ class Kept:
         self.timed_path = Path(f"{path}.timed.jsonl")
         self._key_path = Path(f"{path}.key")
 
-    def go_on(self, conditions: str, *, again: bool) -> bool:
+    def resume(self, conditions: str, *, again: bool) -> bool:
         """Get ready for a run under these conditions; drop answers under other conditions.
 
         Returns:
@@ -160,7 +160,7 @@ class Kept:
         os.truncate(self.scored_path, self.scored_path.read_bytes().rfind(b"\n") + 1)
         return changed
 
-    def heard(self, keys: Keys) -> list[TimedCall]:
+    def scored_calls(self, keys: Keys) -> list[TimedCall]:
         """Return the scored calls of these clips, as far as they were made; as `read_calls`."""
         by_clip = {
             (call.clip_set, call.file): call

@@ -26,9 +26,9 @@ from eval.accuracy.passages import join_clips
 from eval.accuracy.predictions import (
     ClipSet,
     ClipSets,
-    Kept,
     Keys,
     LoadPhase,
+    PredictionStore,
     SystemFacts,
     TimedCall,
     clip_nearest_10_s,
@@ -127,7 +127,7 @@ def run_systems(run: Run, *, again: bool = False) -> None:
     write_json(folder / RUN_FILE, facts)
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
-    listen(
+    transcribe_remaining(
         conditions,
         config,
         clips,
@@ -139,7 +139,7 @@ def run_systems(run: Run, *, again: bool = False) -> None:
     )
 
 
-def listen(
+def transcribe_remaining(
     conditions: Mapping[str, str],
     config: EvaluationProduct,
     clips: ClipSets,
@@ -170,9 +170,11 @@ def listen(
     timing = "\n".join([f"{settings.concurrency} {settings.repeats}", *keys["timed"].values()])
     timed_key = hashlib.sha256(timing.encode()).hexdigest()[:16]
     for name, condition in conditions.items():
-        if Kept(folder, name).go_on(condition, again=again):
+        if PredictionStore(folder, name).resume(condition, again=again):
             say(f"{name}: its answers were given under other settings, so it hears all again")
-        if phases := _remaining_phases(name, settings, clips, keys, Kept(folder, name), timed_key):
+        if phases := _remaining_phases(
+            name, settings, clips, keys, PredictionStore(folder, name), timed_key
+        ):
             work[name] = phases
     if not work:
         say("nothing is left to be heard")
@@ -181,7 +183,7 @@ def listen(
     with tqdm(total=total, unit="window", smoothing=0.05, disable=not work) as bar:
 
         def run_system(name: str, phases: Sequence[LoadPhase]) -> None:
-            store, timed = Kept(folder, name), list[TimedCall]()
+            store, timed = PredictionStore(folder, name), list[TimedCall]()
             former = store.facts()
             store.facts_path.unlink(missing_ok=True)
             with store.scored_path.open("a", encoding="utf-8", buffering=1) as scored:
@@ -210,10 +212,15 @@ def listen(
 
 
 def _remaining_phases(
-    name: str, settings: EvalConfig, clips: ClipSets, keys: Keys, store: Kept, timed_key: str
+    name: str,
+    settings: EvalConfig,
+    clips: ClipSets,
+    keys: Keys,
+    store: PredictionStore,
+    timed_key: str,
 ) -> list[LoadPhase]:
     """List the phases that a system has not ended: clips without an answer, and its times."""
-    done = {(call.clip_set, call.file) for call in store.heard(keys)}
+    done = {(call.clip_set, call.file) for call in store.scored_calls(keys)}
     phases = list[LoadPhase]()
     for clip_set in clips if name in settings.heldout_systems else ("timed",):
         remaining = [clip for clip in clips[clip_set] if (clip_set, clip.file) not in done]
@@ -302,10 +309,10 @@ def load_run(
         if name not in settings.systems:
             known = ", ".join(settings.systems)
             raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
-        store = Kept(folder, name)
+        store = PredictionStore(folder, name)
         system_facts = store.facts()
         expected: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
-        calls = store.heard(expected)
+        calls = store.scored_calls(expected)
         missing = sum(map(len, expected.values())) - len(calls)
         if system_facts is None or missing:
             raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.predictions import ClipSets, Kept, Keys, keys_of
+from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
-from eval.accuracy.run import listen
+from eval.accuracy.run import transcribe_remaining
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
@@ -71,7 +71,7 @@ def long(
     sets: ClipSets = {"timed": clips}
     keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
-    listen(
+    transcribe_remaining(
         conditions, config, sets, keys, run.folder, run.say, again=again, open_system=open_system
     )
     scores, unfinished = _scored(run.folder, recordings, keys)
@@ -100,8 +100,8 @@ def _scored(
     """Score all systems that have finished; also return the names of the others."""
     scores, unfinished, normalize = [], [], normalizer(DEFAULT)
     for name in NAMES:
-        kept = Kept(folder, name)
-        calls = {call.file: call for call in kept.heard(keys)}
+        kept = PredictionStore(folder, name)
+        calls = {call.file: call for call in kept.scored_calls(keys)}
         measured = kept.facts()
         if measured is not None and len(calls) == len(recordings):
             in_order = [calls[recording.file] for recording in recordings]
