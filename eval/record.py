@@ -296,16 +296,12 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-def load_line(busy: Callable[[], float] = lambda: psutil.cpu_percent(_LOAD_S)) -> str:
-    """Tell what else the machine computes, and warn where times are not worth measuring.
-
-    Args:
-        busy: returns the share of the cores that is busy, in percent, while this process waits.
-    """
+def load_line() -> str:
+    """Tell what else the machine computes, and warn where times are not worth measuring."""
     cores = os.cpu_count() or 1
-    taken = busy() / 100 * cores
-    line = f"other programs keep {taken:.1f} of {cores} cores busy"
-    if taken < _QUIET_CORES:
+    busy_cores = psutil.cpu_percent(_LOAD_S) / 100 * cores  # while this process waits
+    line = f"other programs keep {busy_cores:.1f} of {cores} cores busy"
+    if busy_cores < _QUIET_CORES:
         return line
     return f"warning: {line}; times that are measured now say little: end those programs first"
 
