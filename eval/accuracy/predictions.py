@@ -136,6 +136,7 @@ class PredictionStore:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
         path = folder / "predictions" / name
         self.scored_path = Path(f"{path}.jsonl")
         self.facts_path = Path(f"{path}.json")

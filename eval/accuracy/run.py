@@ -166,25 +166,23 @@ def transcribe_remaining(
     Raises:
         EarshotError: a system cannot be opened, or ended early.
     """
-    settings, work = config.eval, dict[str, list[LoadPhase]]()
+    settings, work = config.eval, dict[PredictionStore, list[LoadPhase]]()
     timing = "\n".join([f"{settings.concurrency} {settings.repeats}", *keys["timed"].values()])
     timed_key = hashlib.sha256(timing.encode()).hexdigest()[:16]
     for name, condition in conditions.items():
-        if PredictionStore(folder, name).resume(condition, again=again):
+        store = PredictionStore(folder, name)
+        if store.resume(condition, again=again):
             say(f"{name}: its answers were given under other settings, so it hears all again")
-        if phases := _remaining_phases(
-            name, settings, clips, keys, PredictionStore(folder, name), timed_key
-        ):
-            work[name] = phases
+        if phases := _remaining_phases(store, settings, clips, keys, timed_key):
+            work[store] = phases
     if not work:
         say("nothing is left to be heard")
     total = sum(map(_phase_windows, itertools.chain(*work.values())))
     # One bar for all systems.
     with tqdm(total=total, unit="window", smoothing=0.05, disable=not work) as bar:
 
-        def run_system(name: str, phases: Sequence[LoadPhase]) -> None:
-            store, timed = PredictionStore(folder, name), list[TimedCall]()
-            former = store.facts()
+        def run_system(store: PredictionStore, phases: Sequence[LoadPhase]) -> None:
+            former, timed = store.facts(), list[TimedCall]()
             store.facts_path.unlink(missing_ok=True)
             with store.scored_path.open("a", encoding="utf-8", buffering=1) as scored:
 
@@ -196,9 +194,9 @@ def transcribe_remaining(
                         timed.append(dataclasses.replace(call, key=timed_key))
                     bar.update(_windows([call]))
 
-                log = folder / "logs" / f"{name}.log"
+                log = folder / "logs" / f"{store.name}.log"
                 facts = measure_system(
-                    name, config, phases, open_system=open_system, on_call=keep, log=log
+                    store.name, config, phases, open_system=open_system, on_call=keep, log=log
                 )
             if timed:
                 write_jsonl(store.timed_path, timed)
@@ -206,28 +204,23 @@ def transcribe_remaining(
             peaks = [known.peak_memory_bytes for known in (facts, former) if known]
             write_json(store.facts_path, dataclasses.replace(facts, peak_memory_bytes=max(peaks)))
 
-        for name, phases in work.items():
-            bar.set_description(f"{name:31}")
-            run_system(name, phases)
+        for store, phases in work.items():
+            bar.set_description(f"{store.name:31}")
+            run_system(store, phases)
 
 
 def _remaining_phases(
-    name: str,
-    settings: EvalConfig,
-    clips: ClipSets,
-    keys: Keys,
-    store: PredictionStore,
-    timed_key: str,
+    store: PredictionStore, settings: EvalConfig, clips: ClipSets, keys: Keys, timed_key: str
 ) -> list[LoadPhase]:
     """List the phases that a system has not ended: clips without an answer, and its times."""
     done = {(call.clip_set, call.file) for call in store.scored_calls(keys)}
     phases = list[LoadPhase]()
-    for clip_set in clips if name in settings.heldout_systems else ("timed",):
+    for clip_set in clips if store.name in settings.heldout_systems else ("timed",):
         remaining = [clip for clip in clips[clip_set] if (clip_set, clip.file) not in done]
         if remaining:
             phases.append(LoadPhase("accuracy", remaining, settings.concurrency, clip_set=clip_set))
     timing_keys = {call.key for call in read_calls(store.timed_path)}
-    if name in settings.timed and timing_keys != {timed_key}:
+    if store.name in settings.timed and timing_keys != {timed_key}:
         phases += timed_phases(clips["timed"], settings)
     if not phases and store.facts() is None:  # it ended after its last answer, before its facts
         phases = [LoadPhase("accuracy", clips["timed"][-1:], 1)]
