@@ -124,8 +124,9 @@ def _texts(call: TimedCall) -> Iterator[str]:
     texts.append(("reference", call.reference or "(no speech)"))
     for label, text in [("FAILED", call.error)] if call.error else texts:
         start = f"    {label:15}  "
-        indent = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-        yield from textwrap.wrap(text, WIDTH, **indent) or [start.rstrip()]
+        margin = " " * len(start)
+        lines = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=margin)
+        yield from lines or [start.rstrip()]
 
 
 def _percent(percent: float | None) -> str:

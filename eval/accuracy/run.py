@@ -215,8 +215,9 @@ def _remaining_phases(
     """List the phases that a system has not ended: clips without an answer, and its times."""
     done = {(call.clip_set, call.file) for call in store.scored_calls(keys)}
     phases = list[LoadPhase]()
-    for clip_set in clips if store.name in settings.heldout_systems else ("timed",):
-        remaining = [clip for clip in clips[clip_set] if (clip_set, clip.file) not in done]
+    own: ClipSets = clips if store.name in settings.heldout_systems else {"timed": clips["timed"]}
+    for clip_set, some in own.items():
+        remaining = [clip for clip in some if (clip_set, clip.file) not in done]
         if remaining:
             phases.append(LoadPhase("accuracy", remaining, settings.concurrency, clip_set=clip_set))
     timing_keys = {call.key for call in read_calls(store.timed_path)}
