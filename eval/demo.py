@@ -38,7 +38,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     Raises:
         EarshotError: the engine cannot be built, a clip is missing or the server did not start.
     """
-    config = prepared(run.config_path, otherwise, run.say)
+    config = prepare_config(run.config_path, otherwise, run.say)
     clips, concurrency = find_clips(config.build.verify_clips).clips, config.eval.concurrency
     by_file: dict[str, TimedCall] = {}
     run.say(f"Starting Triton Inference Server with the engine {config.engine} …")
@@ -61,7 +61,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
     return Result({"calls": calls, "peak_memory_bytes": memory_bytes}, checks)
 
 
-def prepared(path: str, otherwise: str | None, say: Say) -> EvaluationProduct:
+def prepare_config(path: str, otherwise: str | None, say: Say) -> EvaluationProduct:
     """Build the engine of a config unless it is up to date.
 
     Args:
@@ -80,7 +80,7 @@ def prepared(path: str, otherwise: str | None, say: Say) -> EvaluationProduct:
         if not otherwise:
             raise
         say(f"Without {config.build.checkpoint}, so with {otherwise} in place of {path}:")
-        return prepared(otherwise, None, say)
+        return prepare_config(otherwise, None, say)
     return config
 
 

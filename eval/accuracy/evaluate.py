@@ -5,7 +5,7 @@ from pathlib import Path
 from eval.accuracy import run as runs
 from eval.accuracy.normalize import Normalize, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import Report, compared, result_of
+from eval.accuracy.report import Report, compare_runs, result_of
 from eval.accuracy.score import gates, score_system
 from eval.config import changed
 from eval.record import Result, Run, verdict, write_json
@@ -63,7 +63,7 @@ def report(
     run.path = (a if b is None else output) / f"{run.command}.json"
     if b is None:
         return kept_result(a, systems or (), normalizer)
-    return compared(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
+    return compare_runs(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
 
 
 def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:

@@ -310,7 +310,7 @@ def _player(path: str | None) -> tuple[str | None, str | None]:
 # ---------------------------------------------------------------- two runs
 
 
-def compared(a: Report, b: Report) -> Result:
+def compare_runs(a: Report, b: Report) -> Result:
     """Show two runs side by side, for each system that both have.
 
     Raises:

@@ -97,7 +97,7 @@ def run_systems(run: Run, *, again: bool = False) -> None:
     config, folder = run.config, run.folder
     names, known = config.eval.systems, systems.specs(config)
     systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
-    corpora = _found(config, run.say)
+    corpora = _find_corpora(config, run.say)
     clips = {name: corpus.clips for name, corpus in corpora.items()}
     all_clips = list(itertools.chain(*clips.values()))
     minutes = sum(clip.duration_s for clip in all_clips) / 60
@@ -228,7 +228,7 @@ def _remaining_phases(
     return phases
 
 
-def _found(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
+def _find_corpora(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
     """Find both sets; the held-out clips, being many, go first and warm a system up."""
     settings, limits = config.eval, AudioLimits(config.transcriber.max_audio_s)
 

@@ -69,8 +69,8 @@ def find_clips(
         UnavailableError: a hub or a package that the place needs is not there.
     """
     layout = _layout(place, need_references)
-    listed = _checked(layout, place, half)
-    chosen = _drawn(listed, limit, seed)
+    listed = _check_clips(layout, place, half)
+    chosen = _draw(listed, limit, seed)
     if layout.fetch:
         layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
@@ -96,13 +96,13 @@ def _layout(place: str, need_references: bool) -> Layout:
         return hub(place)
     path = Path(place)
     if path.is_dir():
-        return _folder(path, need_references)
+        return _folder_layout(path, need_references)
     if not path.is_file():
         raise FileError(f"cannot read {place}: No such file or directory; {EXPECTED}")
     return local(path, [path]) if path.suffix == ".parquet" else table(path)
 
 
-def _folder(path: Path, need_references: bool) -> Layout:
+def _folder_layout(path: Path, need_references: bool) -> Layout:
     tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
     usual = COMMON_VOICE if (path / CLIPS).is_dir() else METADATA
     preferred = [file for stem in usual for file in tables if file.stem == stem]
@@ -121,7 +121,7 @@ def _folder(path: Path, need_references: bool) -> Layout:
     return layout
 
 
-def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
+def _check_clips(layout: Layout, place: str, half: str) -> list[Clip]:
     """Return the clips of a half, if every clip of the layout is as it should be."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     seen: set[str] = set()
@@ -149,7 +149,7 @@ def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
     return clips
 
 
-def _drawn(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
+def _draw(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
     """Draw clips, in their order; every group has its share at any limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the lowest are drawn.

@@ -171,7 +171,9 @@ class CalibrationResult:
     rows: tuple[Reliability, ...]
 
 
-def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> Iterable[HeardWord]:
+def judge_words(
+    heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize
+) -> Iterable[HeardWord]:
     """Yield the words of answers, and whether each is right; punctuation alone is no word.
 
     Clips without a half go to both halves in turn.
@@ -220,7 +222,7 @@ def right_words(
     return [all(list(itertools.islice(remaining, len(own)))) if own else None for own in heard]
 
 
-def fitted(words: Sequence[HeardWord], source: str) -> Confidence:
+def fit_confidence(words: Sequence[HeardWord], source: str) -> Confidence:
     """Fit the confidence of words.
 
     Raises:
@@ -252,7 +254,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
         EarshotError: as `fit_logistic`; or no word of the other half was heard.
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
-    fit, rows = fitted(chosen, source), list[Reliability]()
+    fit, rows = fit_confidence(chosen, source), list[Reliability]()
     for beam, beam_words in words.items():
         reported = [word for word in beam_words if word.half == "report"]
         if not reported:

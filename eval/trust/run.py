@@ -54,7 +54,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     )
     run.say(drawn.summary)
     first, second = (_transcribed(*engine, drawn.clips) for engine in passes)
-    pairs, failed = paired(drawn, first, second, settings.half)
+    pairs, failed = pair_transcripts(drawn, first, second, settings.half)
     clips = [clip for clip in drawn.clips if _in_half(clip, settings.half)]
     figures = agreement.figures_of(
         pairs,
@@ -130,7 +130,7 @@ def _in_half(clip: Clip, half: str) -> bool:
     return not half or clip.half in ("", half)
 
 
-def paired(
+def pair_transcripts(
     drawn: FoundCorpus, first: Sequence[Answer], second: Sequence[Answer], half: str = ""
 ) -> tuple[list[Pair], dict[str, str]]:
     """Pair the transcripts of both passes, by difference and then by avg_logprob.
@@ -169,7 +169,7 @@ def _calibrated(
     normalize, words = normalizer(DEFAULT), dict[int, list[calibration.HeardWord]]()
     for beam, answers in beams.items():
         pairs = [(c, a) for c, a in zip(clips, answers, strict=True) if isinstance(a, Transcript)]
-        words[beam] = list(calibration.judged(pairs, normalize))
+        words[beam] = list(calibration.judge_words(pairs, normalize))
     figures = calibration.figures_of(words, source)
     kept = [{"beam_size": beam, **vars(word)} for beam, some in words.items() for word in some]
     write_jsonl(folder / "words.jsonl", kept)

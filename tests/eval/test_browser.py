@@ -9,7 +9,7 @@ import pytest
 
 from eval import report as reports
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import compared, result_of
+from eval.accuracy.report import compare_runs, result_of
 from eval.config import EvaluationProduct
 from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score
@@ -103,7 +103,7 @@ def pages(tmp_path_factory):
     made = {name: calls(said, path="tests/data/en_question.wav") for name in NAMES}
     results = {
         "report.html": result_of(run(0.02), made, normalizer("basic-v1")),
-        "compare.html": compared(run(0.02), run(0.5)),
+        "compare.html": compare_runs(run(0.02), run(0.5)),
     }
     for name, result in results.items():
         (folder / name).write_text(

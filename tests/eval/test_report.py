@@ -9,7 +9,7 @@ import pytest
 from eval import report as reports
 from eval.accuracy import report as accuracy_report
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import compared, result_of
+from eval.accuracy.report import compare_runs, result_of
 from eval.config import EvaluationProduct
 from eval.figures import latency_chart, rate_chart
 from eval.record import Check, Figure, ReportSection, Result, Run, Table, Text, verdict
@@ -134,7 +134,7 @@ def test_hostile_texts_stay_texts(page_of, made):
     page = check_self_contained(text)
     assert "img" not in page.tags and set(page.tags) <= set(clean.tags)
     assert HOSTILE in page.text and "49" not in page.text.replace(HOSTILE, "")
-    assert "img" not in check_self_contained(page_of(compared(found, found))).tags
+    assert "img" not in check_self_contained(page_of(compare_runs(found, found))).tags
 
 
 def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, monkeypatch):
@@ -154,7 +154,7 @@ def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, mon
 
 def test_two_runs_are_drawn_on_one_page(page_of):
     a, b = report(), report("hallo you", seconds=0.25)
-    page = check_self_contained(page_of(compared(a, b)))
+    page = check_self_contained(page_of(compare_runs(a, b)))
     for part in (
         "A: earshot-int8 0.00",
         "B: earshot-int8 11.11",
@@ -168,10 +168,10 @@ def test_two_runs_are_drawn_on_one_page(page_of):
     settings = replace(a.run.settings, threads=4)
     run = replace(a.run, settings=settings)
     other = replace(a, run=run, systems=a.systems[1:2])
-    text = Page(page_of(compared(a, other))).text
+    text = Page(page_of(compare_runs(a, other))).text
     assert "threads differs: 2 and 4" in text and "No system of this run was timed" in text
     with pytest.raises(ConfigError, match="share no system"):
-        compared(a, replace(b, systems=()))
+        compare_runs(a, replace(b, systems=()))
 
 
 def test_charts_lie_within_their_axes():

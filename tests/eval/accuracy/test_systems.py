@@ -177,14 +177,14 @@ def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monk
         Path(path).write_text(f'[build]\ncheckpoint = "none-of-{Path(path).stem}"\n')
     said = []
     with pytest.raises(MissingCheckpointError, match=rf"exit code 3: .* --config {paths[1]} "):
-        demo_module.prepared(*paths, said.append)
+        demo_module.prepare_config(*paths, said.append)
     assert said == [f"Without none-of-a, so with {paths[1]} in place of {paths[0]}:"]
 
     def build(config, path, precision):
         said.append((path, precision))
 
     monkeypatch.setattr(demo_module, "prepare_engine", build)
-    assert demo_module.prepared(*paths, said.append).build.checkpoint == "none-of-a"
+    assert demo_module.prepare_config(*paths, said.append).build.checkpoint == "none-of-a"
     assert said[1:] == [(paths[0], "int8")]
 
 
@@ -198,7 +198,7 @@ def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path, run_of, mo
         (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
     build = replace(config.build, verify_clips=str(manifest))
     stages, config = [], replace(config, build=build)
-    monkeypatch.setattr(demo_module, "prepared", lambda *_: config)
+    monkeypatch.setattr(demo_module, "prepare_config", lambda *_: config)
     result = demo(run_of(config, said=stages), otherwise=None)
     assert [r.file for r in result.figures["calls"]] == [c.file for c in load_clips(manifest)]
     assert verdict(result.checks) == "passed"

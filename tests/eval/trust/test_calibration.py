@@ -16,7 +16,7 @@ from eval.trust.calibration import (
     checks_of,
     figures_of,
     fit_logistic,
-    judged,
+    judge_words,
     reliability,
     right_words,
     section_of,
@@ -144,7 +144,7 @@ def test_clips_of_no_half_are_of_both_in_turn():
     clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
     clips[2] = dataclasses.replace(clips[2], half="report")
     answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
-    found = list(judged(zip(clips, answers, strict=True), BASIC))
+    found = list(judge_words(zip(clips, answers, strict=True), BASIC))
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
