@@ -249,8 +249,8 @@ def worst_clips(
     for _, clip_set, file, counts in ranked[:MAX_CLIPS]:
         answers = {
             system: call
-            for system, made in calls.items()
-            for call in made
+            for system, system_calls in calls.items()
+            for call in system_calls
             if (call.phase, call.clip_set, call.file) == ("accuracy", clip_set, file)
         }
         call = next(iter(answers.values()))
@@ -316,16 +316,15 @@ def compare_runs(a: Report, b: Report) -> Result:
     Raises:
         ConfigError: they share no system.
     """
-    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
-    names = [name for name in first if name in second]
+    scores_a, scores_b = ({score.facts.name: score for score in r.systems} for r in (a, b))
+    names = [name for name in scores_a if name in scores_b]
     if not names:
         raise ConfigError(
-            f"the runs share no system: {', '.join(first) or 'none'} and "
-            f"{', '.join(second) or 'none'}; expected at least one that both ran"
+            f"the runs share no system: {', '.join(scores_a) or 'none'} and "
+            f"{', '.join(scores_b) or 'none'}; expected at least one that both ran"
         )
-    both = {
-        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
-    }
+    runs = {"A": scores_a, "B": scores_b}
+    both = {f"{run}: {name}": runs[run][name] for name in names for run in runs}
     accuracy = list[Part]()
     for clip_set in [name for name in a.run.clips if name in b.run.clips]:
         sets = {name: run.sets[clip_set] for name, run in both.items() if clip_set in run.sets}
@@ -334,7 +333,7 @@ def compare_runs(a: Report, b: Report) -> Result:
     changed = [
         (clip.theirs.errors - clip.ours.errors, name, clip)
         for name in names
-        for clip in common_clips(first[name], second[name])
+        for clip in common_clips(scores_a[name], scores_b[name])
         if clip.ours.errors != clip.theirs.errors
     ]
     changed.sort(key=lambda change: (-abs(change[0]), change[1], change[2].file))

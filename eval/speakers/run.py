@@ -31,7 +31,7 @@ from serve.transcriber.open import open_transcriber
 
 
 @dataclasses.dataclass(frozen=True)
-class Errors:
+class SpeakerErrors:
     """Seconds of speech of each speaker, and of errors."""
 
     speech_s: float = 0.0  # of the reference
@@ -45,26 +45,29 @@ class Errors:
         wrong = self.missed_s + self.invented_s + self.confused_s
         return 100 * wrong / self.speech_s if self.speech_s else float(wrong > 0) * 100
 
-    def __add__(self, other: "Errors") -> "Errors":
+    def __add__(self, other: "SpeakerErrors") -> "SpeakerErrors":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Errors(*(seconds + more for seconds, more in pairs))
+        return SpeakerErrors(*(seconds + more for seconds, more in pairs))
 
 
-def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) -> Errors:
+def compare_turns(
+    reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]
+) -> SpeakerErrors:
     """Compare turns with the reference, each speaker with the one that fits best."""
     edges = sorted(
         {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
     )
-    lengths = np.diff(np.asarray(edges, np.float64)) if edges else np.zeros(0)
-    right, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
-    together = (right * lengths) @ claimed.T
-    matched = sum(together[i, j] for i, j in best_pairs(together))
-    speaking, claimed_speaking = right.sum(0), claimed.sum(0)
-    return Errors(
-        speech_s=float(lengths @ speaking),
-        missed_s=float(lengths @ np.maximum(speaking - claimed_speaking, 0)),
-        invented_s=float(lengths @ np.maximum(claimed_speaking - speaking, 0)),
-        confused_s=float(lengths @ np.minimum(speaking, claimed_speaking) - matched),
+    lengths = np.diff(np.asarray(edges, np.float64))
+    true, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
+    shared = (true * lengths) @ claimed.T
+    matched = sum(shared[i, j] for i, j in best_pairs(shared))
+    # Numbers of speakers between two edges.
+    true_count, claimed_count = true.sum(0), claimed.sum(0)
+    return SpeakerErrors(
+        speech_s=float(lengths @ true_count),
+        missed_s=float(lengths @ np.maximum(true_count - claimed_count, 0)),
+        invented_s=float(lengths @ np.maximum(claimed_count - true_count, 0)),
+        confused_s=float(lengths @ np.minimum(true_count, claimed_count) - matched),
     )
 
 
@@ -93,14 +96,15 @@ def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
     rows, columns = gain.shape
     if columns > rows:
         return sorted((row, column) for column, row in best_pairs(gain.T))
-    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}  # by a set of bits
+    # The best total and pairs by the set of paired columns, as bits.
+    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for row in range(rows):
         longer = dict(best)
-        for taken, (total, pairs) in best.items():
+        for columns_before, (total, pairs) in best.items():
             for column in range(columns):
-                together, found = taken | 1 << column, total + gain[row, column]
-                if together != taken and found > longer.get(together, (-np.inf, ()))[0]:
-                    longer[together] = (found, (*pairs, (row, column)))
+                paired, gains = columns_before | 1 << column, total + gain[row, column]
+                if paired != columns_before and gains > longer.get(paired, (-np.inf, ()))[0]:
+                    longer[paired] = (gains, (*pairs, (row, column)))
         best = longer
     return list(best[2**columns - 1][1])
 
@@ -164,12 +168,12 @@ class Scored:
     speakers: int  # of the reference
     told: int  # by the diarizer
     seconds: float  # that it took
-    errors: Errors
+    errors: SpeakerErrors
 
 
 def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
     """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
-    total = sum((score.errors for score in scored), Errors())
+    total = sum((score.errors for score in scored), SpeakerErrors())
     points = 100 / max(total.speech_s, 1e-9)
     return {
         "recordings": recordings,
@@ -280,7 +284,7 @@ def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) 
         seconds = time.perf_counter() - began_s
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
-        wrong = errors(recording.turns, turns)
+        wrong = compare_turns(recording.turns, turns)
         score = Scored(recording.name, audio_s, recording.speakers, count, seconds, wrong)
         say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
         scored.append(score)

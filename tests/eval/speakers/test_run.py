@@ -19,7 +19,7 @@ from eval.speakers.conversations import (
     to_rttm,
     to_stm,
 )
-from eval.speakers.run import best_pairs, counts_as_one, cp_counts, errors, speakers
+from eval.speakers.run import best_pairs, compare_turns, counts_as_one, cp_counts, speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
@@ -169,7 +169,7 @@ RIGHT = turns((0.0, 4.0, "ann"), (4.0, 8.0, "bob"), (7.0, 10.0, "ann"))  # 11 s 
     ],
 )
 def test_what_is_wrong_is_counted_once(told, missed, invented, confused):
-    found = errors(RIGHT, told)
+    found = compare_turns(RIGHT, told)
     assert found.speech_s == pytest.approx(11.0)
     parts = (found.missed_s, found.invented_s, found.confused_s)
     assert parts == pytest.approx((missed, invented, confused))
@@ -177,9 +177,9 @@ def test_what_is_wrong_is_counted_once(told, missed, invented, confused):
 
 
 def test_errors_add_up_and_where_nobody_speaks_every_turn_is_wrong():
-    assert (errors(RIGHT, []) + errors(RIGHT, RIGHT)).rate == pytest.approx(50.0)
-    assert errors([], []).rate == 0.0
-    assert errors([], turns((0.0, 1.0, "A"))).rate == 100.0
+    assert (compare_turns(RIGHT, []) + compare_turns(RIGHT, RIGHT)).rate == pytest.approx(50.0)
+    assert compare_turns([], []).rate == 0.0
+    assert compare_turns([], turns((0.0, 1.0, "A"))).rate == 100.0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 5), (5, 3), (6, 6), (0, 3), (3, 0)])
