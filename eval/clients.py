@@ -72,7 +72,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The end of a request for its client.
+    """The outcome of a request for its client.
 
     answered: with a transcript. refused: the server said that it is too much, or too much now.
     failed: the server said something else. lost: the server said nothing; the connection broke, or
@@ -344,7 +344,7 @@ def live_session(server: Addresses, timeout_s: float) -> Any:
 
 
 def utterance(ask: Ask) -> Iterable[str]:
-    """Yield the messages by which a live session says a file and ends it."""
+    """Yield the messages that send a file to a live session and end its utterance."""
     assert ask.samples is not None
     samples = soxr.resample(ask.samples, SAMPLE_RATE, _LIVE_RATE)
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()

@@ -297,7 +297,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def load_line() -> str:
-    """Tell what else the machine computes, and warn where times are not worth measuring."""
+    """Tell the load of other programs, and warn if times are not worth measuring."""
     cores = os.cpu_count() or 1
     busy_cores = psutil.cpu_percent(_LOAD_S) / 100 * cores  # while this process waits
     line = f"other programs keep {busy_cores:.1f} of {cores} cores busy"

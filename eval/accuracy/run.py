@@ -212,7 +212,7 @@ def transcribe_remaining(
 def _remaining_phases(
     store: PredictionStore, settings: EvalConfig, clips: ClipSets, keys: Keys, timed_key: str
 ) -> list[LoadPhase]:
-    """List the phases that a system has not ended: clips without an answer, and its times."""
+    """List the phases that a system has still to run: clips without an answer, and its times."""
     done = {(call.clip_set, call.file) for call in store.scored_calls(keys)}
     phases = list[LoadPhase]()
     own: ClipSets = clips if store.name in settings.heldout_systems else {"timed": clips["timed"]}
@@ -229,7 +229,7 @@ def _remaining_phases(
 
 
 def _find_corpora(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCorpus]:
-    """Find both sets; the held-out clips, being many, go first and warm a system up."""
+    """Find both sets. The held-out clips come first: they are many, and warm a system up."""
     settings, limits = config.eval, AudioLimits(config.transcriber.max_audio_s)
 
     def read(path: Path) -> None:

@@ -228,7 +228,7 @@ def score_system(
 
 
 def _score_set(calls: Sequence[TimedCall], normalize: Normalize) -> SetScore:
-    """Score one call a clip; clips go by name, so that two systems' lists are paired."""
+    """Score one call per clip. Clips are sorted by name, so that two systems' lists are paired."""
     calls = sorted(calls, key=lambda call: call.file)
     spoken = [call for call in calls if call.reference.strip()]
     silent = [call for call in calls if not call.reference.strip()]

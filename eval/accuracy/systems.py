@@ -50,7 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
-    """Convert a transcript; segments of a window have its scores, by which they are known."""
+    """Convert a transcript. Segments of one window are those in a row with the same scores."""
     windows = itertools.groupby(
         transcript.segments, lambda s: (s.avg_logprob, s.no_speech_prob, s.compression_ratio)
     )
@@ -63,7 +63,7 @@ def _from_transcript(transcript: Transcript) -> Prediction:
 
 
 def greedy(config: EvaluationProduct) -> EvaluationProduct:
-    """Return the config with one row a window at every temperature."""
+    """Return the config with a beam of 1 at every temperature."""
     return changed(config, "transcriber", beam_size=1)
 
 

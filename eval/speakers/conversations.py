@@ -149,7 +149,7 @@ _EDGE_S = (0.3, 3.0)  # before the first clip and after the last
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedConversation:
     """A conversation to be made."""
 
     speakers: int
@@ -163,9 +163,9 @@ class Planned:
 
 
 PLAN = (
-    *(Planned(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
-    *(Planned(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
-    Planned(6, 60.0, one_group=False),
+    *(PlannedConversation(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
+    *(PlannedConversation(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
+    PlannedConversation(6, 60.0, one_group=False),
 )
 
 
@@ -186,7 +186,7 @@ class _SpokenClip:
 
 
 def compose(
-    planned: Sequence[Planned], seed: int, clips: Sequence[Clip], say: Say
+    planned: Sequence[PlannedConversation], seed: int, clips: Sequence[Clip], say: Say
 ) -> list[ConversationRecording]:
     """Make conversations, unless they are there.
 
@@ -213,7 +213,9 @@ def compose(
     return read_recordings(folder)
 
 
-def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], folder: Path) -> None:
+def _write(
+    planned: PlannedConversation, rng: np.random.Generator, clips: Sequence[Clip], folder: Path
+) -> None:
     speakers = _draw_speakers(planned, rng, clips)
     decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
     samples, turns, utterances = _conversation(planned, rng, decks)
@@ -223,7 +225,7 @@ def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], fo
 
 
 def _draw_speakers(
-    planned: Planned, rng: np.random.Generator, clips: Sequence[Clip]
+    planned: PlannedConversation, rng: np.random.Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
     """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
@@ -264,7 +266,9 @@ def _speech_of(clip: Clip) -> _SpokenClip:
 
 
 def _conversation(
-    planned: Planned, rng: np.random.Generator, decks: Mapping[str, Sequence[_SpokenClip]]
+    planned: PlannedConversation,
+    rng: np.random.Generator,
+    decks: Mapping[str, Sequence[_SpokenClip]],
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)

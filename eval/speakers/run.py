@@ -160,7 +160,7 @@ _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class RecordingScore:
     """The turns that were found in one recording."""
 
     recording: str
@@ -171,7 +171,7 @@ class Scored:
     errors: SpeakerErrors
 
 
-def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
+def figures_of(recordings: str, scored: Sequence[RecordingScore]) -> dict[str, Any]:
     """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
     total = sum((score.errors for score in scored), SpeakerErrors())
     points = 100 / max(total.speech_s, 1e-9)
@@ -194,7 +194,7 @@ def _row(figures: dict[str, Any]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class TextErrors:
     """The word errors of our engine in one recording, or in all."""
 
     recording: str
@@ -202,7 +202,7 @@ class Texts:
     as_one: Counts  # regardless of the speaker
 
 
-def _text_row(texts: Texts) -> list[str]:
+def _text_row(texts: TextErrors) -> list[str]:
     words = texts.as_one.length
     rates = (100 * counts.errors / max(words, 1) for counts in (texts.by_speaker, texts.as_one))
     return [texts.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
@@ -228,7 +228,7 @@ def speakers(
     sets = {"conversations": compose(PLAN, seed, clips, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
-    scored, totals = list[Scored](), list[dict[str, Any]]()
+    scored, totals = list[RecordingScore](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
         scores = _scored(device, some, run.say)
@@ -254,9 +254,9 @@ def speakers(
 
 def _texts(
     config: EvaluationProduct, recordings: Sequence[ConversationRecording], say: Say
-) -> Iterator[Texts]:
+) -> Iterator[TextErrors]:
     """Yield the errors of each recording that has texts, then of all."""
-    total = Texts("all", Counts(), Counts())
+    total = TextErrors("all", Counts(), Counts())
     with open_transcriber(config) as transcriber:
         for recording in recordings:
             if not recording.utterances or soundfile.info(recording.path).duration > _MAX_TEXT_S:
@@ -266,16 +266,20 @@ def _texts(
             hypothesis = [(segment.speaker or "", segment.text) for segment in segments]
             reference = [(said.speaker, said.text) for said in recording.utterances]
             by_speaker = cp_counts(reference, hypothesis)
-            texts = Texts(recording.name, by_speaker, counts_as_one(reference, hypothesis))
+            texts = TextErrors(recording.name, by_speaker, counts_as_one(reference, hypothesis))
             say(f"  {' '.join(_text_row(texts))} words")
-            total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
+            total = TextErrors(
+                "all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one
+            )
             yield texts
     yield total
 
 
-def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:
+def _scored(
+    device: str, recordings: Sequence[ConversationRecording], say: Say
+) -> list[RecordingScore]:
     """Diarize recordings and compare the turns with the reference."""
-    diarizer, scored = Diarizer(device), list[Scored]()
+    diarizer, scored = Diarizer(device), list[RecordingScore]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))
@@ -285,7 +289,7 @@ def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) 
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
         wrong = compare_turns(recording.turns, turns)
-        score = Scored(recording.name, audio_s, recording.speakers, count, seconds, wrong)
+        score = RecordingScore(recording.name, audio_s, recording.speakers, count, seconds, wrong)
         say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
         scored.append(score)
     return scored

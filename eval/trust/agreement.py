@@ -21,7 +21,7 @@ EVERY = 100.0  # the threshold that selects all
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class TranscriptPair:
     """Two transcripts of a clip; `other_text` and `difference` describe the second."""
 
     file: str  # the audio's path
@@ -37,8 +37,8 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """The transcripts that one ranking selects, as many as agree within a threshold."""
+class Selection:
+    """The best transcripts by one ranking: as many as agree within a threshold."""
 
     threshold: float  # %
     by: str  # of `RANKINGS`
@@ -59,10 +59,10 @@ class AgreementResult:
     trusted: int
     silences: int  # clips in which neither pass heard a word
     silences_right: int | None  # without speech; None: there are no references
-    points: tuple[Point, ...]
+    points: tuple[Selection, ...]
 
 
-RANKINGS: Mapping[str, Callable[[Pair], float]] = {
+RANKINGS: Mapping[str, Callable[[TranscriptPair], float]] = {
     "agreement": lambda pair: pair.difference,
     "avg_logprob": lambda pair: float("inf") if pair.avg_logprob is None else -pair.avg_logprob,
 }
@@ -71,12 +71,12 @@ RANKINGS: Mapping[str, Callable[[Pair], float]] = {
 
 def pair_of(
     clip: Clip, first: Transcript, second: Transcript, *, references: bool, normalize: Normalize
-) -> Pair:
+) -> TranscriptPair:
     """Compare two transcripts of a clip, and the first with the reference."""
     language = clip.language or first.language
     text, other = (normalize(transcript.text, language) for transcript in (first, second))
     words = [word for segment in first.segments for word in segment.words or ()]
-    return Pair(
+    return TranscriptPair(
         file=str(clip.path.resolve()),
         text=first.text.strip(),
         other_text=second.text.strip(),
@@ -97,13 +97,13 @@ def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
     return sum(value * weight for value, weight in known) / total if total else None
 
 
-def is_trusted(pair: Pair, threshold: float) -> bool:
+def is_trusted(pair: TranscriptPair, threshold: float) -> bool:
     """Return whether texts agree; two passes without a word agree on silence alone."""
     return pair.difference <= threshold and not pair.silence
 
 
 def figures_of(
-    pairs: Sequence[Pair], *, failed: int, clips: int, seconds: float, threshold: float
+    pairs: Sequence[TranscriptPair], *, failed: int, clips: int, seconds: float, threshold: float
 ) -> AgreementResult:
     """Count the trusted transcripts, and select by each threshold.
 
@@ -116,7 +116,7 @@ def figures_of(
     """
     references = any(pair.edits for pair in pairs)
     silent = [pair for pair in pairs if pair.silence]
-    points = list[Point]()
+    points = list[Selection]()
     for limit in sorted({*THRESHOLDS, threshold, EVERY}):
         count = sum(is_trusted(pair, limit) for pair in pairs)
         for ranking in RANKINGS if references else ["agreement"]:
@@ -124,7 +124,7 @@ def figures_of(
             chosen = sorted(_ranked(pairs, ranking)[:count], key=lambda pair: pair.file)
             edits = [pair.edits for pair in chosen if pair.edits]
             exact = sum(not counts.errors for counts in edits)
-            point = Point(
+            point = Selection(
                 threshold=limit,
                 by=ranking,
                 clips=count,
@@ -149,11 +149,11 @@ def figures_of(
     )
 
 
-def _ranked(pairs: Sequence[Pair], ranking: str) -> list[Pair]:
+def _ranked(pairs: Sequence[TranscriptPair], ranking: str) -> list[TranscriptPair]:
     return sorted((pair for pair in pairs if not pair.silence), key=RANKINGS[ranking])
 
 
-def steps(pairs: Sequence[Pair], clips: int, ranking: str) -> list[tuple[float, float]]:
+def steps(pairs: Sequence[TranscriptPair], clips: int, ranking: str) -> list[tuple[float, float]]:
     """Return yield and CER, both in percent, for growing selections.
 
     Transcripts of equal rank come together.
@@ -167,7 +167,7 @@ def steps(pairs: Sequence[Pair], clips: int, ranking: str) -> list[tuple[float, 
     return points
 
 
-def checks_of(pairs: Sequence[Pair], threshold: float) -> tuple[Check, ...]:
+def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check, ...]:
     """Check that trusted transcripts have a lower CER than the others.
 
     Where the intervals overlap nothing is decided. Without references there is no check.
@@ -191,14 +191,16 @@ def checks_of(pairs: Sequence[Pair], threshold: float) -> tuple[Check, ...]:
 # ---------------------------------------------------------------- report
 
 
-def line_of(pair: Pair, threshold: float) -> dict[str, object]:
+def line_of(pair: TranscriptPair, threshold: float) -> dict[str, object]:
     """Return the keys of a manifest's line, and whether to trust it."""
     line = dataclasses.asdict(pair)
     del line["edits"]
     return {**line, "trusted": is_trusted(pair, threshold)}
 
 
-def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float) -> ReportSection:
+def section_of(
+    pairs: Sequence[TranscriptPair], figures: AgreementResult, threshold: float
+) -> ReportSection:
     """Return the section of the report, with a chart if there are references."""
     references = figures.silences_right is not None
     header = ["texts differ by at most", "clips", "seconds"]

@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Bin:
+class ReliabilityBin:
     """Words with nearly the same figure."""
 
     low: float
@@ -61,7 +61,7 @@ class Reliability:
     ece: float  # expected calibration error, bins of equal width
     brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
     auroc: float | None  # P(figure of a right word > that of a wrong one); None: one kind
-    bins: tuple[Bin, ...]  # that hold a word, lowest first
+    bins: tuple[ReliabilityBin, ...]  # that hold a word, lowest first
 
 
 def reliability(
@@ -78,11 +78,13 @@ def reliability(
         right: whether each word is right.
         beam_size, figure, language: as in `Reliability`.
     """
-    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[Bin]()
+    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[ReliabilityBin]()
     for number in np.unique(numbers).tolist():
         inside = numbers == number
         said, share = float(figures[inside].mean()), float(right[inside].mean())
-        bins.append(Bin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share))
+        bins.append(
+            ReliabilityBin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share)
+        )
     auroc, wrong = None, np.sort(figures[~right])
     if 0 < len(wrong) < len(right):
         # Ties count half.

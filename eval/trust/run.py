@@ -19,7 +19,7 @@ from eval.config import EvaluationProduct
 from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
-from eval.trust.agreement import RANKINGS, Pair, pair_of
+from eval.trust.agreement import RANKINGS, TranscriptPair, pair_of
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -132,7 +132,7 @@ def _in_half(clip: Clip, half: str) -> bool:
 
 def pair_transcripts(
     drawn: FoundCorpus, first: Sequence[Answer], second: Sequence[Answer], half: str = ""
-) -> tuple[list[Pair], dict[str, str]]:
+) -> tuple[list[TranscriptPair], dict[str, str]]:
     """Pair the transcripts of both passes, by difference and then by avg_logprob.
 
     Args:
@@ -146,7 +146,7 @@ def pair_transcripts(
     Raises:
         EarshotError: no clip was heard by both.
     """
-    pairs, failed, normalize = list[Pair](), dict(drawn.unreadable), normalizer(DEFAULT)
+    pairs, failed, normalize = list[TranscriptPair](), dict(drawn.unreadable), normalizer(DEFAULT)
     for clip, one, other in zip(drawn.clips, first, second, strict=True):
         if not _in_half(clip, half):
             continue
