@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 import soundfile
+from numpy.random import Generator
 
 from build.clips import Clip
 from eval.long.compose import at_level, faded, noise
@@ -149,7 +150,7 @@ _EDGE_S = (0.3, 3.0)  # before the first clip and after the last
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedConversation:
+class ConversationPlan:
     """A conversation to be made."""
 
     speakers: int
@@ -163,9 +164,9 @@ class PlannedConversation:
 
 
 PLAN = (
-    *(PlannedConversation(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
-    *(PlannedConversation(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
-    PlannedConversation(6, 60.0, one_group=False),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
+    ConversationPlan(6, 60.0, one_group=False),
 )
 
 
@@ -186,7 +187,7 @@ class _SpokenClip:
 
 
 def compose(
-    planned: Sequence[PlannedConversation], seed: int, clips: Sequence[Clip], say: Say
+    planned: Sequence[ConversationPlan], seed: int, clips: Sequence[Clip], say: Say
 ) -> list[ConversationRecording]:
     """Make conversations, unless they are there.
 
@@ -213,19 +214,17 @@ def compose(
     return read_recordings(folder)
 
 
-def _write(
-    planned: PlannedConversation, rng: np.random.Generator, clips: Sequence[Clip], folder: Path
-) -> None:
-    speakers = _draw_speakers(planned, rng, clips)
+def _write(plan: ConversationPlan, rng: Generator, clips: Sequence[Clip], folder: Path) -> None:
+    speakers = _draw_speakers(plan, rng, clips)
     decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
-    samples, turns, utterances = _conversation(planned, rng, decks)
-    soundfile.write(folder / f"{planned.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
-    write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, turns))
-    write_text(folder / f"{planned.name}.stm", to_stm(planned.name, utterances))
+    samples, turns, utterances = _conversation(plan, rng, decks)
+    soundfile.write(folder / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+    write_text(folder / f"{plan.name}.rttm", to_rttm(plan.name, turns))
+    write_text(folder / f"{plan.name}.stm", to_stm(plan.name, utterances))
 
 
 def _draw_speakers(
-    planned: PlannedConversation, rng: np.random.Generator, clips: Sequence[Clip]
+    plan: ConversationPlan, rng: Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
     """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
@@ -235,18 +234,18 @@ def _draw_speakers(
     names = [
         name for name in sorted(own) if sum(clip.duration_s for clip in own[name]) >= MIN_SPEECH_S
     ]
-    if planned.one_group:
+    if plan.one_group:
         sizes = collections.Counter(own[name][0].group for name in names)
-        large = sorted(group for group, size in sizes.items() if size >= planned.speakers)
+        large = sorted(group for group, size in sizes.items() if size >= plan.speakers)
         if large:
             group = large[rng.integers(len(large))]
             names = [name for name in names if own[name][0].group == group]
-    if len(names) < planned.speakers:
+    if len(names) < plan.speakers:
         raise ConfigError(
             f"the clips have {len(names)} speakers with {MIN_SPEECH_S:g} s of speech; expected at "
-            f"least {planned.speakers}"
+            f"least {plan.speakers}"
         )
-    drawn = rng.choice(len(names), planned.speakers, replace=False)
+    drawn = rng.choice(len(names), plan.speakers, replace=False)
     return {names[i]: own[names[i]] for i in drawn}
 
 
@@ -266,19 +265,17 @@ def _speech_of(clip: Clip) -> _SpokenClip:
 
 
 def _conversation(
-    planned: PlannedConversation,
-    rng: np.random.Generator,
-    decks: Mapping[str, Sequence[_SpokenClip]],
+    plan: ConversationPlan, rng: Generator, decks: Mapping[str, Sequence[_SpokenClip]]
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
     levels = rng.uniform(*_SPEECH_DB, len(decks))
     undrawn: list[list[int]] = [[] for _ in decks]  # numbers of clips by speaker
-    out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
+    out = np.zeros(round((plan.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
     turns, utterances = list[SpeakerTurn](), list[Utterance]()
     start, last_end, speaker = _draw_samples(rng, _EDGE_S), 0, -1
     ends = [0] * len(decks)  # of each speaker's last clip
-    while last_end < planned.minutes * 60 * SAMPLE_RATE:
+    while last_end < plan.minutes * 60 * SAMPLE_RATE:
         before, speaker = speaker, _draw_next(rng, speaker, len(decks))
         if before not in (speaker, -1) and rng.random() < _OVERLAPS:
             start = max(last_end - _draw_samples(rng, _OVERLAP_S), ends[speaker])
@@ -299,7 +296,7 @@ def _conversation(
     return np.clip(out, -1.0, 1.0), turns, utterances
 
 
-def _draw_next(rng: np.random.Generator, speaker: int, count: int) -> int:
+def _draw_next(rng: Generator, speaker: int, count: int) -> int:
     """Draw who speaks next: now and then the same again."""
     if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
         return speaker
@@ -307,5 +304,5 @@ def _draw_next(rng: np.random.Generator, speaker: int, count: int) -> int:
     return int(others[rng.integers(len(others))])
 
 
-def _draw_samples(rng: np.random.Generator, range_s: tuple[float, float]) -> int:
+def _draw_samples(rng: Generator, range_s: tuple[float, float]) -> int:
     return round(rng.uniform(*range_s) * SAMPLE_RATE)

@@ -12,7 +12,7 @@ import soundfile
 import eval.speakers.run
 from build.clips import Clip, load_clips
 from eval.speakers.conversations import (
-    PlannedConversation,
+    ConversationPlan,
     Utterance,
     compose,
     read_recordings,
@@ -78,8 +78,8 @@ def test_malformed_references_are_refused(meetings, tmp_path):
 @pytest.mark.nightly
 def test_a_conversation_is_what_its_plan_says(clips):
     plan = [
-        PlannedConversation(2, 0.4, one_group=False),
-        PlannedConversation(1, 0.2, one_group=True),
+        ConversationPlan(2, 0.4, one_group=False),
+        ConversationPlan(1, 0.2, one_group=True),
     ]
     both, one = sorted(compose(plan, 3, clips, print), key=lambda found: -found.speakers)
     assert (both.speakers, one.speakers) == (2, 1)
@@ -102,7 +102,7 @@ def test_a_conversation_is_what_its_plan_says(clips):
 def test_conversations_need_enough_speakers(clips):
     unknown = [Clip(c.file, c.path, c.text, c.language, c.duration_s) for c in clips]
     with pytest.raises(ConfigError, match="the clips have 0 speakers with 8 s of speech"):
-        compose([PlannedConversation(2, 0.5, one_group=False)], 0, unknown, print)
+        compose([ConversationPlan(2, 0.5, one_group=False)], 0, unknown, print)
 
 
 @pytest.fixture
