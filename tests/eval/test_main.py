@@ -124,7 +124,8 @@ def without_heldout(config):
 def test_score_again_after_predictions_changed(config, capsys):
     _, folder = run(config, "--systems", NAMES)
     path = folder / "predictions" / "earshot-int8.jsonl"
-    path.write_text(path.read_text().replace('"text":"good bye"', '"text":"good buy"'))
+    text = path.read_text().replace('"text":"hello there"', '"text":"hallo there"')
+    path.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
     capsys.readouterr()
     assert main(["report", str(folder)]) == 1
     err = capsys.readouterr().err
