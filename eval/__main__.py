@@ -42,11 +42,11 @@ def _run(command: Command, options: dict[str, Any]) -> int:
         section, key = place.split(".")
         value = options.pop(place)
         config = changed(config, section, **({key: value} if key else value))
-    kept: Path | None = None
+    record: Path | None = None
     if command.keeps_results:
         folder = options.pop("output") or command.reports(config.name)
-        kept = folder / f"{command.name}.json"
-    run = Run(command.name, config, path, kept, options.copy(), _say)
+        record = folder / f"{command.name}.json"
+    run = Run(command.name, config, path, record, options.copy(), _say)
     try:
         result: Result = pkgutil.resolve_name(f"eval.{command.entry}")(run, **options)
         run.keep(result)

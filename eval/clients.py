@@ -5,13 +5,14 @@ Earshot's own client is not used, so these are the requests of other users.
 
 import base64
 import dataclasses
+import functools
 import http.client
 import io
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import grpc
 import httpx2
@@ -22,7 +23,6 @@ from tritonclient.grpc import service_pb2_grpc
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect as connect_websocket
 
-from eval.record import Check
 from eval.server import Addresses, request
 from serve.contract.codec import to_json
 from serve.contract.messages import Samples
@@ -72,7 +72,7 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The end of a request for its client.
+    """The outcome of a request for its client.
 
     answered: with a transcript. refused: the server said that it is too much, or too much now.
     failed: the server said something else. lost: the server said nothing; the connection broke, or
@@ -109,17 +109,21 @@ class NoTranscriptError(Exception):
 
 def answer_to(call: Callable[[], str]) -> Answer:
     """Make a call that returns a transcript; every error of server or connection is an answer."""
-    began = time.monotonic()
+    began_s = time.monotonic()
     try:
-        return Answer("answered", call(), time.monotonic() - began)
+        return Answer("answered", call(), time.monotonic() - began_s)
     except NoTranscriptError as error:
-        seconds, after_s = time.monotonic() - began, error.retry_after_s
-        return Answer(error.kind, str(error), seconds, retry_after_s=after_s)
+        seconds = time.monotonic() - began_s
+        return Answer(error.kind, str(error), seconds, retry_after_s=error.retry_after_s)
     except grpc.RpcError as error:
         status: Any = error  # of a call: it has a code
-        return _rpc_answer(status.code(), status.details(), time.monotonic() - began)
+        text, seconds = f"{status.code().name} {status.details()}", time.monotonic() - began_s
+        if any(words in text for words in _OWN_WORDS):
+            timed_out = status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return Answer("lost", text, seconds, timed_out)
+        return Answer("refused" if status.code() in _REFUSALS else "failed", text, seconds)
     except (OSError, http.client.HTTPException, WebSocketException) as error:
-        return lost(error, began)
+        return lost(error, began_s)
 
 
 def lost(error: Exception, began_s: float) -> Answer:
@@ -128,37 +132,40 @@ def lost(error: Exception, began_s: float) -> Answer:
     return Answer("lost", repr(error), seconds, isinstance(error, TimeoutError))
 
 
-def _rpc_answer(code: grpc.StatusCode, details: str, seconds: float) -> Answer:
-    """Interpret a gRPC status; one that did not come from the server is lost."""
-    text = f"{code.name} {details}"
-    if any(words in text for words in _OWN_WORDS):
-        return Answer("lost", text, seconds, code is grpc.StatusCode.DEADLINE_EXCEEDED)
-    return Answer("refused" if code in _REFUSALS else "failed", text, seconds)
+def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
+    """Make a client of a function that returns a transcript or raises."""
+
+    @functools.wraps(transcribe)
+    def client(server: Addresses, ask: Ask) -> Answer:
+        return answer_to(lambda: transcribe(server, ask))
+
+    return client
 
 
 # ---------------------------------------------------------------- KServe
 
 
-def by_grpc(at: Addresses, ask: Ask) -> Answer:
+def channel_to(server: Addresses) -> grpc.Channel:
+    """Open a new connection."""
+    return grpc.insecure_channel(server.grpc, options=_OPTIONS)
+
+
+@_client
+def by_grpc(server: Addresses, ask: Ask) -> str:
     """Send one ModelInfer over a new connection."""
-    message, metadata = _message(MODEL, ask), tuple(at.headers.items())
-    with channel_to(at) as channel:
+    with channel_to(server) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return answer_to(
-            lambda: _text(stub.ModelInfer(message, timeout=ask.patience_s, metadata=metadata))
+        metadata = tuple(server.headers.items())
+        return _text(
+            stub.ModelInfer(_message(MODEL, ask), timeout=ask.patience_s, metadata=metadata)
         )
 
 
-def channel_to(at: Addresses) -> grpc.Channel:
-    """Open a new connection."""
-    return grpc.insecure_channel(at.grpc, options=_OPTIONS)
-
-
-def by_stream(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_stream(server: Addresses, ask: Ask) -> str:
     """Send one request to the streaming model; its text is the last message's text."""
-
-    def last_text() -> str:
-        finals, metadata = [], tuple(at.headers.items())
+    finals, metadata = list[str](), tuple(server.headers.items())
+    with channel_to(server) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         messages = iter([_message(STREAM_MODEL, ask)])
         for answer in stub.ModelStreamInfer(messages, timeout=ask.patience_s, metadata=metadata):
@@ -167,17 +174,15 @@ def by_stream(at: Addresses, ask: Ask) -> Answer:
                 raise NoTranscriptError(text, refused=text.startswith(busy))
             if "TIMINGS" in {output.name for output in answer.infer_response.outputs}:
                 finals.append(_text(answer.infer_response))
-        return _only(finals, [])
-
-    with channel_to(at) as channel:
-        return answer_to(last_text)
+    return _only(finals, [])
 
 
-def by_http(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_http(server: Addresses, ask: Ask) -> str:
     """Send one POST of KServe over a new connection."""
     head, tail = http_body(ask.audio)
     body = head + tail, {"Inference-Header-Content-Length": str(len(head))}
-    return answer_to(lambda: _kserve_text(_sent(at, ask, INFER_PATH, body)))
+    return _kserve_text(_sent(server, ask, INFER_PATH, body))
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -218,11 +223,11 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _sent(at: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
+def _sent(server: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
     """Post a body, or get an answer without one; return the text of the answer."""
-    data, headers = body[0], {**body[1], **at.headers}
+    data, headers = body[0], {**body[1], **server.headers}
     method = "GET" if data is None else "POST"
-    status, sent, text = request(at.http, method, path, data, headers, timeout_s=ask.patience_s)
+    status, sent, text = request(server.http, method, path, data, headers, timeout_s=ask.patience_s)
     return _content(status, text, sent.get("Retry-After", ""))
 
 
@@ -253,46 +258,40 @@ def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str
     return made.read(), {"Content-Type": made.headers["Content-Type"]}
 
 
-def by_form(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_form(server: Addresses, ask: Ask) -> str:
     """Send one form over a new connection."""
-    sent = form(ask.audio, ask.options)
-    return answer_to(lambda: _openai_text(_sent(at, ask, TRANSCRIPTIONS, sent)))
+    return _openai_text(_sent(server, ask, TRANSCRIPTIONS, form(ask.audio, ask.options)))
 
 
-def by_events(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_events(server: Addresses, ask: Ask) -> str:
     """Send one form, and read the transcript from its events."""
-    sent = form(ask.audio, {**ask.options, "stream": "true"})
-
-    def last_text() -> str:
-        lines = _sent(at, ask, TRANSCRIPTIONS, sent).splitlines()
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
-        return _only(finals, [to_json(one) for one in events if "error" in one])
-
-    return answer_to(last_text)
+    body = form(ask.audio, {**ask.options, "stream": "true"})
+    lines = _sent(server, ask, TRANSCRIPTIONS, body).splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
+    return _only(finals, [to_json(one) for one in events if "error" in one])
 
 
-def by_phrases(at: Addresses, ask: Ask) -> Answer:
+def by_phrases(server: Addresses, ask: Ask) -> Answer:
     """Send one form with a unique list of phrases, too light to change the text."""
     phrase = {"phrases": f"Zanzibar {next(_NUMBERS)}^0.0001"}
-    return by_form(at, dataclasses.replace(ask, options={**ask.options, **phrase}))
+    return by_form(server, dataclasses.replace(ask, options={**ask.options, **phrase}))
 
 
-def by_job(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_job(server: Addresses, ask: Ask) -> str:
     """Post a job, wait for its end, and read its result."""
-    sent = form(ask.audio, {**ask.options, "response_format": "json"})
-    end_s = time.monotonic() + ask.patience_s
-
-    def result() -> str:
-        job = json.loads(_sent(at, ask, JOBS, sent))
-        while job["status"] not in ("completed", "failed", "cancelled"):
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"the job is {job['status']}")
-            time.sleep(_POLL_S)
-            job = json.loads(_sent(at, ask, f"{JOBS}/{job['id']}"))
-        return _openai_text(_sent(at, ask, f"{JOBS}/{job['id']}/result"))
-
-    return answer_to(result)
+    deadline = time.monotonic() + ask.patience_s
+    body = form(ask.audio, {**ask.options, "response_format": "json"})
+    job = json.loads(_sent(server, ask, JOBS, body))
+    while job["status"] not in ("completed", "failed", "cancelled"):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the job is {job['status']}")
+        time.sleep(_POLL_S)
+        job = json.loads(_sent(server, ask, f"{JOBS}/{job['id']}"))
+    return _openai_text(_sent(server, ask, f"{JOBS}/{job['id']}/result"))
 
 
 def _openai_text(content: str) -> str:
@@ -302,51 +301,50 @@ def _openai_text(content: str) -> str:
 # ---------------------------------------------------------------- live text
 
 
-def by_live(at: Addresses, ask: Ask) -> Answer:
+@_client
+def by_live(server: Addresses, ask: Ask) -> str:
     """Send one utterance over a WebSocket, which the client ends itself."""
-    end_s = time.monotonic() + ask.patience_s
+    deadline = time.monotonic() + ask.patience_s
     finals, errors = list[str](), list[str]()
 
-    def hear_until(socket: Any, done: Callable[[], object]) -> None:
+    def read_until(done: Callable[[], object]) -> None:
         while not done():
-            event = json.loads(socket.recv(timeout=max(0.0, end_s - time.monotonic())))
+            event = json.loads(socket.recv(timeout=max(0.0, deadline - time.monotonic())))
             kind = str(event["type"]).rpartition(".")[2]
             if kind == "completed":
                 finals.append(str(event["transcript"]))
             elif kind in ("failed", "error"):
                 errors.append(str(event["error"]))
 
-    def text() -> str:
-        try:
-            with live_session(at, ask.patience_s) as socket:
-                for message in utterance(ask):
-                    socket.send(message)
-                hear_until(socket, lambda: finals or errors)
-                # A commit of nothing is an error, sent after everything about the utterance.
-                socket.send(to_json({"type": "input_audio_buffer.commit"}))
-                hear_until(socket, lambda: errors)
-        except InvalidStatus as error:  # the server refused the WebSocket
-            sent = error.response
-            _content(sent.status_code, sent.body or b"", sent.headers.get("Retry-After", ""))
-        return _only(finals, [] if finals else errors)
-
-    return answer_to(text)
+    try:
+        with live_session(server, ask.patience_s) as socket:
+            for message in utterance(ask):
+                socket.send(message)
+            read_until(lambda: finals or errors)
+            # A commit of nothing is an error, sent after everything about the utterance.
+            socket.send(to_json({"type": "input_audio_buffer.commit"}))
+            read_until(lambda: errors)
+    except InvalidStatus as error:  # the server refused the WebSocket
+        refusal = error.response
+        retry_after = refusal.headers.get("Retry-After", "")
+        _content(refusal.status_code, refusal.body or b"", retry_after)
+    return _only(finals, [] if finals else errors)
 
 
-def live_session(at: Addresses, timeout_s: float) -> Any:
+def live_session(server: Addresses, timeout_s: float) -> Any:
     """Open a WebSocket of live text."""
     return connect_websocket(
-        f"ws://{at.http}{LIVE}",
+        f"ws://{server.http}{LIVE}",
         open_timeout=timeout_s,
         close_timeout=1,
-        additional_headers=at.headers,
+        additional_headers=server.headers,
         max_size=None,
         compression=None,
     )
 
 
 def utterance(ask: Ask) -> Iterable[str]:
-    """Yield the messages by which a live session says a file and ends it."""
+    """Yield the messages that send a file to a live session and end its utterance."""
     assert ask.samples is not None
     samples = soxr.resample(ask.samples, SAMPLE_RATE, _LIVE_RATE)
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2").tobytes()
@@ -384,18 +382,12 @@ CLIENTS: dict[str, Client] = {
 def counted(answers: Sequence[Answer]) -> str:
     """Count the answers of each kind, with the first of each kind that is no transcript."""
     parts = []
-    for kind in ("answered", "refused", "failed", "lost"):
-        of_kind = [answer for answer in answers if answer.kind == kind]
-        if of_kind:
-            example = "" if kind == "answered" else f" (first {of_kind[0]})"
-            parts.append(f"{len(of_kind)} {kind}{example}")
+    for kind in get_args(Kind):
+        some = [answer for answer in answers if answer.kind == kind]
+        if some:
+            example = "" if kind == "answered" else f" (first {some[0]})"
+            parts.append(f"{len(some)} {kind}{example}")
     return ", ".join(parts) or "nothing was sent"
-
-
-def all_answered(answers: Sequence[Answer]) -> Check:
-    """Check that every request has its transcript."""
-    good = all(answer.kind == "answered" for answer in answers)
-    return Check("every request is answered", good, counted(answers))
 
 
 def wav(samples: Samples) -> bytes:

@@ -90,8 +90,8 @@ def number(kind: type[N], low: float, high: float = math.inf) -> Callable[[str],
     def parse(text: str) -> N:
         value = kind(text)
         if not low <= value <= high or value == math.inf:
-            most = "" if high == math.inf else f" and at most {high:g}"
-            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{most}")
+            limit = "" if high == math.inf else f" and at most {high:g}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected at least {low:g}{limit}")
         return value
 
     parse.__name__ = kind.__name__  # for argparse's "invalid int value"
@@ -104,12 +104,64 @@ above_0 = number(float, 0.001)
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse whole numbers above 0, between commas."""
-    return tuple(positive(one) for one in text.split(","))
+    return tuple(positive(count) for count in text.split(","))
 
 
 def own_clips(place: str) -> dict[str, Any]:
     """Return the settings by which all clips of a place are scored and timed."""
     return {"manifest": place, "heldout": "", "limit": 0, "timed_limit": 0, "half": ""}
+
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of `python -m eval`.
+
+    Attributes:
+        name: its name on the command line.
+        help: its purpose.
+        entry: the module of eval and the function that run the command. They are given by name,
+            so that only the command in use imports its packages.
+        flags: adds its own flags.
+        takes_config: whether it has --config.
+        keeps_results: whether it has --output, a folder for its results.
+        epilog: ends its help.
+    """
+
+    name: str
+    help: str
+    entry: str
+    flags: "AddFlags"
+    takes_config: bool = True
+    keeps_results: bool = True
+    epilog: str | None = None
+
+    def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+        """Add the command to a parser."""
+        parser = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
+        parser.set_defaults(command=self)
+        flags = Flags(parser)
+        if self.takes_config:
+            flags.add("--config TOML", "such as configs/demo.toml", required=True)
+        self.flags(flags)
+        if self.keeps_results:
+            flags.add("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
+
+    def reports(self, name: str) -> Path:
+        """Return the default folder for the results of a config."""
+        return Path("reports") / (name if self.name == "run" else f"{name}-{self.name}")
+
+
+AddFlags = Callable[[Flags], None]
+COMMANDS: list[Command] = []
+"""All of them, in the order of `--help`."""
+
+
+def command(name: str, help: str, entry: str, **options: Any) -> Callable[[AddFlags], None]:
+    """Make a command of the function that adds its flags; arguments are fields of `Command`."""
+    return lambda flags: COMMANDS.append(Command(name, help, entry, flags, **options))
 
 
 # ---------------------------------------------------------------- flags
@@ -128,6 +180,12 @@ def _tell_language(flags: Flags) -> None:
     flags.switch("--tell-language", "tell every system what language is spoken", **place)
 
 
+@command(
+    "run",
+    "compare systems on clips: accuracy, latency, throughput and memory",
+    "accuracy.evaluate.evaluate",
+    epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
+)
 def _run(flags: Flags) -> None:
     flags.setting("--systems A,B", "systems to run, comma separated", names)
     flags.setting("--clips CLIPS", "your own recordings; all of them are used", own_clips, "eval.")
@@ -142,6 +200,13 @@ def _run(flags: Flags) -> None:
     _normalizer(flags)
 
 
+@command(
+    "report",
+    "score a kept run again; with B show two runs side by side",
+    "accuracy.evaluate.report",
+    takes_config=False,
+    keeps_results=False,
+)
 def _report(flags: Flags) -> None:
     flags.add("a A", "the folder of a run, such as reports/demo", Path)
     flags.add("b B", "the folder of a run to compare with", Path, nargs="?")
@@ -150,102 +215,17 @@ def _report(flags: Flags) -> None:
     flags.add("--output DIR", "folder for the report on two runs", Path, Path("reports/compare"))
 
 
-def _profile(flags: Flags) -> None:
-    flags.add("--clips CLIPS", "clips to transcribe, in turn; default: eval.manifest")
-    flags.add("--requests N", "number of requests after the warm-up", positive, 16)
-    flags.add("--at-once N", "number of requests at a time", positive, 8)
-    flags.switch("--words", "also compute the times of words")
-    flags.switch(
-        "--random-weights", "random weights in the shape of build.checkpoint; longest texts"
-    )
-    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
-
-
-def _soak(flags: Flags) -> None:
-    titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
-    flags.add("--minutes M", "duration of the attack", positive, 5)
-    flags.add("--actions N", "end after N actions of clients", positive)
-    flags.add("--seed S", "seed of the clients' actions", int, 0)
-    flags.add(
-        "--scenario NAME",
-        f"run these scenarios in turn instead, each on its own server; no NAME: all. {titles}",
-        nargs="*",
-        dest="scenarios",
-    )
-
-
-def _trust(flags: Flags) -> None:
-    flags.add(
-        "--other ENGINE", "engine of the second pass; default: the same, greedily", default=""
-    )
-    flags.add(
-        "--threshold P",
-        "the most that two trusted texts may differ, in %% of their characters",
-        number(float, 0, 100),
-        10.0,
-    )
-    flags.setting("--manifest CLIPS", "clips, or a folder of audio without references")
-    flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
-    flags.setting("--half NAME", _HALF)
-    _tell_language(flags)
-
-
-def _live(flags: Flags) -> None:
-    flags.add("--streams N,M", "streams at a time, measured one after another", counts, (1, 4))
-    flags.add("--clips N", "number of clips that each stream plays in real time", positive, 6)
-    flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
-    flags.setting("--half NAME", _HALF)
-    flags.add("--join-s S", "join clips of one speaker to at most S seconds", above_0, 60.0)
-    flags.add(
-        "--simulate S",
-        "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
-        "takes S seconds; the text is real, the delay is that of such a machine; default: a real "
-        "server",
-        above_0,
-        0.0,
-    )
-
-
-def _plan(flags: Flags) -> None:
-    flags.add("--load N", "requests a second, each of 10 s of audio", above_0, required=True)
-    flags.add("--p99 S", "seconds within which 99 %% are answered", above_0, required=True)
-    flags.add("--price P", "price of a GPU hour, in any currency", above_0)
-    flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
-    flags.add(
-        "--measured FILE",
-        "bench.json that `python -m eval bench` wrote on such a GPU; default: the file of the "
-        "config's name in eval/plan/measured/",
-        Path,
-    )
-
-
-def _long(flags: Flags) -> None:
-    flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
-    flags.add("--minutes M", "least minutes of audio; default: each kind once, about 30", positive)
-    flags.add("--seed N", "seed of the recordings", int, 0)
-    flags.switch("--again", _AGAIN)
-    flags.switch("--without-speech", "short clips without speech instead: how many get text?")
-    flags.setting("--speech CLIPS", "clips of speech with their texts", place="eval.manifest")
-
-
-def _speakers(flags: Flags) -> None:
-    flags.add("--recordings FOLDER", "meetings or the like: audio files, each with its .rttm", Path)
-    flags.add(
-        "--half NAME",
-        "half of the clips and recordings; settings were chosen on the other one",
-        str,
-        "report",
-        choices=("choose", "report"),
-    )
-    flags.add("--seed N", "seed of the conversations", int, 0)
-    flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
-    flags.switch("--texts", "also transcribe short recordings, and report the cpWER")
-
-
+@command(
+    "demo",
+    "build the engine if it is missing, serve it and transcribe some clips",
+    "demo.demo",
+    keeps_results=False,
+)
 def _demo(flags: Flags) -> None:
     flags.add("--otherwise TOML", "config to use if the checkpoint cannot be fetched")
 
 
+@command("bench", "speed of the native runtime on one GPU", "bench.run.bench")
 def _bench(flags: Flags) -> None:
     workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
     flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
@@ -280,99 +260,115 @@ def _bench(flags: Flags) -> None:
     )
 
 
+@command("profile", "time of a fixed load by phase and kernel", "profile.profiled")
+def _profile(flags: Flags) -> None:
+    flags.add("--clips CLIPS", "clips to transcribe, in turn; default: eval.manifest")
+    flags.add("--requests N", "number of requests after the warm-up", positive, 16)
+    flags.add("--at-once N", "number of requests at a time", positive, 8)
+    flags.switch("--words", "also compute the times of words")
+    flags.switch(
+        "--random-weights", "random weights in the shape of build.checkpoint; longest texts"
+    )
+    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
+
+
+@command("soak", "load and attack a real server", "soak.run.soak")
+def _soak(flags: Flags) -> None:
+    titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
+    flags.add("--minutes M", "duration of the attack", positive, 5)
+    flags.add("--actions N", "end after N actions of clients", positive)
+    flags.add("--seed S", "seed of the clients' actions", int, 0)
+    flags.add(
+        "--scenario NAME",
+        f"run these scenarios in turn instead, each on its own server; no NAME: all. {titles}",
+        nargs="*",
+        dest="scenarios",
+    )
+
+
+@command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust")
+def _trust(flags: Flags) -> None:
+    flags.add(
+        "--other ENGINE", "engine of the second pass; default: the same, greedily", default=""
+    )
+    flags.add(
+        "--threshold P",
+        "the most that two trusted texts may differ, in %% of their characters",
+        number(float, 0, 100),
+        10.0,
+    )
+    flags.setting("--manifest CLIPS", "clips, or a folder of audio without references")
+    flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
+    flags.setting("--half NAME", _HALF)
+    _tell_language(flags)
+
+
+@command("live", "live text: delay and accuracy", "live.live")
+def _live(flags: Flags) -> None:
+    flags.add("--streams N,M", "streams at a time, measured one after another", counts, (1, 4))
+    flags.add("--clips N", "number of clips that each stream plays in real time", positive, 6)
+    flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
+    flags.setting("--half NAME", _HALF)
+    flags.add("--join-s S", "join clips of one speaker to at most S seconds", above_0, 60.0)
+    flags.add(
+        "--simulate S",
+        "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
+        "takes S seconds; the text is real, the delay is that of such a machine; default: a real "
+        "server",
+        above_0,
+        0.0,
+    )
+
+
+@command("plan", "GPUs for a load, and their cost", "plan.run.plan", keeps_results=False)
+def _plan(flags: Flags) -> None:
+    flags.add("--load N", "requests a second, each of 10 s of audio", above_0, required=True)
+    flags.add("--p99 S", "seconds within which 99 %% are answered", above_0, required=True)
+    flags.add("--price P", "price of a GPU hour, in any currency", above_0)
+    flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
+    flags.add(
+        "--measured FILE",
+        "bench.json that `python -m eval bench` wrote on such a GPU; default: the file of the "
+        "config's name in eval/plan/measured/",
+        Path,
+    )
+
+
+@command("long", "long recordings: words lost, repeated and invented", "long.run.long")
+def _long(flags: Flags) -> None:
+    flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
+    flags.add("--minutes M", "least minutes of audio; default: each kind once, about 30", positive)
+    flags.add("--seed N", "seed of the recordings", int, 0)
+    flags.switch("--again", _AGAIN)
+    flags.switch("--without-speech", "short clips without speech instead: how many get text?")
+    flags.setting("--speech CLIPS", "clips of speech with their texts", place="eval.manifest")
+
+
+@command("speakers", "diarization: error rate, number of speakers, speed", "speakers.run.speakers")
+def _speakers(flags: Flags) -> None:
+    flags.add("--recordings FOLDER", "meetings or the like: audio files, each with its .rttm", Path)
+    flags.add(
+        "--half NAME",
+        "half of the clips and recordings; settings were chosen on the other one",
+        str,
+        "report",
+        choices=("choose", "report"),
+    )
+    flags.add("--seed N", "seed of the conversations", int, 0)
+    flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
+    flags.switch("--texts", "also transcribe short recordings, and report the cpWER")
+
+
+@command(
+    "trtllm-check",
+    "compare TensorRT-LLM with transformers, where it is installed",
+    "trtllm.check.trtllm_check",
+    takes_config=False,
+    keeps_results=False,
+)
 def _trtllm_check(flags: Flags) -> None:
     flags.add(
         "--python PATH",
         "of an environment with release 1.3 or later; default: this one",
         default="",
     )
-
-
-# ---------------------------------------------------------------- commands
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command of `python -m eval`.
-
-    Attributes:
-        name: its name on the command line.
-        help: its purpose.
-        entry: the module of eval and the function that run the command. They are given by name,
-            so that only the command in use imports its packages.
-        flags: adds its own flags.
-        takes_config: whether it has --config.
-        keeps_results: whether it has --output, a folder for its results.
-        epilog: ends its help.
-    """
-
-    name: str
-    help: str
-    entry: str
-    flags: Callable[[Flags], None]
-    takes_config: bool = True
-    keeps_results: bool = True
-    epilog: str | None = None
-
-    def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-        """Add the command to a parser."""
-        parser = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
-        parser.set_defaults(command=self)
-        flags = Flags(parser)
-        if self.takes_config:
-            flags.add("--config TOML", "such as configs/demo.toml", required=True)
-        self.flags(flags)
-        if self.keeps_results:
-            flags.add("--output DIR", f"default: {self.reports('<name of the config>')}", Path)
-
-    def reports(self, name: str) -> Path:
-        """Return the default folder for the results of a config."""
-        return Path("reports") / (name if self.name == "run" else f"{name}-{self.name}")
-
-
-COMMANDS = (
-    Command(
-        "run",
-        "compare systems on clips: accuracy, latency, throughput and memory",
-        "accuracy.evaluate.evaluate",
-        _run,
-        epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
-    ),
-    Command(
-        "report",
-        "score a kept run again; with B show two runs side by side",
-        "accuracy.evaluate.report",
-        _report,
-        takes_config=False,
-        keeps_results=False,
-    ),
-    Command(
-        "demo",
-        "build the engine if it is missing, serve it and transcribe some clips",
-        "demo.demo",
-        _demo,
-        keeps_results=False,
-    ),
-    Command("bench", "speed of the native runtime on one GPU", "bench.run.bench", _bench),
-    Command("profile", "time of a fixed load by phase and kernel", "profile.profiled", _profile),
-    Command("soak", "load and attack a real server", "soak.run.soak", _soak),
-    Command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust", _trust),
-    Command("live", "live text: delay and accuracy", "live.live", _live),
-    Command("plan", "GPUs for a load, and their cost", "plan.run.plan", _plan, keeps_results=False),
-    Command("long", "long recordings: words lost, repeated and invented", "long.run.long", _long),
-    Command(
-        "speakers",
-        "diarization: error rate, number of speakers, speed",
-        "speakers.run.speakers",
-        _speakers,
-    ),
-    Command(
-        "trtllm-check",
-        "compare TensorRT-LLM with transformers, where it is installed",
-        "trtllm.check.trtllm_check",
-        _trtllm_check,
-        takes_config=False,
-        keeps_results=False,
-    ),
-)
-"""All of them, in the order of `--help`."""

@@ -33,33 +33,21 @@ class EvalConfig:
     join_s: SecondsOrNone = 0.0
     # Systems that are compared.
     systems: tuple[Name, ...] = (
-        "earshot-triton",
-        "earshot-int8",
-        "earshot-int8-greedy",
-        "earshot-fp16",
-        "faster-whisper-float32",
-        "faster-whisper-float32-greedy",
-        "faster-whisper-int8",
-        "faster-whisper-int8-greedy",
-        "faster-whisper-library-defaults",
+        *("earshot-triton", "earshot-int8", "earshot-int8-greedy", "earshot-fp16"),
+        *("faster-whisper-float32", "faster-whisper-float32-greedy"),
+        *("faster-whisper-int8", "faster-whisper-int8-greedy", "faster-whisper-library-defaults"),
         "transformers-fp32",
     )
     # Systems that hear the held-out clips, too.
     heldout_systems: tuple[Name, ...] = (
-        "earshot-int8",
-        "earshot-fp16",
-        "faster-whisper-float32",
-        "faster-whisper-int8",
+        *("earshot-int8", "earshot-fp16"),
+        *("faster-whisper-float32", "faster-whisper-int8"),
     )
     # Systems whose speed is measured, too.
     timed: tuple[Name, ...] = (
-        "earshot-triton",
-        "earshot-int8",
-        "earshot-int8-greedy",
-        "faster-whisper-float32",
-        "faster-whisper-float32-greedy",
-        "faster-whisper-int8",
-        "faster-whisper-int8-greedy",
+        *("earshot-triton", "earshot-int8", "earshot-int8-greedy"),
+        *("faster-whisper-float32", "faster-whisper-float32-greedy"),
+        *("faster-whisper-int8", "faster-whisper-int8-greedy"),
     )
     concurrency: Count = 8
     # Timed passes over the clips.
@@ -70,13 +58,8 @@ class EvalConfig:
     # groups Whisper base has a CER below 15 %. The others are spelled letters, learners of English,
     # and languages that it hardly knows.
     gate_groups: tuple[Name, ...] = (
-        "de/kerstin",
-        "en/kathleen_arctic",
-        "en/librispeech",
-        "en/ljspeech",
-        "en/pocketsphinx_librivox",
-        "nl/nathalie",
-        "ru/asterisk",
+        *("de/kerstin", "en/kathleen_arctic", "en/librispeech", "en/ljspeech"),
+        *("en/pocketsphinx_librivox", "nl/nathalie", "ru/asterisk"),
     )
     # Points of CER; a run fails where its clips show a larger gap, see eval/accuracy/score.py.
     max_cer_gap_faster_whisper: Finite = 0.1

@@ -31,21 +31,14 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dot:
-    """One mark of a row: a round point, or the gap of a median."""
-
-    left: float
-    kind: Literal["point", "gap"] = "point"
-
-
-@dataclasses.dataclass(frozen=True)
 class Row:
-    """One system of a row chart."""
+    """One system of a row chart; a mark is a round point, or the gap of a median."""
 
     name: str
     family: Family
     spans: tuple[Span, ...]
-    dots: tuple[Dot, ...]
+    mark: float | None  # None: beyond the axis
+    mark_kind: Literal["point", "gap"]
     text: str
 
 
@@ -62,20 +55,12 @@ class RowChart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
-    """One curve; `points` are an SVG polyline's, in percent."""
-
-    name: str
-    points: str
-
-
-@dataclasses.dataclass(frozen=True)
 class LineChart:
     """Curves over a common axis."""
 
     title: str
     label: str
-    lines: tuple[Line, ...]
+    lines: Mapping[str, str]  # an SVG polyline's points in percent, by the curve's name
     x_title: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -104,33 +89,33 @@ def rate_chart(title: str, rates: Mapping[str, Rate]) -> RowChart | None:
     for name, rate in known.items():
         low, high, middle = (100 * (v or 0.0) / end for v in (rate.low, rate.high, rate.percent))
         low, high = min(low, 100.0), min(high, 100.0)
-        dots = (Dot(middle),) if middle <= 100 else ()
+        mark = middle if middle <= 100 else None
         spans = (Span(low, high - low, 0.45),)
-        rows.append(Row(name, family_of(name), spans, dots, f"{rate.percent:.2f}"))
+        rows.append(Row(name, family_of(name), spans, mark, "point", f"{rate.percent:.2f}"))
     label = f"{title} with its 95 % interval, by system"
     return RowChart(title, label, tuple(rows), _linear(end))
 
 
 def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
     """Chart latencies of systems, at least one, as nested bands on a logarithmic axis."""
-    every_s = [s for one in latencies.values() for s in one.percentiles_s[1:100]]
+    every_s = [s for latency in latencies.values() for s in latency.percentiles_s[1:100]]
     low, high = math.log(0.85 * min(every_s)), math.log(1.15 * max(every_s))
 
-    def at(seconds: float) -> float:
+    def position(seconds: float) -> float:
         return 100 * (math.log(seconds) - low) / (high - low)
 
     rows = []
     for name, latency in latencies.items():
         spans = []
-        for first, last, opacity in _BANDS:
-            left, right = (at(latency.percentiles_s[rank]) for rank in (first, last))
+        for low_rank, high_rank, opacity in _BANDS:
+            left, right = (position(latency.percentiles_s[rank]) for rank in (low_rank, high_rank))
             spans.append(Span(left, right - left, opacity))
         text = f"{_time(latency.p50_s)} / {_time(latency.p95_s)}"
-        dots = (Dot(at(latency.p50_s), "gap"),)
-        rows.append(Row(name, family_of(name), tuple(spans), dots, text))
+        median = position(latency.p50_s)
+        rows.append(Row(name, family_of(name), tuple(spans), median, "gap", text))
     ticks = [s for s in _LATENCIES_S if low <= math.log(s) <= high]
-    kept = ticks[:: max(1, -(-len(ticks) // 4))]
-    labels = tuple((at(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in kept)
+    labelled = ticks[:: max(1, -(-len(ticks) // 4))]
+    labels = tuple((position(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in labelled)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
     return RowChart(title, label, tuple(rows), labels, "p50 / p95")
 
@@ -140,10 +125,10 @@ def line_chart(
 ) -> LineChart:
     """Chart curves with x values in percent."""
     end = 1.08 * max((y for curve in curves.values() for _, y in curve), default=1.0) or 1.0
-    lines = tuple(
-        Line(name, " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve))
+    lines = {
+        name: " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve)
         for name, curve in curves.items()
-    )
+    }
     return LineChart(title, label, lines, x_title, _linear(100.0), _linear(end))
 
 

@@ -263,19 +263,22 @@ class Run:
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
         settings = {**self.flags, **vars(self.config.runtime), **vars(self.config.transcriber)}
-        given = {
+        known = {
             name: value
             for name, value in settings.items()
             if value is not None and not dataclasses.is_dataclass(value)
         }
-        folded = dataclasses.replace(facts("Settings", given), folded="closed")
-        tables = (facts("Machine", self.machine), facts("Versions", self.versions), folded)
+        tables = (
+            facts("Machine", self.machine),
+            facts("Versions", self.versions),
+            facts("Settings", known, "closed"),
+        )
         return ReportSection(CONDITIONS, tables, printed=False)
 
 
-def facts(title: str, values: dict[str, Any]) -> Table:
+def facts(title: str, values: dict[str, Any], folded: Literal["", "closed"] = "") -> Table:
     """Return a list of names and values."""
-    return Table((), [(key, str(value)) for key, value in values.items()], title)
+    return Table((), [(key, str(value)) for key, value in values.items()], title, folded=folded)
 
 
 # ---------------------------------------------------------------- machine
@@ -293,16 +296,12 @@ def machine_facts() -> dict[str, str]:
     }
 
 
-def load_line(busy: Callable[[], float] = lambda: psutil.cpu_percent(_LOAD_S)) -> str:
-    """Tell what else the machine computes, and warn where times are not worth measuring.
-
-    Args:
-        busy: returns the share of the cores that is busy, in percent, while this process waits.
-    """
+def load_line() -> str:
+    """Tell the load of other programs, and warn if times are not worth measuring."""
     cores = os.cpu_count() or 1
-    taken = busy() / 100 * cores
-    line = f"other programs keep {taken:.1f} of {cores} cores busy"
-    if taken < _QUIET_CORES:
+    busy_cores = psutil.cpu_percent(_LOAD_S) / 100 * cores  # while this process waits
+    line = f"other programs keep {busy_cores:.1f} of {cores} cores busy"
+    if busy_cores < _QUIET_CORES:
         return line
     return f"warning: {line}; times that are measured now say little: end those programs first"
 
@@ -403,13 +402,13 @@ def read_jsonl(path: Path, kind: type[T], expected: str, advice: str = "") -> li
     ]
 
 
-def read_json(path: Path, kind: type[T], what: str) -> T:
+def read_json(path: Path, kind: type[T], content: str) -> T:
     """Read what `write_json` wrote.
 
     Raises:
         FileError: it cannot be read.
-        ConfigError: it holds something else; `what` says what it should be.
+        ConfigError: it holds something else; the message names the expected `content`.
     """
-    expected = f"expected {what}"
+    expected = f"expected {content}"
     text = read_text(path, expected)
     return from_json(kind, text, str(path), advice=expected, extra="ignore")

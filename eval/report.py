@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 
 from eval.record import (
     CONDITIONS,
-    Check,
     Figure,
     Part,
     ReportClip,
@@ -46,13 +45,16 @@ def write(folder: Path, run: Run, result: Result) -> None:
 
 def to_markdown(run: Run, result: Result, *, whole: bool = True) -> str:
     """Return the report in Markdown; with `whole` false only what a command prints."""
-    lines = [f"# {_title(run, result)}", result.about, *_checks(result.checks)]
-    lines += [line for part in result.notes for line in _part(part)]
+    blocks = [f"# {_title(run, result)}", result.about]
+    if result.checks:
+        blocks += [f"**{_VERDICTS[verdict(result.checks)]}**"]
+        blocks += ["\n".join(f"- {_MARKS[c.passed]}: {c.name}. {c.detail}" for c in result.checks)]
+    blocks += [block for part in result.notes for block in _part(part)]
     for section in _sections(run, result):
         if whole or section.printed:
-            parts = [line for part in section.parts for line in _part(part)]
-            lines += [f"## {section.title}", *parts] if parts else []
-    return "\n\n".join(filter(None, lines)) + "\n"
+            parts = [block for part in section.parts for block in _part(part)]
+            blocks += [f"## {section.title}", *parts] if parts else []
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def to_page(run: Run, result: Result) -> str:
@@ -77,23 +79,14 @@ def to_page(run: Run, result: Result) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table. Columns align in plain text too; all but the first align right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
-        return "| " + " | ".join(padded) + " |"
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        return f"| {' | '.join([cells[0].ljust(widths[0]), *padded[1:]])} |"
 
-    separator = (
-        "|" + "-" * (widths[0] + 2) + "|" + "|".join("-" * (w + 1) + ":" for w in widths[1:])
-    )
-    return "\n".join([line(header), separator + "|", *(line(row) for row in rows)])
-
-
-def checks_text(checks: Sequence[Check]) -> str:
-    """Write the verdict and every check."""
-    lines = [f"- {_MARKS[check.passed]}: {check.name}. {check.detail}" for check in checks]
-    return "\n".join([f"**{_VERDICTS[verdict(checks)]}**", "", *lines])
+    dashes = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), f"|{'|'.join(dashes)}|", *map(line, rows)])
 
 
 def _title(run: Run, result: Result) -> str:
@@ -104,10 +97,6 @@ def _sections(run: Run, result: Result) -> list[ReportSection]:
     if any(section.title == CONDITIONS for section in result.sections):
         return list(result.sections)
     return [*result.sections, run.conditions()]
-
-
-def _checks(checks: Sequence[Check]) -> list[str]:
-    return [checks_text(checks)] if checks else []
 
 
 def _part(part: Part) -> Iterator[str]:

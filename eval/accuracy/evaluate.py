@@ -5,7 +5,7 @@ from pathlib import Path
 from eval.accuracy import run as runs
 from eval.accuracy.normalize import Normalize, normalizer
 from eval.accuracy.predictions import TimedCall
-from eval.accuracy.report import Report, compared, result_of
+from eval.accuracy.report import Report, compare_runs, result_of
 from eval.accuracy.score import gates, score_system
 from eval.config import changed
 from eval.record import Result, Run, verdict, write_json
@@ -33,7 +33,7 @@ def evaluate(
     run.config = changed(run.config, "eval", systems=names)
     if full:
         run.config = changed(run.config, "eval", heldout_systems=names, timed=names)
-    runs.run(run, again=again)
+    runs.run_systems(run, again=again)
     return kept_result(run.folder, (), normalizer)
 
 
@@ -63,7 +63,7 @@ def report(
     run.path = (a if b is None else output) / f"{run.command}.json"
     if b is None:
         return kept_result(a, systems or (), normalizer)
-    return compared(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
+    return compare_runs(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
 
 
 def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
@@ -93,11 +93,10 @@ def score(
     run, spelling, systems = runs.load_run(folder, names)
     settings = run.settings
     normalize = normalizer(normalizer_name, spelling)
-    scores = [score_system(of, calls, normalize) for of, calls in systems]
+    scores = [score_system(facts, calls, normalize) for facts, calls in systems]
     # The configured groups decide nothing of other clips.
     groups = {call.group for _, calls in systems for call in calls}
     deciding = tuple(group for group in settings.gate_groups if group in groups)
-    judged = gates(scores, run.precision, settings, deciding)
-    report = Report(run, normalizer_name, tuple(scores), tuple(judged), deciding)
-    calls = {of.name: made for of, made in systems}
-    return report, calls, normalize
+    checks = gates(scores, run.precision, settings, deciding)
+    report = Report(run, normalizer_name, tuple(scores), tuple(checks), deciding)
+    return report, {facts.name: calls for facts, calls in systems}, normalize

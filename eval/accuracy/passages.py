@@ -46,8 +46,8 @@ def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> 
     joined = []
     by_speaker = sorted(clips, key=_speaker)
     for _, of_speaker in itertools.groupby(by_speaker, key=_speaker):
-        for number, parts in enumerate(_packed(of_speaker, longest_s)):
-            joined.append(parts[0] if len(parts) == 1 else _joined(parts, number, limits))
+        for number, parts in enumerate(_pack(of_speaker, longest_s)):
+            joined.append(parts[0] if len(parts) == 1 else _join(parts, number, limits))
     return joined
 
 
@@ -55,7 +55,7 @@ def _speaker(clip: Clip) -> tuple[str, str, str, str]:
     return clip.group, clip.half, clip.language or "", clip.speaker
 
 
-def _packed(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
+def _pack(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
     passages, length_s = list[list[Clip]](), 0.0
     for clip in clips:
         length_s += PAUSES_S[1] + clip.duration_s
@@ -66,7 +66,7 @@ def _packed(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
     return passages
 
 
-def _joined(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
+def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
     audio = [read_bytes(part.path) for part in parts]
     digest = hashlib.sha256(f"{_VERSION} {PAUSES_S}".encode())
     for data in audio:

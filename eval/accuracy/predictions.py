@@ -6,17 +6,15 @@ predictions/<system>.key          a hash of the conditions; answers under others
 predictions/<system>.json         the system's facts, once it has heard everything
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
 from eval.record import read_json, read_jsonl, write_text
-from serve.contract.codec import to_json
 from serve.contract.files import read_bytes, read_text
 
 ClipSet = Literal["timed", "heldout"]
@@ -25,6 +23,17 @@ ClipSet = Literal["timed", "heldout"]
 Phase = Literal["accuracy", "alone", "one_clip", "loaded"]
 """Parts of a run. Scored: every clip once, many calls at a time. Then, for speed: one call at a
 time over the timed clips; the same on the one of them that is nearest to 10 s; many at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadPhase:
+    """Passes over some clips, with a number of calls at a time."""
+
+    phase: Phase
+    clips: Sequence[Clip]
+    concurrency: int
+    repeats: int = 1
+    clip_set: ClipSet = "timed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +118,7 @@ Keys = dict[ClipSet, dict[str, str]]
 
 def keys_of(clips: ClipSets) -> Keys:
     """Hash each clip, so that a changed one is noticed; raises FileError."""
-    return {name: {clip.file: _clip_key(clip) for clip in of_set} for name, of_set in clips.items()}
+    return {name: {clip.file: _clip_key(clip) for clip in some} for name, some in clips.items()}
 
 
 def _clip_key(clip: Clip) -> str:
@@ -118,7 +127,7 @@ def _clip_key(clip: Clip) -> str:
     return digest.hexdigest()[:16]
 
 
-class Kept:
+class PredictionStore:
     """The predictions of one system in the folder of a run.
 
     Args:
@@ -127,40 +136,32 @@ class Kept:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder / "predictions"
-        self.scored_path = self._folder / f"{name}.jsonl"
-        self.facts_path = self._folder / f"{name}.json"
-        self.timed_path = self._folder / f"{name}.timed.jsonl"
-        self._key_path = self._folder / f"{name}.key"
+        self.name = name
+        path = folder / "predictions" / name
+        self.scored_path = Path(f"{path}.jsonl")
+        self.facts_path = Path(f"{path}.json")
+        self.timed_path = Path(f"{path}.timed.jsonl")
+        self._key_path = Path(f"{path}.key")
 
-    def go_on(self, conditions: str, *, again: bool) -> bool:
+    def resume(self, conditions: str, *, again: bool) -> bool:
         """Get ready for a run under these conditions; drop answers under other conditions.
 
         Returns:
             Whether answers were dropped because their conditions were others.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._key_path.parent.mkdir(parents=True, exist_ok=True)
         former = read_text(self._key_path) if self._key_path.is_file() else ""
-        others = self.scored_path.is_file() and former != conditions
-        if others or again:
+        changed = self.scored_path.is_file() and former != conditions
+        if changed or again:
             for path in (self.scored_path, self.timed_path, self.facts_path):
                 path.unlink(missing_ok=True)
         write_text(self._key_path, conditions)
-        _drop_unfinished_line(self.scored_path)
-        return others
+        # A process that was killed may have left an unfinished line.
+        self.scored_path.touch()
+        os.truncate(self.scored_path, self.scored_path.read_bytes().rfind(b"\n") + 1)
+        return changed
 
-    @contextlib.contextmanager
-    def appended(self) -> Iterator[Callable[[TimedCall], None]]:
-        """Yield a function that writes an answer at once."""
-        with self.scored_path.open("a", encoding="utf-8") as file:
-
-            def keep(call: TimedCall) -> None:
-                file.write(to_json(call) + "\n")
-                file.flush()
-
-            yield keep
-
-    def heard(self, keys: Keys) -> list[TimedCall]:
+    def scored_calls(self, keys: Keys) -> list[TimedCall]:
         """Return the scored calls of these clips, as far as they were made; as `read_calls`."""
         by_clip = {
             (call.clip_set, call.file): call
@@ -169,24 +170,8 @@ class Kept:
         }
         return list(by_clip.values())
 
-    def left(self, clips: ClipSets, keys: Keys) -> dict[ClipSet, list[Clip]]:
-        """Return the clips without an answer; sets without such clips are left out."""
-        done = {(call.clip_set, call.file) for call in self.heard(keys)}
-        left = {
-            name: [clip for clip in of_set if (name, clip.file) not in done]
-            for name, of_set in clips.items()
-        }
-        return {name: of_set for name, of_set in left.items() if of_set}
-
     def facts(self) -> SystemFacts | None:
         """Read the facts of a system that has heard all its clips; None for another one."""
         if not self.facts_path.is_file():
             return None
         return read_json(self.facts_path, SystemFacts, "a system's facts")
-
-
-def _drop_unfinished_line(path: Path) -> None:
-    """Drop the line that a process was writing when it was killed."""
-    path.touch()
-    text = path.read_bytes()
-    os.truncate(path, text.rfind(b"\n") + 1)

@@ -48,16 +48,8 @@ from serve.contract.files import read_bytes
 _MAX_CHANGED = 40  # clips in the table of two runs
 MAX_CLIPS = 10
 MAX_BYTES_PER_CLIP = 1_000_000  # of embedded audio, before base64
-_MIME = {
-    ".wav": "audio/wav",
-    ".flac": "audio/flac",
-    ".mp3": "audio/mpeg",
-    ".ogg": "audio/ogg",
-    ".opus": "audio/ogg",
-    ".m4a": "audio/mp4",
-    ".mp4": "audio/mp4",
-    ".webm": "audio/webm",
-}
+_MIME = {".wav": "wav", ".flac": "flac", ".mp3": "mpeg", ".ogg": "ogg", ".opus": "ogg"}
+_MIME |= {".m4a": "mp4", ".mp4": "mp4", ".webm": "webm"}
 _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
 RULES = (
@@ -106,37 +98,43 @@ def result_of(
         normalize: the normaliser that texts were compared under.
     """
     run, settings = report.run, report.run.settings
-    told = "told to" if settings.tell_language else "found out by"
+    language = "told to" if settings.tell_language else "found out by"
     clips = "; ".join(f"{TITLES[name]}: {source}" for name, source in run.sources.items())
+    notes: list[Part] = []
+    if report.groups:
+        notes.append(Text(f"Decided on the clips of {', '.join(report.groups)}."))
+    unreadable = [
+        (f"`{file}`", reason)
+        for reasons in run.unreadable.values()
+        for file, reason in reasons.items()
+    ]
+    if unreadable:
+        note = f"Clips that cannot be read, {len(unreadable)}, which count for nothing:"
+        notes.append(Table((), unreadable, note=note))
     by_name = {score.facts.name: score for score in report.systems}
+    conditions = {
+        "configuration": f"{run.config_name}, precision {run.precision}",
+        "normaliser": report.normalizer,
+    }
+    tables: list[Part] = [
+        facts("Run", conditions),
+        facts("Machine", run.machine),
+        Text("", "Rules of comparison", RULES),
+        *(facts(s.facts.name, s.facts.settings, "closed") for s in report.systems),
+    ]
     return Result(
         checks=report.gates,
         sections=(
             *(_accuracy(clip_set, report) for clip_set in run.clips),
             ReportSection("Speed and memory", speed_parts(by_name, run)),
             ReportSection("Worst clips", worst_clips(report, calls, normalize), printed=False),
-            _conditions(report),
+            ReportSection(CONDITIONS, tables, printed=False),
         ),
         title=f"Evaluation of {run.config_name}",
-        about=f"{run.started}; {clips}; the language is {told} every system; "
+        about=f"{run.started}; {clips}; the language is {language} every system; "
         f"{settings.threads} CPU threads for every system, {settings.repeats} timed passes.",
-        notes=tuple(_notes(report)),
+        notes=tuple(notes),
     )
-
-
-def _notes(report: Report) -> list[Part]:
-    notes: list[Part] = []
-    if report.groups:
-        notes.append(Text(f"Decided on the clips of {', '.join(report.groups)}."))
-    rows = [
-        (f"`{file}`", reason)
-        for reasons in report.run.unreadable.values()
-        for file, reason in reasons.items()
-    ]
-    if rows:
-        note = f"Clips that cannot be read, {len(rows)}, which count for nothing:"
-        notes.append(Table((), rows, note=note))
-    return notes
 
 
 def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
@@ -156,29 +154,22 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
 
 def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
     """Return the charts and the table of CER and WER; `sets` is keyed by system."""
+    rates = {name: score.overall for name, score in sets.items()}
     charts = [
-        rate_chart("CER, %", {name: of_set.overall.cer for name, of_set in sets.items()}),
-        rate_chart("WER, %", {name: of_set.overall.wer for name, of_set in sets.items()}),
+        rate_chart("CER, %", {name: accuracy.cer for name, accuracy in rates.items()}),
+        rate_chart("WER, %", {name: accuracy.wer for name, accuracy in rates.items()}),
     ]
-    valid_charts = [chart for chart in charts if chart is not None]
     rows = []
-    for name, of_set in sets.items():
-        counts = of_set.overall.cer.counts
-        row = [
-            name,
-            percent(of_set.overall.cer),
-            f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}",
-            percent(of_set.overall.wer),
-            f"{of_set.language_right} of {of_set.language_of}",
-            f"{of_set.silent_with_text} of {of_set.silent_clips}",
-        ]
-        rows.append(row)
+    for name, score in sets.items():
+        cer, wer, counts = score.overall.cer, score.overall.wer, score.overall.cer.counts
+        edits = f"{counts.substitutions}/{counts.deletions}/{counts.insertions} of {counts.length}"
+        language = f"{score.language_right} of {score.language_of}"
+        silent = f"{score.silent_with_text} of {score.silent_clips}"
+        rows.append([name, percent(cer), edits, percent(wer), language, silent])
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
     header += ["language right", "silent clips with text"]
-    return [
-        *([Figure(valid_charts)] if valid_charts else []),
-        Table(header, rows, "Figures", folded="open"),
-    ]
+    figure = [Figure([chart for chart in charts if chart])] if any(charts) else []
+    return [*figure, Table(header, rows, "Figures", folded="open")]
 
 
 def percent(rate: Rate) -> str:
@@ -201,11 +192,11 @@ def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]
         run: names the clip and the number of calls at a time.
     """
     many = f"{run.settings.concurrency} at a time"
-    speeds = {name: score.speed for name, score in systems.items() if score.speed is not None}
+    speeds = {name: score.speed for name, score in systems.items() if score.speed}
     rows = []
     for name, score in systems.items():
         cells = [""] * 5
-        if speed := speeds.get(name):
+        if speed := score.speed:
             one_clip = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
             cells = [one_clip, _percentiles(speed.alone), _percentiles(speed.loaded)]
             cells += [f"{speed.rtfx_alone:.1f}", f"{speed.rtfx_loaded:.1f}"]
@@ -214,43 +205,26 @@ def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]
     header = ["system", f"{run.one_clip_title}, ms", "alone p50/p95/p99, ms"]
     header += [f"{many} p50/p95/p99, ms", "RTFx alone", f"RTFx {many}"]
     header += ["peak memory, MiB", "start, s"]
-    note = "No system of this run was timed."
+    note, figures = "No system of this run was timed.", list[Part]()
     if speeds:
-        one = next(iter(speeds.values()))
-        note = f"Percentiles are over {one.alone.calls} calls alone, {one.loaded.calls} under load."
+        timed = next(iter(speeds.values()))
+        note = f"Percentiles are over {timed.alone.calls} calls alone, "
+        note += f"{timed.loaded.calls} under load."
+        alone = {name: speed.alone for name, speed in speeds.items()}
+        loaded = {name: speed.loaded for name, speed in speeds.items()}
+        charts = [
+            latency_chart("One call at a time", alone),
+            latency_chart(f"{run.settings.concurrency} calls at a time", loaded),
+        ]
+        bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 %"
+        figures = [Figure(charts, note=f"{bands} of calls.")]
     if run.one_clip is not None:
         note += f" The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median."
-    table = Table(header, rows, "Figures", note, folded="open")
-    if not speeds:
-        return [table]
-    charts = [
-        latency_chart("One call at a time", {name: one.alone for name, one in speeds.items()}),
-        latency_chart(
-            f"{run.settings.concurrency} calls at a time",
-            {name: one.loaded for name, one in speeds.items()},
-        ),
-    ]
-    bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 % of calls."
-    return [Figure(charts, note=bands), table]
+    return [*figures, Table(header, rows, "Figures", note, folded="open")]
 
 
 def _percentiles(latency: Latency) -> str:
     return " / ".join(f"{1e3 * s:.0f}" for s in (latency.p50_s, latency.p95_s, latency.p99_s))
-
-
-def _conditions(report: Report) -> ReportSection:
-    run = report.run
-    of_run = {
-        "configuration": f"{run.config_name}, precision {run.precision}",
-        "normaliser": report.normalizer,
-    }
-    settings = [
-        dataclasses.replace(facts(score.facts.name, score.facts.settings), folded="closed")
-        for score in report.systems
-    ]
-    rules = Text("", "Rules of comparison", RULES)
-    parts: list[Part] = [facts("Run", of_run), facts("Machine", run.machine), rules, *settings]
-    return ReportSection(CONDITIONS, parts, printed=False)
 
 
 # ---------------------------------------------------------------- worst clips
@@ -261,34 +235,32 @@ def worst_clips(
 ) -> list[Part]:
     """Show the clips with the most character errors of the configured system, or the first one."""
     scores = {score.facts.name: score for score in report.systems if score.sets}
-    name = f"earshot-{report.run.precision}"
-    score = scores.get(name) or next(iter(scores.values()), None)
-    if score is None:
+    if not scores:
         return [Text("None: no system heard a clip.")]
+    configured = f"earshot-{report.run.precision}"
+    name = configured if configured in scores else next(iter(scores))
     ranked = sorted(
         (-counts.errors, clip_set, file, counts)
-        for clip_set, of_set in score.sets.items()
-        for file, counts in of_set.by_clip.items()
+        for clip_set, score in scores[name].sets.items()
+        for file, counts in score.by_clip.items()
         if counts.errors
     )
-    name = score.facts.name
     parts: list[Part] = [Text(f"What `{name}` misheard worst; texts as they were compared.")]
     for _, clip_set, file, counts in ranked[:MAX_CLIPS]:
         answers = {
             system: call
-            for system, made in calls.items()
-            for call in made
+            for system, system_calls in calls.items()
+            for call in system_calls
             if (call.phase, call.clip_set, call.file) == ("accuracy", clip_set, file)
         }
-        first = next(iter(answers.values()))
+        call = next(iter(answers.values()))
         rate = f", CER {100 * counts.errors / counts.length:.0f} %" if counts.length else ""
         about = (
-            f"{TITLES[clip_set]}; {first.language or 'language unknown'}; "
-            f"{first.duration_s:.1f} s; {counts.errors} character errors{rate}"
+            f"{TITLES[clip_set]}; {call.language or 'language unknown'}; "
+            f"{call.duration_s:.1f} s; {counts.errors} character errors{rate}"
         )
         transcripts = _transcripts(answers, name, normalize)
-        audio, no_audio = _player(first.path)
-        parts.append(ReportClip(file, about, first.reference, transcripts, audio, no_audio))
+        parts.append(ReportClip(file, about, call.reference, transcripts, *_player(call.path)))
     return parts
 
 
@@ -332,82 +304,63 @@ def _player(path: str | None) -> tuple[str | None, str | None]:
         return None, str(error)
     if len(data) > MAX_BYTES_PER_CLIP:
         return None, f"not embedded, for it has {len(data) / 1e6:.1f} MB: {path}"
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}", None
+    return f"data:audio/{kind};base64,{base64.b64encode(data).decode()}", None
 
 
 # ---------------------------------------------------------------- two runs
 
 
-def compared(a: Report, b: Report) -> Result:
+def compare_runs(a: Report, b: Report) -> Result:
     """Show two runs side by side, for each system that both have.
 
     Raises:
         ConfigError: they share no system.
     """
-    first, second = ({score.facts.name: score for score in run.systems} for run in (a, b))
-    names = [name for name in first if name in second]
+    scores_a, scores_b = ({score.facts.name: score for score in r.systems} for r in (a, b))
+    names = [name for name in scores_a if name in scores_b]
     if not names:
         raise ConfigError(
-            f"the runs share no system: {', '.join(first) or 'none'} and "
-            f"{', '.join(second) or 'none'}; expected at least one that both ran"
+            f"the runs share no system: {', '.join(scores_a) or 'none'} and "
+            f"{', '.join(scores_b) or 'none'}; expected at least one that both ran"
         )
-    both = {
-        f"{run}: {name}": of[name] for name in names for run, of in (("A", first), ("B", second))
-    }
+    runs = {"A": scores_a, "B": scores_b}
+    both = {f"{run}: {name}": runs[run][name] for name in names for run in runs}
     accuracy = list[Part]()
     for clip_set in [name for name in a.run.clips if name in b.run.clips]:
-        sets = {
-            name: score.sets[clip_set] for name, score in both.items() if clip_set in score.sets
-        }
+        sets = {name: run.sets[clip_set] for name, run in both.items() if clip_set in run.sets}
         accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
-    clips = _changed_clips(names, first, second)
-    note = f"Character errors, the greatest changes first; {len(clips)} in all."
-    table = Table(["system", "clip", "A", "B", "B - A"], clips[:_MAX_CHANGED], note=note)
+    # The largest change of a clip's character errors comes first.
+    changed = [
+        (clip.theirs.errors - clip.ours.errors, name, clip)
+        for name in names
+        for clip in common_clips(scores_a[name], scores_b[name])
+        if clip.ours.errors != clip.theirs.errors
+    ]
+    changed.sort(key=lambda change: (-abs(change[0]), change[1], change[2].file))
+    rows = [
+        (name, clip.file, str(clip.ours.errors), str(clip.theirs.errors), f"{difference:+d}")
+        for difference, name, clip in changed[:_MAX_CHANGED]
+    ]
+    note = f"Character errors, the greatest changes first; {len(changed)} in all."
+    table = Table(["system", "clip", "A", "B", "B - A"], rows, note=note)
     about = [f"{r.run.config_name}, {r.run.started}, {verdict(r.gates)}" for r in (a, b)]
+    conditions_a, conditions_b = (
+        {**vars(r.run.settings), "clips": r.run.sources, "machine": r.run.machine} for r in (a, b)
+    )
+    differing = [
+        f"{name} differs: {value} and {conditions_b[name]}"
+        for name, value in conditions_a.items()
+        if value != conditions_b[name]
+    ]
     machines = [facts("A", a.run.machine), facts("B", b.run.machine)]
-    differing = _differing_conditions(a, b)
     return Result(
         title="Two runs, compared",
         about=f"A: {about[0]}. B: {about[1]}.",
         sections=(
-            ReportSection("Conditions that differ", [Text(differing or "None.")]),
+            ReportSection("Conditions that differ", [Text("; ".join(differing) or "None.")]),
             ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
             ReportSection("Speed", speed_parts(both, b.run)),
             ReportSection("Clips", [table], False),
             ReportSection(CONDITIONS, machines, False),
         ),
     )
-
-
-def _differing_conditions(a: Report, b: Report) -> str:
-    """Name the conditions of figures that were not the same in both runs."""
-    left, right = (
-        {
-            **vars(report.run.settings),
-            "clips": report.run.sources,
-            "machine": report.run.machine,
-        }
-        for report in (a, b)
-    )
-    return "; ".join(
-        f"{name} differs: {value} and {right[name]}"
-        for name, value in left.items()
-        if value != right[name]
-    )
-
-
-def _changed_clips(
-    names: list[str], first: dict[str, SystemScore], second: dict[str, SystemScore]
-) -> list[list[str]]:
-    """Return a row for each clip whose character errors changed. The largest change is first."""
-    changed = [
-        (name, clip.file, clip.ours.errors, clip.theirs.errors)
-        for name in names
-        for clip in common_clips(first[name], second[name])
-        if clip.ours.errors != clip.theirs.errors
-    ]
-    changed.sort(key=lambda row: (-abs(row[3] - row[2]), row[0], row[1]))
-    return [
-        [name, file, str(first_errors), str(second_errors), f"{second_errors - first_errors:+d}"]
-        for name, file, first_errors, second_errors in changed
-    ]

@@ -51,12 +51,8 @@ class Counts:
 
     def __add__(self, other: "Counts") -> "Counts":
         """Add the counts of both."""
-        return Counts(
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-            self.hits + other.hits,
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Counts(*(own + more for own, more in pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +143,7 @@ def rate(clips: Sequence[Counts]) -> Rate:
     total = sum(clips, Counts())
     if total.length == 0:
         return Rate(None, None, None, total)
-    low, high = _interval(_resampled(clips))
-    return Rate(_percent(clips), low, high, total)
+    return Rate(_percent(clips), *_interval(_resampled(clips)), total)
 
 
 def _percent(clips: Sequence[Counts]) -> float:
@@ -166,13 +161,12 @@ def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
 
     The draws depend only on the number of clips, so two systems' draws are paired.
     """
-    errors = np.array([clip.errors for clip in clips], dtype=np.float64)
-    lengths = np.array([clip.length for clip in clips], dtype=np.float64)
+    counts = np.array([(clip.errors, clip.length) for clip in clips], dtype=np.float64)
     draw = np.random.default_rng(BOOTSTRAP_SEED)
     picks = draw.integers(0, len(clips), size=(BOOTSTRAP_SAMPLES, len(clips)))
-    total = lengths[picks].sum(axis=1)
-    total[total == 0] = np.nan
-    rates: npt.NDArray[np.float64] = 100.0 * errors[picks].sum(axis=1) / total
+    errors, lengths = counts[picks].sum(axis=1).T
+    lengths[lengths == 0] = np.nan
+    rates: npt.NDArray[np.float64] = 100.0 * errors / lengths
     return rates
 
 
@@ -234,23 +228,21 @@ def score_system(
 
 
 def _score_set(calls: Sequence[TimedCall], normalize: Normalize) -> SetScore:
-    """Score one call a clip; clips go by name, so that two systems' lists are paired."""
+    """Score one call per clip. Clips are sorted by name, so that two systems' lists are paired."""
     calls = sorted(calls, key=lambda call: call.file)
     spoken = [call for call in calls if call.reference.strip()]
     silent = [call for call in calls if not call.reference.strip()]
     known = [call for call in spoken if call.language]
+    detected = [call.prediction and call.prediction.language == call.language for call in known]
+    parts: dict[str, list[TimedCall]] = {part: [] for part in sorted(map(_part, spoken))}
+    for call in spoken:
+        parts[_part(call)].append(call)
     return SetScore(
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
         groups={call.file: call.group for call in calls},
         overall=accuracy(calls, normalize),
-        by_part={
-            name: accuracy([call for call in spoken if _part(call) == name], normalize)
-            for name in sorted(set(map(_part, spoken)))
-        },
-        language_right=sum(
-            call.prediction is not None and call.prediction.language == call.language
-            for call in known
-        ),
+        by_part={part: accuracy(its, normalize) for part, its in parts.items()},
+        language_right=sum(map(bool, detected)),
         language_of=len(known),
         silent_clips=len(silent),
         silent_with_text=sum(bool(normalize(call.text, None)) for call in silent),
@@ -264,16 +256,11 @@ def _part(call: TimedCall) -> str:
 def _speed(calls: Sequence[TimedCall]) -> Speed | None:
     alone = [call for call in calls if call.phase == "alone"]
     loaded = [call for call in calls if call.phase == "loaded"]
-    one_clip = [call.latency_s for call in calls if call.phase == "one_clip"]
+    one_clip_s = [call.latency_s for call in calls if call.phase == "one_clip"]
     if not alone or not loaded:
         return None
-    return Speed(
-        alone=latency(alone),
-        loaded=latency(loaded),
-        one_clip_s=float(np.median(one_clip)) if one_clip else None,
-        rtfx_alone=rtfx(alone),
-        rtfx_loaded=rtfx(loaded),
-    )
+    median_s = float(np.median(one_clip_s)) if one_clip_s else None
+    return Speed(latency(alone), latency(loaded), median_s, rtfx(alone), rtfx(loaded))
 
 
 # ---------------------------------------------------------------- gates
@@ -327,20 +314,20 @@ def _cer_gate(
     missing = [system for system in (ours, *others) if system not in by_name]
     if missing or not others:
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    compared = []
+    candidates = list[tuple[float, str, list[Counts], list[Counts]]]()
     for other in others:
-        pairs = [
-            (clip.ours, clip.theirs)
+        clips = [
+            clip
             for clip in common_clips(by_name[ours], by_name[other])
             if not groups or clip.group in groups
         ]
-        if any(mine.length for mine, _ in pairs):
-            mine, theirs = zip(*pairs, strict=True)
-            compared.append((_percent(mine) - _percent(theirs), mine, theirs, other))
-    if not compared:
+        own, peer = [clip.ours for clip in clips], [clip.theirs for clip in clips]
+        if any(counts.length for counts in own):
+            candidates.append((_percent(own) - _percent(peer), other, own, peer))
+    if not candidates:
         return Check(name, None, "they heard no clip with a reference text together")
-    _, mine, theirs, other = max(compared, key=lambda one: one[0])
-    return gap_gate(name, mine, theirs, other, limit, "clips")
+    _, other, own, peer = max(candidates, key=lambda candidate: candidate[0])
+    return gap_gate(name, own, peer, other, limit, "clips")
 
 
 class CommonClip(NamedTuple):
@@ -355,10 +342,10 @@ class CommonClip(NamedTuple):
 def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
     """Return the clips that both systems heard."""
     return [
-        CommonClip(file, of_set.groups[file], counts, theirs.sets[clip_set].by_clip[file])
-        for clip_set, of_set in ours.sets.items()
+        CommonClip(file, score.groups[file], counts, theirs.sets[clip_set].by_clip[file])
+        for clip_set, score in ours.sets.items()
         if clip_set in theirs.sets
-        for file, counts in of_set.by_clip.items()
+        for file, counts in score.by_clip.items()
         if file in theirs.sets[clip_set].by_clip
     ]
 

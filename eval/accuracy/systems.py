@@ -17,7 +17,8 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -49,89 +50,91 @@ _TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
-    """Convert a transcript; segments of a window have its scores, by which they are known."""
-    scores = [(s.avg_logprob, s.no_speech_prob, s.compression_ratio) for s in transcript.segments]
-    changed = [score != before for before, score in itertools.pairwise(scores)]
-    windows = itertools.accumulate(changed, initial=0)
+    """Convert a transcript. Segments of one window are those in a row with the same scores."""
+    windows = itertools.groupby(
+        transcript.segments, lambda s: (s.avg_logprob, s.no_speech_prob, s.compression_ratio)
+    )
     segments = tuple(
-        TimedText(s.start, s.end, s.text, window)
-        for s, window in zip(transcript.segments, windows, strict=False)
+        TimedText(s.start, s.end, s.text, number)
+        for number, (_, group) in enumerate(windows)
+        for s in group
     )
     return Prediction(transcript.text, transcript.language, segments)
 
 
 def greedy(config: EvaluationProduct) -> EvaluationProduct:
-    """Return the config with one row a window at every temperature."""
+    """Return the config with a beam of 1 at every temperature."""
     return changed(config, "transcriber", beam_size=1)
 
 
-class EarshotTriton(TranscriptionSystem):
-    """The configured engine behind Triton Inference Server, whole answers by gRPC.
+@contextlib.contextmanager
+def earshot_triton(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
+    """Run the configured engine behind Triton Inference Server; whole answers come by gRPC.
 
     It listens on free ports, so that it can run beside a server on the configured ones.
+
+    Raises:
+        EarshotError: the server does not start, or failed meanwhile, even if it was started again.
     """
+    from eval.server import running  # noqa: PLC0415 - needs the server's packages
 
-    def __init__(self, config: EvaluationProduct) -> None:
-        from eval.server import running  # noqa: PLC0415 - needs the server's packages
-        from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
-
-        with contextlib.ExitStack() as stack:
-            self.server = stack.enter_context(running(config))
-            client = TritonClient(self.server.grpc, config.transcriber.request_timeout_s)
-            self._client = stack.enter_context(client)
-            self._stack = stack.pop_all()
-        self.settings = {
-            "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
-            "engine": config.engine,
-            **vars(config.runtime),
-            **vars(config.transcriber),
-            **versions("nvidia-pytriton", "tritonclient", "torch"),
-        }
-
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Make one infer call."""
-        return _from_transcript(self._client.transcribe(audio=audio, language=language))
-
-    def close(self) -> None:
-        """Stop the server.
-
-        Raises:
-            EarshotError: it failed meanwhile, even if it was started again.
-        """
-        with self._stack:
-            self.server.require_unbroken()
+    with running(config) as server, over_triton(config, server.grpc) as system:
+        yield system
+        server.require_unbroken()
 
 
-class EarshotInProcess(TranscriptionSystem):
-    """A transcriber in this process; every call has these `options` of `Request`."""
+@contextlib.contextmanager
+def over_triton(config: EvaluationProduct, address: str) -> Iterator[TranscriptionSystem]:
+    """Transcribe by a server at host:port that has this config."""
+    from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
 
-    def __init__(self, config: EvaluationProduct, precision: Precision, **options: Any) -> None:
-        from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
-        from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
+    settings = {
+        "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
+        "engine": config.engine,
+        **vars(config.runtime),
+        **vars(config.transcriber),
+        **versions("nvidia-pytriton", "tritonclient", "torch"),
+    }
+    with TritonClient(address, config.transcriber.request_timeout_s) as client:
 
-        path = engine_of(config, precision)
-        built = open_engine(path).manifest.precision
-        if built != precision:
-            raise ConfigError(f"the engine {path} is {built}, expected {precision}")
-        self._options = options
-        self._transcriber = open_transcriber(config, path)
-        self.settings = {
-            "transport": "in process",
-            "engine": path,
-            "precision": precision,
-            **vars(config.runtime),
-            **vars(config.transcriber),
-            **options,
-            **versions("torch"),
-        }
+        def transcribe(audio: bytes, language: str | None) -> Prediction:
+            return _from_transcript(client.transcribe(audio=audio, language=language))
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        request = Request(audio, language=language, **self._options)
-        return _from_transcript(self._transcriber.transcribe(request))
+        yield TranscriptionSystem(settings, transcribe)
 
-    def close(self) -> None:
-        """End the transcriber's thread."""
-        self._transcriber.close()
+
+@contextlib.contextmanager
+def earshot_in_process(
+    config: EvaluationProduct, precision: Precision, **options: Any
+) -> Iterator[TranscriptionSystem]:
+    """Open a transcriber in this process; every call has these `options` of `Request`.
+
+    Raises:
+        ConfigError: the engine has another precision.
+    """
+    from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
+    from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
+
+    path = engine_of(config, precision)
+    built = open_engine(path).manifest.precision
+    if built != precision:
+        raise ConfigError(f"the engine {path} is {built}, expected {precision}")
+    settings = {
+        "transport": "in process",
+        "engine": path,
+        "precision": precision,
+        **vars(config.runtime),
+        **vars(config.transcriber),
+        **options,
+        **versions("torch"),
+    }
+    with open_transcriber(config, path) as transcriber:
+
+        def transcribe(audio: bytes, language: str | None) -> Prediction:
+            request = Request(audio, language=language, **options)
+            return _from_transcript(transcriber.transcribe(request))
+
+        yield TranscriptionSystem(settings, transcribe)
 
 
 # ---------------------------------------------------------------- peers
@@ -142,133 +145,114 @@ def _from_segments(language: str | None, segments: list[TimedText]) -> Predictio
     return Prediction(text, language, tuple(segments))
 
 
-class TransformersFp32(TranscriptionSystem):
-    """transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
+@contextlib.contextmanager
+def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
+    """Open transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
+    import torch  # noqa: PLC0415 - heavy
+    import transformers  # noqa: PLC0415 - heavy
 
-    def __init__(self, config: EvaluationProduct) -> None:
-        import torch  # noqa: PLC0415 - heavy
-        import transformers  # noqa: PLC0415 - heavy
+    from serve.speech.audio import decode  # noqa: PLC0415 - as above
+    from serve.speech.cutting import cut  # noqa: PLC0415 - as above
+    from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
 
-        self._config = config
-        self._lock = threading.Lock()  # generate keeps state in the model; calls take turns
-        torch.set_num_threads(config.eval.threads)
-        folder = str(checkpoint_folder(config))
-        self._processor = transformers.WhisperProcessor.from_pretrained(folder)
-        whisper: Any = transformers.WhisperForConditionalGeneration
-        model = whisper.from_pretrained(folder, dtype=torch.float32)
-        self._model = model.to(config.runtime.device).eval()
-        transcriber = config.transcriber
-        self._options = {
-            "return_timestamps": True,
-            "num_beams": 1,
-            "do_sample": False,
-            "max_new_tokens": transcriber.max_tokens,
-            "temperature": transcriber.temperatures,
-            "compression_ratio_threshold": transcriber.compression_ratio_threshold,
-            "logprob_threshold": transcriber.logprob_threshold,
-            "no_speech_threshold": transcriber.no_speech_threshold,
-        }
-        self.settings = {
-            "device": config.runtime.device,
-            "threads": config.eval.threads,
-            **self._options,
-            **versions("transformers", "torch"),
-        }
+    torch.set_num_threads(config.eval.threads)
+    device, transcriber = config.runtime.device, config.transcriber
+    folder = str(checkpoint_folder(config))
+    processor: Any = transformers.WhisperProcessor.from_pretrained(folder)
+    whisper: Any = transformers.WhisperForConditionalGeneration
+    model = whisper.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    lock = threading.Lock()  # generate keeps state in the model; calls take turns
+    options = {
+        "return_timestamps": True,
+        "num_beams": 1,
+        "do_sample": False,
+        "max_new_tokens": transcriber.max_tokens,
+        "temperature": transcriber.temperatures,
+        "compression_ratio_threshold": transcriber.compression_ratio_threshold,
+        "logprob_threshold": transcriber.logprob_threshold,
+        "no_speech_threshold": transcriber.no_speech_threshold,
+    }
+    conditions = {"device": device, "threads": config.eval.threads}
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+    def transcribe(audio: bytes, language: str | None) -> Prediction:
         """Decode, cut, generate window by window."""
-        from serve.speech import audio as audio_files  # noqa: PLC0415 - as above
-        from serve.speech.cutting import cut  # noqa: PLC0415 - as above
-        from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
-
-        blocks = audio_files.decode(audio, AudioLimits(self._config.transcriber.max_audio_s))
-        segments: list[TimedText] = []
-        given = language
-        for window in cut(blocks):
-            with self._lock:
-                code, pieces = self._window(window.samples, given)
-            language = language or code
+        tokenizer, segments, first_code = processor.tokenizer, list[TimedText](), language
+        for window in cut(decode(audio, AudioLimits(transcriber.max_audio_s))):
+            inputs = processor(window.samples, sampling_rate=16_000, return_tensors="pt")
+            features, spoken = inputs.input_features.to(device), {}
+            with lock:
+                if model.generation_config.is_multilingual:
+                    code = language
+                    if code is None:
+                        code = tokenizer.decode(model.detect_language(features)[0].item())
+                        code = code.strip("<|>")
+                    spoken = {"task": "transcribe", "language": code}
+                    first_code = first_code or code
+                output = model.generate(features, return_segments=True, **options, **spoken)
             segments += [
-                TimedText(window.start_s + p.start_s, window.start_s + p.end_s, p.text)
-                for p in pieces
+                TimedText(
+                    window.start_s + float(piece["start"]),
+                    window.start_s + float(piece["end"]),
+                    tokenizer.decode(piece["tokens"], skip_special_tokens=True),
+                )
+                for piece in output["segments"][0]
             ]
-        return _from_segments(language, segments)
+        return _from_segments(first_code, segments)
 
-    def _window(self, samples: Any, language: str | None) -> tuple[str | None, list[TimedText]]:
-        """Return language and timed text of one window; samples are float32 (n,), 16 kHz mono."""
-        inputs = self._processor(samples, sampling_rate=16_000, return_tensors="pt")
-        features = inputs.input_features.to(self._config.runtime.device)
-        tokenizer = self._processor.tokenizer
-        options, code = dict(self._options), language
-        if self._model.generation_config.is_multilingual:
-            if code is None:
-                token = self._model.detect_language(features)[0].item()
-                code = tokenizer.decode(token).strip("<|>")
-            options |= {"task": "transcribe", "language": code}
-        out = self._model.generate(features, return_segments=True, **options)
-        pieces = [
-            TimedText(
-                float(piece["start"]),
-                float(piece["end"]),
-                tokenizer.decode(piece["tokens"], skip_special_tokens=True),
-            )
-            for piece in out["segments"][0]
-        ]
-        return code, pieces
+    settings = {**conditions, **options, **versions("transformers", "torch")}
+    yield TranscriptionSystem(settings, transcribe)
 
 
-class FasterWhisper(TranscriptionSystem):
-    """faster-whisper on the same checkpoint, converted, with its own defaults but for `options`.
+@contextlib.contextmanager
+def open_faster_whisper(
+    config: EvaluationProduct,
+    compute_type: str,
+    options: Callable[[], Mapping[str, Any]],
+    *,
+    batched: bool,
+) -> Iterator[TranscriptionSystem]:
+    """Open faster-whisper on the same checkpoint, converted.
 
     Args:
         config: says which checkpoint, on which device, with how many threads.
         compute_type: CTranslate2's compute type.
-        options: options of `transcribe`.
+        options: returns the options of `transcribe` that are not the library's defaults.
         batched: by its BatchedInferencePipeline instead of one window after the other.
     """
+    from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
+    from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
 
-    def __init__(
-        self,
-        config: EvaluationProduct,
-        compute_type: str,
-        options: Mapping[str, Any],
-        *,
-        batched: bool = False,
-    ) -> None:
-        from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
+    device, _, index = config.runtime.device.partition(":")
+    model: Any = WhisperModel(
+        str(converted_folder(config)),
+        device=device,
+        device_index=int(index or 0),
+        compute_type=compute_type,
+        cpu_threads=config.eval.threads,
+        num_workers=1,
+    )
+    pipeline, decoding = BatchedInferencePipeline(model) if batched else model, options()
+    settings = {
+        "class": type(pipeline).__name__,
+        "compute type": compute_type,
+        "device": config.runtime.device,
+        "threads": config.eval.threads,
+        **decoding,
+        **versions("faster-whisper", "ctranslate2"),
+    }
 
-        device, _, index = config.runtime.device.partition(":")
-        model: Any = WhisperModel(
-            str(converted_folder(config)),
-            device=device,
-            device_index=int(index or 0),
-            compute_type=compute_type,
-            cpu_threads=config.eval.threads,
-            num_workers=1,
-        )
-        pipeline = BatchedInferencePipeline(model) if batched else model
-        self._transcribe, self._options = pipeline.transcribe, dict(options)
-        self.settings = {
-            "class": type(pipeline).__name__,
-            "compute type": compute_type,
-            "device": config.runtime.device,
-            "threads": config.eval.threads,
-            **self._options,
-            **versions("faster-whisper", "ctranslate2"),
-        }
-
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
+    def transcribe(audio: bytes, language: str | None) -> Prediction:
         """Transcribe once; the library decodes the file itself."""
-        from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
-
         try:
             # A copy, because the library adds to the list of suppressed tokens.
-            options = copy.deepcopy(self._options) | {"language": language}
-            pieces, info = self._transcribe(io.BytesIO(audio), **options)
+            own = copy.deepcopy(decoding)
+            pieces, info = pipeline.transcribe(io.BytesIO(audio), language=language, **own)
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
         return _from_segments(info.language, segments)
+
+    yield TranscriptionSystem(settings, transcribe)
 
 
 def fair_options(config: EvaluationProduct, **options: Any) -> dict[str, Any]:
@@ -410,7 +394,7 @@ _PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
 class Spec:
     """The way to open a system, and what it needs."""
 
-    open: Callable[[], TranscriptionSystem]
+    open: Callable[[], AbstractContextManager[TranscriptionSystem]]
     packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
@@ -418,7 +402,7 @@ class Spec:
 
 def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
-    opened = functools.partial(EarshotInProcess, config, precision, **options)
+    opened = functools.partial(earshot_in_process, config, precision, **options)
     return Spec(opened, ("torch",), engine=precision)
 
 
@@ -430,11 +414,8 @@ def faster_whisper(
     batched: bool = False,
 ) -> Spec:
     """Specify faster-whisper; its options are made once the checkpoint is converted."""
-    return Spec(
-        lambda: FasterWhisper(config, compute_type, options(), batched=batched),
-        ("faster_whisper", "ctranslate2", "av"),
-        converted=True,
-    )
+    opened = functools.partial(open_faster_whisper, config, compute_type, options, batched=batched)
+    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
@@ -446,7 +427,8 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
 
     fair = functools.partial(fair_options, config)
     one_row = functools.partial(fair, beam_size=1, best_of=1)
-    triton = functools.partial(EarshotTriton, config)
+    triton = functools.partial(earshot_triton, config)
+    reference = functools.partial(transformers_fp32, config)
     return {
         "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), config.build.precision),
         "earshot-int8": in_process(config, "int8"),
@@ -462,7 +444,7 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper(config, "int8", fair),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", dict),
-        "transformers-fp32": Spec(lambda: TransformersFp32(config), ("transformers", "torch")),
+        "transformers-fp32": Spec(reference, ("transformers", "torch")),
     }
 
 
@@ -514,8 +496,9 @@ def key_of(name: str, config: EvaluationProduct) -> str:
     """
     from serve.contract.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
 
-    spec, of = specs(config)[name], config.eval
-    facts = [name, of.threads, of.concurrency, of.tell_language, config.runtime.device]
+    spec, settings = specs(config)[name], config.eval
+    facts = [name, settings.threads, settings.concurrency, settings.tell_language]
+    facts += [config.runtime.device]
     if spec.engine:
         facts += [config.runtime, config.transcriber, versions("torch")]
         files = [Path(engine_of(config, spec.engine)) / MANIFEST_FILE]
@@ -529,6 +512,8 @@ def key_of(name: str, config: EvaluationProduct) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_system(name: str, config: EvaluationProduct) -> TranscriptionSystem:
-    """Open a system; it is ready when this returns."""
+def open_system(
+    name: str, config: EvaluationProduct
+) -> AbstractContextManager[TranscriptionSystem]:
+    """Open a system; it is ready in the `with` block."""
     return specs(config)[name].open()

@@ -1,9 +1,9 @@
 """Run one system in its own process, so that memory, threads and crashes stay separate.
 
-The child pins itself to the CPU threads that every system gets and opens the system. It sends the
-scored clips once for their texts, which also warms the system up. Then it drives the three timed
-phases if its speed is asked for. It sends each call to the parent, which samples the memory of the
-child's process tree and gives up on a child that falls silent.
+The child pins itself to the CPU threads that every system gets, opens the system and drives its
+phases: the scored clips once for their texts, which also warms the system up, then the timed ones.
+It sends each call to the parent, which samples the memory of the child's process tree and gives up
+on a child that falls silent.
 
 A drive is a closed loop: each caller sends its next clip once it has an answer. Files are read
 before the clock starts; decoding the audio belongs to the system and is timed.
@@ -22,8 +22,7 @@ from typing import Any
 
 from build.clips import Clip
 from eval.accuracy.predictions import (
-    ClipSet,
-    Phase,
+    LoadPhase,
     Prediction,
     SystemFacts,
     TimedCall,
@@ -43,42 +42,35 @@ ONE_CLIP_CALLS_PER_REPEAT = 3
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+@dataclasses.dataclass(frozen=True)
 class TranscriptionSystem:
-    """A system under test: audio in, text out."""
+    """A system under test, open.
 
-    settings: Mapping[str, Any]  # everything that decides its figures, versions included
+    Attributes:
+        settings: everything that decides its figures, versions included.
+        transcribe: takes the bytes of a whole audio file and the code of the spoken language, None
+            to detect it; returns the text, or raises an EarshotError if this one call failed.
+            Called from several threads at once.
+    """
 
-    def transcribe(self, audio: bytes, language: str | None = None) -> Prediction:
-        """Return the text of an audio file's bytes; called from several threads at once.
-
-        Args:
-            audio: a whole file.
-            language: code of the spoken language; None leaves the system to detect it.
-
-        Raises:
-            EarshotError: this one call failed.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Free everything, child processes included; nothing, where nothing runs between calls."""
+    settings: Mapping[str, Any]
+    transcribe: Callable[[bytes, str | None], Prediction]
 
 
-OpenSystem = Callable[[str, EvaluationProduct], TranscriptionSystem]
+OpenSystem = Callable[
+    [str, EvaluationProduct], contextlib.AbstractContextManager[TranscriptionSystem]
+]
+"""Opens a system by name; everything is freed at the end of the `with` block."""
 
 
 def drive(
     system: TranscriptionSystem,
-    clips: Sequence[Clip],
-    *,
-    phase: Phase,
-    concurrency: int,
-    repeats: int = 1,
+    load: LoadPhase,
     emit: Callable[[TimedCall], None],
-    clip_set: ClipSet = "timed",
+    *,
     tell_language: bool = False,
 ) -> None:
-    """Send every clip `repeats` times, each pass in its own shuffled order, without a gap.
+    """Send the clips of a phase, each pass in its own shuffled order, without a gap.
 
     `emit` gets every timed call, in order of completion, never two at the same time. An expected
     error of a call becomes its `error`; any other exception ends the drive and is raised, a
@@ -86,21 +78,16 @@ def drive(
     `tell_language` the system is told what language is spoken.
     """
     order, lock = random.Random(SHUFFLE_SEED), threading.Lock()
-    calls = [
-        (clip, repeat)
-        for repeat in range(repeats)
-        for clip in order.sample(list(clips), len(clips))
-    ]
+    passes = [order.sample(list(load.clips), len(load.clips)) for _ in range(load.repeats)]
     began_s = time.perf_counter()
 
-    def call(of: tuple[Clip, int]) -> None:
-        clip, repeat = of
+    def call(numbered_clip: tuple[int, Clip]) -> None:
+        repeat, clip = numbered_clip
         audio = read_bytes(clip.path)
-        language = [clip.language] if tell_language and clip.language else []
         prediction, error = None, None
         started_s = time.perf_counter()
         try:
-            prediction = system.transcribe(audio, *language)
+            prediction = system.transcribe(audio, clip.language if tell_language else None)
         except EarshotError as problem:
             error = f"{type(problem).__name__}: {problem}"
         latency_s = time.perf_counter() - started_s
@@ -109,9 +96,9 @@ def drive(
             reference=clip.text,
             language=clip.language,
             duration_s=clip.duration_s,
-            clip_set=clip_set,
-            phase=phase,
-            concurrency=concurrency,
+            clip_set=load.clip_set,
+            phase=load.phase,
+            concurrency=load.concurrency,
             repeat=repeat,
             started_s=started_s - began_s,
             latency_s=latency_s,
@@ -123,41 +110,27 @@ def drive(
         with lock:
             emit(timed)
 
-    closed_loop(call, calls, at_once=concurrency)
+    calls = ((repeat, clip) for repeat, clips in enumerate(passes) for clip in clips)
+    closed_loop(call, calls, at_once=load.concurrency)
+
+
+def timed_phases(clips: Sequence[Clip], settings: EvalConfig) -> list[LoadPhase]:
+    """List the phases that measure speed on these clips."""
+    phases = [LoadPhase("alone", clips, 1, settings.repeats)]
+    if nearest := clip_nearest_10_s(clips):
+        calls = ONE_CLIP_CALLS_PER_REPEAT * settings.repeats
+        phases.append(LoadPhase("one_clip", [nearest], 1, calls))
+    return [*phases, LoadPhase("loaded", clips, settings.concurrency, settings.repeats)]
 
 
 # ---------------------------------------------------------------- worker
 
 
-@dataclasses.dataclass(frozen=True)
-class TimedPhase:
-    """One pass, or several, over clips for their times."""
-
-    phase: Phase
-    clips: Sequence[Clip]
-    concurrency: int
-    repeats: int
-
-
-def timed_phases(timed: Sequence[Clip], of: EvalConfig) -> list[TimedPhase]:
-    """List the phases that measure speed on these clips; none without clips."""
-    nearest = clip_nearest_10_s(timed)
-    phases = [
-        TimedPhase("alone", timed, 1, of.repeats),
-        TimedPhase(
-            "one_clip", [nearest] if nearest else [], 1, ONE_CLIP_CALLS_PER_REPEAT * of.repeats
-        ),
-        TimedPhase("loaded", timed, of.concurrency, of.repeats),
-    ]
-    return [phase for phase in phases if phase.clips]
-
-
 def measure_system(
     name: str,
     config: EvaluationProduct,
-    clips: Mapping[ClipSet, list[Clip]],
+    phases: Sequence[LoadPhase],
     *,
-    timed: Sequence[Clip] = (),
     open_system: OpenSystem,
     on_call: Callable[[TimedCall], None],
     log: Path,
@@ -166,9 +139,8 @@ def measure_system(
 
     Args:
         name: the system's name.
-        config: `eval` says how many calls at a time, and how often the timed phases are repeated.
-        clips: the clips to score, by set.
-        timed: the clips to measure its speed on afterwards.
+        config: `eval` says how many CPU threads the system gets.
+        phases: driven one after another.
         open_system: opens it, in the child.
         on_call: gets every call as it ends.
         log: receives the output of the child.
@@ -181,7 +153,7 @@ def measure_system(
     before = dict(os.environ)  # the child inherits the limits; libraries read them when they load
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(config.eval.threads)))
     try:
-        child = ChildProcess(name, _run_phases, (name, config, clips, timed, open_system), log)
+        child = ChildProcess(name, _run_phases, (name, config, phases, open_system), log)
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -200,22 +172,17 @@ def _run_phases(
     send: Send,
     name: str,
     config: EvaluationProduct,
-    clips: Mapping[ClipSet, list[Clip]],
-    timed: Sequence[Clip],
+    phases: Sequence[LoadPhase],
     open_system: OpenSystem,
 ) -> None:
     """Do the child's work: open the system and drive every phase."""
-    of = config.eval
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: of.threads])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: config.eval.threads])
     began_s = time.perf_counter()
-    with contextlib.closing(open_system(name, config)) as system:
+    with open_system(name, config) as system:
         settings = {key: str(value) for key, value in system.settings.items()}
         facts = SystemFacts(name, settings, time.perf_counter() - began_s, 0)
         send(facts)
-        go = functools.partial(drive, system, emit=send, tell_language=of.tell_language)
-        for clip_set, of_set in clips.items():
-            go(of_set, clip_set=clip_set, phase="accuracy", concurrency=of.concurrency)
-        for each in timed_phases(timed, of):
-            go(each.clips, phase=each.phase, concurrency=each.concurrency, repeats=each.repeats)
+        for phase in phases:
+            drive(system, phase, send, tell_language=config.eval.tell_language)
     # The child's own peak. Not getrusage's, which outlives exec: it begins at our starter's size.
     send(dataclasses.replace(facts, peak_memory_bytes=peak_memory_bytes(os.getpid())))

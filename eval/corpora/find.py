@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from build.clips import Clip
 from eval.corpora.layout import (
+    CLIPS,
     EXPECTED,
     TRANSCRIPTS,
     Layout,
-    common_voice,
     librispeech,
     recordings,
     table,
@@ -24,8 +24,8 @@ from eval.corpora.parquet import PREFIX, hub, local
 from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
-CLIPS = "clips"  # Common Voice's folder of audio
-COMMON_VOICE = ("test.tsv", "validated.tsv")  # the tables to read, the first that exists
+METADATA = ("metadata", "manifest")  # names of tables that are read if a folder has several
+COMMON_VOICE = ("test", "validated")  # the same, of Common Voice
 _NAMED = 3  # examples in an error
 
 
@@ -69,8 +69,8 @@ def find_clips(
         UnavailableError: a hub or a package that the place needs is not there.
     """
     layout = _layout(place, need_references)
-    every = _checked(layout, place, half)
-    chosen = _drawn(every, limit, seed)
+    listed = _check_clips(layout, place, half)
+    chosen = _draw(listed, limit, seed)
     if layout.fetch:
         layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
@@ -87,7 +87,7 @@ def find_clips(
             unreadable[clip.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    summary = _summary(layout, clips, len(unreadable), len(every), seed)
+    summary = _summary(layout, clips, len(unreadable), len(listed), seed)
     return FoundCorpus(clips, summary, unreadable, layout.references)
 
 
@@ -96,27 +96,18 @@ def _layout(place: str, need_references: bool) -> Layout:
         return hub(place)
     path = Path(place)
     if path.is_dir():
-        return _folder(path, need_references)
+        return _folder_layout(path, need_references)
     if not path.is_file():
         raise FileError(f"cannot read {place}: No such file or directory; {EXPECTED}")
-    if path.suffix == ".parquet":
-        return local(path, [path])
-    if (path.parent / CLIPS).is_dir() and path.suffix == ".tsv":
-        return common_voice(path, path.parent / CLIPS)
-    return table(path)
+    return local(path, [path]) if path.suffix == ".parquet" else table(path)
 
 
-def _folder(path: Path, need_references: bool) -> Layout:
-    if (path / CLIPS).is_dir() and (tables := sorted(path.glob("*.tsv"))):
-        named = [path / name for name in COMMON_VOICE if (path / name).is_file()]
-        if not named:
-            names = ", ".join(table.name for table in tables)
-            raise ConfigError(f"{path} has {CLIPS}/ and {names}; name one of these tables")
-        return common_voice(named[0], path / CLIPS)
+def _folder_layout(path: Path, need_references: bool) -> Layout:
     tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
-    metadata = [file for file in tables if file.stem in ("metadata", "manifest")]
-    if len(tables) == 1 or len(metadata) == 1:
-        return table((metadata or tables)[0])
+    usual = COMMON_VOICE if (path / CLIPS).is_dir() else METADATA
+    preferred = [file for stem in usual for file in tables if file.stem == stem]
+    if preferred or len(tables) == 1:
+        return table((preferred or tables)[0])
     if tables:
         names = ", ".join(table.name for table in tables)
         raise ConfigError(f"{path} has several tables: {names}; name one of them")
@@ -130,7 +121,7 @@ def _folder(path: Path, need_references: bool) -> Layout:
     return layout
 
 
-def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
+def _check_clips(layout: Layout, place: str, half: str) -> list[Clip]:
     """Return the clips of a half, if every clip of the layout is as it should be."""
     problems: dict[str, list[str]] = collections.defaultdict(list)
     seen: set[str] = set()
@@ -158,7 +149,7 @@ def _checked(layout: Layout, place: str, half: str) -> list[Clip]:
     return clips
 
 
-def _drawn(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
+def _draw(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
     """Draw clips, in their order; every group has its share at any limit.
 
     The members of a group, shuffled, are spread evenly over 0 to 1; the lowest are drawn.

@@ -30,6 +30,7 @@ UNDERSTOOD = (
     f"language, if it is there, as {', '.join(LANGUAGE_KEYS)}"
 )
 TRANSCRIPTS = "*.trans.txt"  # of LibriSpeech
+CLIPS = "clips"  # the folder of audio of Common Voice
 DELIMITERS = ",\t;|"
 _A_LINE = "expected an object a line"
 
@@ -123,24 +124,19 @@ def recordings(folder: Path) -> Layout:
     files = sorted(folder.rglob("*"))
     audio = [path for path in files if is_audio(path.name)]
     texts = {path for path in files if path.suffix == ".txt"}
-    beside = {path.with_suffix(".txt") for path in audio}
-
-    def listed(path: Path, audio: Path) -> tuple[str, Clip]:
+    without_audio = texts - {path.with_suffix(".txt") for path in audio}
+    references = texts != without_audio
+    clips = []
+    # A text without audio is listed, so that it is refused by name.
+    for path in [*audio, *sorted(without_audio)] if references else audio:
         text, spoken = path.with_suffix(".txt"), ""
-        if text in texts:
+        if references and text in texts:
             spoken = " ".join(read_text(text, "expected the text of a recording").split())
         file, where = (one.relative_to(folder).as_posix() for one in (path, text))
-        return where, Clip(file, audio, spoken, None, 0.0)
-
-    if not texts & beside:
-        clips = [listed(path, path) for path in audio]
-        return Layout("audio without references", clips, references=False)
-    # A text without audio is listed, so that it is refused by name.
-    clips = [
-        *(listed(path, path) for path in audio),
-        *(listed(path, folder) for path in sorted(texts - beside)),
-    ]
-    return Layout("audio with a .txt beside each file", clips)
+        place = folder if path in without_audio else path
+        clips.append((where if references else file, Clip(file, place, spoken, None, 0.0)))
+    title = "audio with a .txt beside each file" if references else "audio without references"
+    return Layout(title, clips, references)
 
 
 # ---------------------------------------------------------------- tables
@@ -155,29 +151,15 @@ def table(path: Path) -> Layout:
     """
     rows = list(_rows(path))
     names = list(rows[0][1]) if rows else []
-    if is_jsonl(path) and {"file", "text", "language", "duration"} <= set(names):
+    if _is_jsonl(path) and {"file", "text", "language", "duration"} <= set(names):
         clips = [(clip.file, clip) for clip in load_clips(path)]
         return Layout("a manifest of clips", clips, may_be_silent=True)
-    return _table(path, rows, f"the table {path.name}", path.parent)
-
-
-def common_voice(path: Path, clips: Path) -> Layout:
-    """Read a table of Common Voice with audio in `clips`; raises as `table`."""
-    return _table(path, list(_rows(path)), f"Common Voice's {path.name}", clips)
-
-
-def is_jsonl(path: Path) -> bool:
-    """Return whether a file's name says that it holds a JSON object a line."""
-    return path.suffix.casefold() in (".jsonl", ".json", ".ndjson")
-
-
-def _table(
-    path: Path, rows: Sequence[tuple[int, dict[str, Any]]], title: str, folder: Path
-) -> Layout:
-    names = list(rows[0][1]) if rows else []
     columns = columns_of(names)
     if columns is None:
         raise ConfigError(f"{path} has {', '.join(names) or 'no lines'}; expected {UNDERSTOOD}")
+    folder, title = path.parent, f"the table {path.name}"
+    if path.suffix == ".tsv" and (path.parent / CLIPS).is_dir():
+        folder, title = path.parent / CLIPS, f"Common Voice's {path.name}"
     clips = []
     for number, row in rows:
         cells = {name: row.get(name) or "" for name in dataclasses.astuple(columns) if name}
@@ -191,16 +173,22 @@ def _table(
     return Layout(f"{title}, {columns}", clips)
 
 
+def _is_jsonl(path: Path) -> bool:
+    return path.suffix.casefold() in (".jsonl", ".json", ".ndjson")
+
+
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number and cells of each line."""
     text = read_text(path, "expected a table of references").removeprefix("\ufeff")
-    if is_jsonl(path):
+    if _is_jsonl(path):
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 where = f"{path}:{number}"
                 yield number, from_json(dict[str, Any], line, where, advice=_A_LINE)
         return
-    delimiter = _delimiter(text.partition("\n")[0])
+    header = text.partition("\n")[0]
+    split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
+    delimiter = next((mark for mark, names in split.items() if columns_of(names)), ",")
     # Tables with tabs, Common Voice's among them, have unpaired quotes in their texts.
     quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
@@ -212,14 +200,6 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield reader.line_num, cells
     except csv.Error as error:
         raise ConfigError(f"{path}:{reader.line_num}: {error}") from error
-
-
-def _delimiter(header: str) -> str:
-    """Find the delimiter that splits a header into known keys; a comma where none does."""
-    for delimiter in DELIMITERS:
-        if columns_of(next(csv.reader([header], delimiter=delimiter), [])):
-            return delimiter
-    return ","
 
 
 def _unquoted(cell: str) -> str:

@@ -1,10 +1,9 @@
 """Parquet files with audio, on the disk and of the Hugging Face hub."""
 
-import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,9 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
         )
     folder = CACHE / hashlib.sha256(key.encode()).hexdigest()[:24]
     clips: list[tuple[str, Clip]] = []
-    rows: dict[str, tuple[str, int]] = {}  # file and number of each clip's row
+    rows: dict[str, dict[str, int]] = {name: {} for name in files}  # numbers by clip
     for number, name in enumerate(files):
-        with _opened(filesystem, name) as file:
+        with _open(filesystem, name) as file:
             columns = _columns(file, name)
             wanted = [columns.text, *filter(None, [columns.language]), f"{columns.audio}.path"]
             batches = file.iter_batches(_TEXT_ROWS, columns=wanted)
@@ -63,73 +62,63 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
                 language = cells[columns.language] if columns.language else None
                 code = language_code(language if isinstance(language, str) else None)
                 clips.append((f"{name}, row {row}", Clip(clip, folder / clip, text, code, 0.0)))
-                rows[clip] = name, row
+                rows[name][clip] = row
 
     def fetch(chosen: Sequence[Clip]) -> None:
-        for name in files:
-            missing = {
-                rows[clip.file][1]: clip.path
-                for clip in chosen
-                if rows[clip.file][0] == name and not clip.path.is_file()
-            }
-            if missing:
-                with _opened(filesystem, name) as file:
-                    _fetch_rows(file, name, missing)
+        missing = {clip.file: clip.path for clip in chosen if not clip.path.is_file()}
+        for name, numbers in rows.items():
+            paths = {numbers[clip]: path for clip, path in missing.items() if clip in numbers}
+            if paths:
+                with _open(filesystem, name) as file:
+                    _fetch_rows(file, name, paths)
 
     return Layout(f"{title}, {columns}", clips, fetch=fetch)
 
 
-def _fetch_rows(file: Any, name: str, wanted: dict[int, Path]) -> None:
+def _fetch_rows(file: Any, name: str, paths: dict[int, Path]) -> None:
     """Write the audio of rows, by number, to these paths; other row groups are not read."""
     column, row = f"{_columns(file, name).audio}.bytes", 0
     for group in range(file.num_row_groups):
         end = row + file.metadata.row_group(group).num_rows
-        if any(row <= number < end for number in wanted):
+        if any(row <= number < end for number in paths):
             batches = file.iter_batches(_AUDIO_ROWS, row_groups=[group], columns=[column])
             cells = (cell for batch in batches for cell in batch.column(0))
             for number, cell in enumerate(cells, row):
-                if number in wanted:
+                if number in paths:
                     audio = (cell.as_py() or {}).get("bytes")
                     if not audio:
                         raise ConfigError(f"{name}, row {number} has no audio in it, only its name")
-                    with replaced(wanted[number]) as partial:
+                    with replaced(paths[number]) as partial:
                         partial.write_bytes(audio)
         row = end
 
 
-@contextlib.contextmanager
-def _opened(filesystem: Any, name: str) -> Iterator[Any]:
+def _open(filesystem: Any, name: str) -> Any:
+    """Open a Parquet file, for a `with` block."""
     from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - loads what few places need
 
-    with filesystem.open(name, "rb") as raw:
-        try:
-            file = parquet.ParquetFile(raw)
-        except ArrowInvalid as error:
-            raise ConfigError(f"{name} is not a Parquet file: {error}") from error
-        yield file
+    try:
+        return parquet.ParquetFile(name, filesystem=filesystem)
+    except ArrowInvalid as error:
+        raise ConfigError(f"{name} is not a Parquet file: {error}") from error
 
 
 def _columns(file: Any, name: str) -> Columns:
     from pyarrow import types  # noqa: PLC0415 - as above
 
-    schema = file.schema_arrow
-    with_audio = [
-        field.name
-        for field in schema
-        if types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type}
-    ]
-    others = [
-        field.name
-        for field in schema
-        if types.is_string(field.type) or types.is_large_string(field.type)
-    ]
-    text = columns_of(["audio", *others])
-    if not with_audio or text is None:
+    audio, texts = list[str](), list[str]()
+    for field in file.schema_arrow:
+        if types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type}:
+            audio.append(field.name)
+        elif types.is_string(field.type) or types.is_large_string(field.type):
+            texts.append(field.name)
+    columns = columns_of(["audio", *texts])
+    if not audio or columns is None:
         raise ConfigError(
-            f"{name} has {', '.join(schema.names)}; expected a column of audio "
+            f"{name} has {', '.join(file.schema_arrow.names)}; expected a column of audio "
             f"(bytes and path) and one of text: {UNDERSTOOD}"
         )
-    return dataclasses.replace(text, audio=with_audio[0])
+    return dataclasses.replace(columns, audio=audio[0])
 
 
 # ---------------------------------------------------------------- hub
@@ -159,9 +148,9 @@ def hub(place: str) -> Layout:
     folders = {tuple(file.split("/")[:2]) for file in files}
     if not folders:
         raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
-    config = _one(place, "configuration", config, (folder for folder, _ in folders))
+    config = _choose(place, "configuration", config, (folder for folder, _ in folders))
     splits = (split_of for folder, split_of in folders if folder == config)
-    split = _one(place, "split", split, splits, usual="test")
+    split = _choose(place, "split", split, splits, usual="test")
     return _layout(
         [
             f"datasets/{name}@{revision}/{file}"
@@ -174,8 +163,8 @@ def hub(place: str) -> Layout:
     )
 
 
-def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
-    """Choose the one that was named, the only one there is, or the usual one."""
+def _choose(place: str, kind: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
+    """Choose the configuration or split that was named, the only one, or the usual one."""
     choices = sorted(set(known))
     if named in choices:
         return str(named)
@@ -184,7 +173,7 @@ def _one(place: str, what: str, named: str | None, known: Iterable[str], usual: 
     if named is None and usual in choices:
         return usual
     has = f"it has {', '.join(choices)}; {_EXPECTED}"
-    raise ConfigError(f"{place}: no {what} {named}; {has}" if named else f"{place}: {has}")
+    raise ConfigError(f"{place}: no {kind} {named}; {has}" if named else f"{place}: {has}")
 
 
 def _parquet_files(name: str) -> tuple[str, list[str]]:

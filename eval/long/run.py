@@ -1,14 +1,13 @@
 """`python -m eval long`: transcribe long recordings with several systems, and score them."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.predictions import Kept, Keys, keys_of
+from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
-from eval.accuracy.run import listen
+from eval.accuracy.run import transcribe_remaining
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
@@ -69,9 +68,12 @@ def long(
     folder = compose(_speech(config), minutes, seed, run.say)
     recordings = read_manifest(folder / MANIFEST)
     clips = [recording.clip(folder) for recording in recordings]
-    keys = keys_of({"timed": clips})
-    for name in names:
-        listen(name, config, clips, keys, run.folder, run.say, again=again, open_system=open_system)
+    sets: ClipSets = {"timed": clips}
+    keys = keys_of(sets)
+    conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
+    transcribe_remaining(
+        conditions, config, sets, keys, run.folder, run.say, again=again, open_system=open_system
+    )
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 
@@ -98,8 +100,8 @@ def _scored(
     """Score all systems that have finished; also return the names of the others."""
     scores, unfinished, normalize = [], [], normalizer(DEFAULT)
     for name in NAMES:
-        kept = Kept(folder, name)
-        calls = {call.file: call for call in kept.heard(keys)}
+        kept = PredictionStore(folder, name)
+        calls = {call.file: call for call in kept.scored_calls(keys)}
         measured = kept.facts()
         if measured is not None and len(calls) == len(recordings):
             in_order = [calls[recording.file] for recording in recordings]
@@ -125,10 +127,7 @@ def result_of(
     spoken_s = sum(sentence.end_s - sentence.start_s for sentence in sentences)
     words = sum(len(sentence.text.split()) for sentence in sentences)
     notes = [f"`{name}` has not heard everything yet; run again." for name in unfinished]
-    settings = [
-        dataclasses.replace(facts(score.name, score.facts.settings), folded="closed")
-        for score in scores
-    ]
+    settings = [facts(score.name, score.facts.settings, "closed") for score in scores]
     return Result(
         {"systems": systems, "unfinished": unfinished},
         tuple(long_gates(scores, run.config.eval.max_cer_gap_faster_whisper)),

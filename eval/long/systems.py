@@ -1,5 +1,6 @@
 """The systems that transcribe the recordings; `eval.long` lists them."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from eval.accuracy.systems import Spec, check, fair_options, faster_whisper, in_process, prepare
@@ -35,6 +36,8 @@ def prepare_names(names: tuple[str, ...], run: Run) -> None:
     prepare([known[name] for name in names], run.config, run.config_path)
 
 
-def open_system(name: str, config: EvaluationProduct) -> TranscriptionSystem:
-    """Open a system; it is ready when this returns."""
+def open_system(
+    name: str, config: EvaluationProduct
+) -> AbstractContextManager[TranscriptionSystem]:
+    """Open a system; it is ready in the `with` block."""
     return specs(config)[name].open()

@@ -14,8 +14,8 @@ import soundfile
 
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, normalizer
-from eval.accuracy.predictions import Kept, TimedCall, keys_of
-from eval.accuracy.run import listen
+from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall, keys_of
+from eval.accuracy.run import transcribe_remaining
 from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
 from eval.long import HEARING_NOBODY
@@ -209,10 +209,13 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     of, names, folder = run.config.eval, systems or HEARING_NOBODY, run.folder / "without-speech"
     prepare_names(names, run)
     clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
-    keys, calls = keys_of({"timed": clips}), {}
-    for name in names:
-        listen(name, run.config, clips, keys, folder, run.say, again=again, open_system=open_system)
-        calls[name] = Kept(folder, name).heard(keys)
+    sets: ClipSets = {"timed": clips}
+    keys = keys_of(sets)
+    conditions = dict.fromkeys(names, f"{run.config.name}, {of.threads} threads")
+    transcribe_remaining(
+        conditions, run.config, sets, keys, folder, run.say, again=again, open_system=open_system
+    )
+    calls = {name: PredictionStore(folder, name).scored_calls(keys) for name in names}
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}
     sections = (ReportSection("Invented text", [table_of(scores)]),)

@@ -12,13 +12,13 @@ texts.
 import collections
 import dataclasses
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import soundfile
+from numpy.random import Generator
 
 from build.clips import Clip
 from eval.long.compose import at_level, faded, noise
@@ -81,20 +81,20 @@ def read_recordings(folder: Path) -> list[ConversationRecording]:
 def _recording(path: Path) -> ConversationRecording:
     stm = path.with_suffix(".stm")
     turns = _parsed(path.with_suffix(".rttm"), _turn, "a turn of a speaker in an RTTM")
-    said = _parsed(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
+    utterances = _parsed(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
     return ConversationRecording(
-        path.stem, path, turns, tuple(sorted(said, key=lambda one: one.start_s))
+        path.stem, path, turns, tuple(sorted(utterances, key=lambda utterance: utterance.start_s))
     )
 
 
 def _parsed(path: Path, parse: Callable[[str], T | None], expected: str) -> tuple[T, ...]:
-    found = []
+    parsed = []
     for number, line in enumerate(read_text(path, f"expected {expected}").splitlines(), 1):
         try:
-            found.append(parse(line))
+            parsed.append(parse(line))
         except (ValueError, IndexError) as error:
             raise ConfigError(f"{path}:{number}: got {line!r}; expected {expected}") from error
-    return tuple(one for one in found if one is not None)
+    return tuple(item for item in parsed if item is not None)
 
 
 def _turn(line: str) -> SpeakerTurn | None:
@@ -150,7 +150,7 @@ _EDGE_S = (0.3, 3.0)  # before the first clip and after the last
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class ConversationPlan:
     """A conversation to be made."""
 
     speakers: int
@@ -164,30 +164,30 @@ class Planned:
 
 
 PLAN = (
-    *(Planned(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
-    *(Planned(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
-    Planned(6, 60.0, one_group=False),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
+    ConversationPlan(6, 60.0, one_group=False),
 )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Spoken:
-    """A clip's samples around its speech, the stretches of that, and its text."""
+class _SpokenClip:
+    """A clip's samples around its speech, the intervals of speech, and the text."""
 
     samples: Samples
-    stretches: tuple[tuple[int, int], ...]  # of samples, in these
+    intervals: tuple[tuple[int, int], ...]  # of indices of `samples`
     text: str
 
-    def turns(self, at: int, speaker: str) -> list[SpeakerTurn]:
-        """Place the stretches in a conversation, from its sample `at` on."""
+    def turns(self, start: int, speaker: str) -> list[SpeakerTurn]:
+        """Place the intervals in a conversation, from its sample `start` on."""
         return [
-            SpeakerTurn((at + a) / SAMPLE_RATE, (at + b) / SAMPLE_RATE, speaker)
-            for a, b in self.stretches
+            SpeakerTurn((start + a) / SAMPLE_RATE, (start + b) / SAMPLE_RATE, speaker)
+            for a, b in self.intervals
         ]
 
 
 def compose(
-    planned: Sequence[Planned], seed: int, clips: Sequence[Clip], say: Say
+    planned: Sequence[ConversationPlan], seed: int, clips: Sequence[Clip], say: Say
 ) -> list[ConversationRecording]:
     """Make conversations, unless they are there.
 
@@ -201,7 +201,9 @@ def compose(
         FileError, AudioError: a clip cannot be read.
         ConfigError: there are not enough speakers.
     """
-    folder = CACHE / _key(planned, seed, clips)
+    digest = hashlib.sha256(repr((list(planned), seed, list(clips))).encode())
+    digest.update(Path(__file__).read_bytes())
+    folder = CACHE / digest.hexdigest()[:24]
 
     def make(partial: Path) -> None:
         for number, conversation in enumerate(planned):
@@ -212,104 +214,89 @@ def compose(
     return read_recordings(folder)
 
 
-def _key(planned: Sequence[Planned], seed: int, clips: Sequence[Clip]) -> str:
-    module = inspect.getmodule(_key)
-    assert module is not None
-    digest = hashlib.sha256(repr((list(planned), seed, list(clips))).encode())
-    digest.update(inspect.getsource(module).encode())
-    return digest.hexdigest()[:24]
+def _write(plan: ConversationPlan, rng: Generator, clips: Sequence[Clip], folder: Path) -> None:
+    speakers = _draw_speakers(plan, rng, clips)
+    decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
+    samples, turns, utterances = _conversation(plan, rng, decks)
+    soundfile.write(folder / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+    write_text(folder / f"{plan.name}.rttm", to_rttm(plan.name, turns))
+    write_text(folder / f"{plan.name}.stm", to_stm(plan.name, utterances))
 
 
-def _write(planned: Planned, rng: np.random.Generator, clips: Sequence[Clip], folder: Path) -> None:
-    chosen = _speakers(planned, rng, clips)
-    decks = {name: [_spoken(clip) for clip in own] for name, own in chosen.items()}
-    samples, turns, utterances = _conversation(planned, rng, decks)
-    soundfile.write(folder / f"{planned.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
-    write_text(folder / f"{planned.name}.rttm", to_rttm(planned.name, turns))
-    write_text(folder / f"{planned.name}.stm", to_stm(planned.name, utterances))
-
-
-def _speakers(
-    planned: Planned, rng: np.random.Generator, clips: Sequence[Clip]
+def _draw_speakers(
+    plan: ConversationPlan, rng: Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
     """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
     for clip in clips:
         if clip.speaker:
             own[f"{clip.group}/{clip.speaker}"].append(clip)
-    enough = {
-        name: spoken
-        for name, spoken in own.items()
-        if sum(clip.duration_s for clip in spoken) >= MIN_SPEECH_S
-    }
-    names = sorted(enough)
-    if planned.one_group:
-        sizes = collections.Counter(enough[name][0].group for name in names)
-        large = sorted(group for group, size in sizes.items() if size >= planned.speakers)
+    names = [
+        name for name in sorted(own) if sum(clip.duration_s for clip in own[name]) >= MIN_SPEECH_S
+    ]
+    if plan.one_group:
+        sizes = collections.Counter(own[name][0].group for name in names)
+        large = sorted(group for group, size in sizes.items() if size >= plan.speakers)
         if large:
             group = large[rng.integers(len(large))]
-            names = [name for name in names if enough[name][0].group == group]
-    if len(names) < planned.speakers:
+            names = [name for name in names if own[name][0].group == group]
+    if len(names) < plan.speakers:
         raise ConfigError(
             f"the clips have {len(names)} speakers with {MIN_SPEECH_S:g} s of speech; expected at "
-            f"least {planned.speakers}"
+            f"least {plan.speakers}"
         )
-    chosen = rng.choice(len(names), planned.speakers, replace=False)
-    return {names[i]: enough[names[i]] for i in chosen}
+    drawn = rng.choice(len(names), plan.speakers, replace=False)
+    return {names[i]: own[names[i]] for i in drawn}
 
 
-def _spoken(clip: Clip) -> _Spoken:
+def _speech_of(clip: Clip) -> _SpokenClip:
     samples = whole(decode(read_bytes(clip.path), _LIMITS))
     listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
-    spans = [(part.start, part.start + len(part.samples)) for part in speech]
-    stretches = list[tuple[int, int]]()
-    for start, end in spans or [(0, len(samples))]:
-        if stretches and stretches[-1][1] == start:
-            start = stretches.pop()[0]
-        stretches.append((start, end))
-    begin = max(0, stretches[0][0] - _LATE - _MARGIN)
-    samples = samples[begin : stretches[-1][1] + _MARGIN]
-    moved = ((max(0, a - _LATE - begin), b - _LATE - begin) for a, b in stretches)
-    return _Spoken(samples, tuple((a, b) for a, b in moved if b > a), clip.text)
+    intervals = list[tuple[int, int]]()
+    for start, end in [(s.start, s.start + len(s.samples)) for s in speech] or [(0, len(samples))]:
+        if intervals and intervals[-1][1] == start:
+            start = intervals.pop()[0]
+        intervals.append((start, end))
+    begin = max(0, intervals[0][0] - _LATE - _MARGIN)
+    samples = samples[begin : intervals[-1][1] + _MARGIN]
+    moved = ((max(0, start - _LATE - begin), end - _LATE - begin) for start, end in intervals)
+    return _SpokenClip(samples, tuple((a, b) for a, b in moved if b > a), clip.text)
 
 
 def _conversation(
-    planned: Planned, rng: np.random.Generator, decks: Mapping[str, Sequence[_Spoken]]
+    plan: ConversationPlan, rng: Generator, decks: Mapping[str, Sequence[_SpokenClip]]
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
     levels = rng.uniform(*_SPEECH_DB, len(decks))
-    waiting: list[list[int]] = [[] for _ in decks]
-    out = np.zeros(round((planned.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
+    undrawn: list[list[int]] = [[] for _ in decks]  # numbers of clips by speaker
+    out = np.zeros(round((plan.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
     turns, utterances = list[SpeakerTurn](), list[Utterance]()
-    at, ends, speaker = _drawn(rng, _EDGE_S), 0, -1
-    free = [0] * len(decks)  # until there each speaker still speaks
-    while ends < planned.minutes * 60 * SAMPLE_RATE:
-        before, speaker = speaker, _next(rng, speaker, len(decks))
+    start, last_end, speaker = _draw_samples(rng, _EDGE_S), 0, -1
+    ends = [0] * len(decks)  # of each speaker's last clip
+    while last_end < plan.minutes * 60 * SAMPLE_RATE:
+        before, speaker = speaker, _draw_next(rng, speaker, len(decks))
         if before not in (speaker, -1) and rng.random() < _OVERLAPS:
-            at = max(ends - _drawn(rng, _OVERLAP_S), free[speaker])
+            start = max(last_end - _draw_samples(rng, _OVERLAP_S), ends[speaker])
         elif before != -1:
             long = rng.random() < _LONG_PAUSES
-            at = ends + _drawn(rng, _LONG_PAUSE_S if long else _PAUSE_S)
+            start = last_end + _draw_samples(rng, _LONG_PAUSE_S if long else _PAUSE_S)
         name, deck = names[speaker], decks[names[speaker]]
-        waiting[speaker] = waiting[speaker] or rng.permutation(len(deck)).tolist()
-        spoken = deck[waiting[speaker].pop()]
-        end = at + len(spoken.samples)
-        out[at:end] += at_level(faded(spoken.samples, 0.005), levels[speaker])
-        turns += spoken.turns(at, name)
-        utterances.append(Utterance(name, at / SAMPLE_RATE, end / SAMPLE_RATE, spoken.text))
-        free[speaker], ends = end, max(ends, end)
-    out = out[: ends + _drawn(rng, _EDGE_S)]
+        undrawn[speaker] = undrawn[speaker] or rng.permutation(len(deck)).tolist()
+        clip = deck[undrawn[speaker].pop()]
+        end = start + len(clip.samples)
+        out[start:end] += at_level(faded(clip.samples, 0.005), levels[speaker])
+        turns += clip.turns(start, name)
+        utterances.append(Utterance(name, start / SAMPLE_RATE, end / SAMPLE_RATE, clip.text))
+        ends[speaker], last_end = end, max(last_end, end)
+    out = out[: last_end + _draw_samples(rng, _EDGE_S)]
     out += noise(len(out), 1.0, rng.uniform(*_ROOM_DB), rng)
-    return np.clip(out, -1.0, 1.0), sorted(turns, key=_by_time), utterances
+    turns.sort(key=lambda turn: (turn.start_s, turn.end_s))
+    return np.clip(out, -1.0, 1.0), turns, utterances
 
 
-def _by_time(turn: SpeakerTurn) -> tuple[float, float]:
-    return turn.start_s, turn.end_s
-
-
-def _next(rng: np.random.Generator, speaker: int, count: int) -> int:
+def _draw_next(rng: Generator, speaker: int, count: int) -> int:
     """Draw who speaks next: now and then the same again."""
     if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
         return speaker
@@ -317,6 +304,5 @@ def _next(rng: np.random.Generator, speaker: int, count: int) -> int:
     return int(others[rng.integers(len(others))])
 
 
-def _drawn(rng: np.random.Generator, between_s: tuple[float, float]) -> int:
-    """Draw a number of samples."""
-    return round(rng.uniform(*between_s) * SAMPLE_RATE)
+def _draw_samples(rng: Generator, range_s: tuple[float, float]) -> int:
+    return round(rng.uniform(*range_s) * SAMPLE_RATE)

@@ -4,11 +4,10 @@ Recordings are conversations made of clips, and meetings with RTTMs. Settings we
 half of the clips and of the meetings; figures are of the other unless `--half` says otherwise.
 """
 
-import collections
 import dataclasses
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from serve.transcriber.open import open_transcriber
 
 
 @dataclasses.dataclass(frozen=True)
-class Errors:
+class SpeakerErrors:
     """Seconds of speech of each speaker, and of errors."""
 
     speech_s: float = 0.0  # of the reference
@@ -46,26 +45,29 @@ class Errors:
         wrong = self.missed_s + self.invented_s + self.confused_s
         return 100 * wrong / self.speech_s if self.speech_s else float(wrong > 0) * 100
 
-    def __add__(self, other: "Errors") -> "Errors":
+    def __add__(self, other: "SpeakerErrors") -> "SpeakerErrors":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Errors(*(mine + theirs for mine, theirs in pairs))
+        return SpeakerErrors(*(seconds + more for seconds, more in pairs))
 
 
-def errors(reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]) -> Errors:
+def compare_turns(
+    reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]
+) -> SpeakerErrors:
     """Compare turns with the reference, each speaker with the one that fits best."""
     edges = sorted(
         {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
     )
-    lengths = np.diff(np.asarray(edges, np.float64)) if edges else np.zeros(0)
-    right, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
-    together = (right * lengths) @ claimed.T
-    matched = sum(together[i, j] for i, j in best_pairs(together))
-    wanted, there = right.sum(0), claimed.sum(0)
-    return Errors(
-        speech_s=float(lengths @ wanted),
-        missed_s=float(lengths @ np.maximum(wanted - there, 0)),
-        invented_s=float(lengths @ np.maximum(there - wanted, 0)),
-        confused_s=float(lengths @ np.minimum(wanted, there) - matched),
+    lengths = np.diff(np.asarray(edges, np.float64))
+    true, claimed = (_activity(turns, edges) for turns in (reference, hypothesis))
+    shared = (true * lengths) @ claimed.T
+    matched = sum(shared[i, j] for i, j in best_pairs(shared))
+    # Numbers of speakers between two edges.
+    true_count, claimed_count = true.sum(0), claimed.sum(0)
+    return SpeakerErrors(
+        speech_s=float(lengths @ true_count),
+        missed_s=float(lengths @ np.maximum(true_count - claimed_count, 0)),
+        invented_s=float(lengths @ np.maximum(claimed_count - true_count, 0)),
+        confused_s=float(lengths @ np.minimum(true_count, claimed_count) - matched),
     )
 
 
@@ -94,14 +96,15 @@ def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
     rows, columns = gain.shape
     if columns > rows:
         return sorted((row, column) for column, row in best_pairs(gain.T))
-    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}  # by a set of bits
+    # The best total and pairs by the set of paired columns, as bits.
+    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for row in range(rows):
         longer = dict(best)
-        for taken, (total, pairs) in best.items():
+        for columns_before, (total, pairs) in best.items():
             for column in range(columns):
-                together, found = taken | 1 << column, total + gain[row, column]
-                if together != taken and found > longer.get(together, (-np.inf, ()))[0]:
-                    longer[together] = (found, (*pairs, (row, column)))
+                paired, gains = columns_before | 1 << column, total + gain[row, column]
+                if paired != columns_before and gains > longer.get(paired, (-np.inf, ()))[0]:
+                    longer[paired] = (gains, (*pairs, (row, column)))
         best = longer
     return list(best[2**columns - 1][1])
 
@@ -109,14 +112,14 @@ def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- words
 
 
-Said = Iterable[tuple[str, str]]
+SpeakerTexts = Sequence[tuple[str, str]]
 """Speakers and their texts, in order of time."""
 
 _SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
 _normalize = normalizer(DEFAULT)
 
 
-def cp_counts(reference: Said, hypothesis: Said) -> Counts:
+def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
     """Count the edits of each speaker's words, with speakers paired for the fewest (cpWER)."""
     references, hypotheses = _by_speaker(reference), _by_speaker(hypothesis)
     size = max(len(references), len(hypotheses))
@@ -128,21 +131,22 @@ def cp_counts(reference: Said, hypothesis: Said) -> Counts:
     return sum((counts[i][j] for i, j in pairs), Counts())
 
 
-def counts_as_one(reference: Said, hypothesis: Said) -> Counts:
+def counts_as_one(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
     """Count the edits between all words, regardless of the speaker."""
-    joined = (" ".join(text for _, text in texts) for texts in (reference, hypothesis))
-    return word_counts(*map(_words, joined))
+    return word_counts(_words(reference), _words(hypothesis))
 
 
-def _by_speaker(spoken: Said) -> list[str]:
-    texts = collections.defaultdict[str, list[str]](list)
-    for speaker, text in spoken:
-        texts[speaker].append(text)
-    return [_words(" ".join(own)) for own in texts.values()]
+def _by_speaker(texts: SpeakerTexts) -> list[str]:
+    speakers = dict.fromkeys(speaker for speaker, _ in texts)
+    return [_words([text for text in texts if text[0] == speaker]) for speaker in speakers]
 
 
-def _words(text: str) -> str:
-    return " ".join(_SPACELESS.sub(r" \1 ", _normalize(text, None)).split())
+def _words(texts: SpeakerTexts) -> str:
+    joined = _normalize(" ".join(text for _, text in texts), None)
+    return " ".join(_SPACELESS.sub(r" \1 ", joined).split())
+
+
+# ---------------------------------------------------------------- command
 
 
 CLIPS = ("tests/data/human/manifest.jsonl", "tests/data/human-sharealike/manifest.jsonl")
@@ -156,7 +160,7 @@ _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class RecordingScore:
     """The turns that were found in one recording."""
 
     recording: str
@@ -164,12 +168,12 @@ class Scored:
     speakers: int  # of the reference
     told: int  # by the diarizer
     seconds: float  # that it took
-    errors: Errors
+    errors: SpeakerErrors
 
 
-def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
+def figures_of(recordings: str, scored: Sequence[RecordingScore]) -> dict[str, Any]:
     """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
-    total = sum((score.errors for score in scored), Errors())
+    total = sum((score.errors for score in scored), SpeakerErrors())
     points = 100 / max(total.speech_s, 1e-9)
     return {
         "recordings": recordings,
@@ -183,13 +187,14 @@ def figures_of(recordings: str, scored: Sequence[Scored]) -> dict[str, Any]:
     }
 
 
-def _row(of: dict[str, Any]) -> list[str]:
-    percents = [f"{of[share]:.1f} %" for share in ("rate", "missed", "invented", "confused")]
-    return [of["recordings"], *percents, f"{of['counted']} of {of['count']}", f"{of['rtfx']:.1f}"]
+def _row(figures: dict[str, Any]) -> list[str]:
+    shares = [f"{figures[key]:.1f} %" for key in ("rate", "missed", "invented", "confused")]
+    counted = f"{figures['counted']} of {figures['count']}"
+    return [figures["recordings"], *shares, counted, f"{figures['rtfx']:.1f}"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class TextErrors:
     """The word errors of our engine in one recording, or in all."""
 
     recording: str
@@ -197,7 +202,7 @@ class Texts:
     as_one: Counts  # regardless of the speaker
 
 
-def _text_row(texts: Texts) -> list[str]:
+def _text_row(texts: TextErrors) -> list[str]:
     words = texts.as_one.length
     rates = (100 * counts.errors / max(words, 1) for counts in (texts.by_speaker, texts.as_one))
     return [texts.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
@@ -219,76 +224,72 @@ def speakers(
     Raises:
         EarshotError: a recording cannot be read.
     """
-    sets = {"conversations": _conversations(half, seed, run.say)}
+    clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
+    sets = {"conversations": compose(PLAN, seed, clips, run.say)}
     if recordings is not None:
         sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
-    scored, results = list[Scored](), list[dict[str, Any]]()
+    scored, totals = list[RecordingScore](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
-        of_set = _scored(device, some, run.say)
-        scored += of_set
-        results.append(figures_of(name, of_set))
-        each = [_row(figures_of(score.recording, [score])) for score in scored]
+        scores = _scored(device, some, run.say)
+        scored += scores
+        totals.append(figures_of(name, scores))
+        rows = [_row(figures_of(score.recording, [score])) for score in scored]
         tables = (
-            Table(HEADER, [_row(one) for one in results]),
-            Table(HEADER, each, "By recording", folded="closed"),
+            Table(HEADER, [_row(total) for total in totals]),
+            Table(HEADER, rows, "By recording", folded="closed"),
         )
-        shown = ReportSection("Speakers", tables)
-        kept = {"sets": results, "recordings": scored}
-        result = Result(kept, _checks(results[0]), (shown,))
+        kept = {"sets": totals, "recordings": scored}
+        result = Result(kept, _checks(totals[0]), (ReportSection("Speakers", tables),))
         run.keep(result)
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
-        some = [recording for of_set in sets.values() for recording in of_set]
-        transcribed = list(_texts(run.config, some, run.say))
-        rows = ReportSection(
-            "Texts", [Table(TEXTS_HEADER, [_text_row(one) for one in transcribed])]
-        )
-        with_texts = {**result.figures, "texts": transcribed}
-        result = Result(with_texts, result.checks, (*result.sections, rows))
+        every = [recording for some in sets.values() for recording in some]
+        transcribed = list(_texts(run.config, every, run.say))
+        table = Table(TEXTS_HEADER, [_text_row(row) for row in transcribed])
+        sections = (*result.sections, ReportSection("Texts", [table]))
+        result = Result({**result.figures, "texts": transcribed}, result.checks, sections)
     return result
 
 
 def _texts(
     config: EvaluationProduct, recordings: Sequence[ConversationRecording], say: Say
-) -> Iterator[Texts]:
+) -> Iterator[TextErrors]:
     """Yield the errors of each recording that has texts, then of all."""
-    total = Texts("all", Counts(), Counts())
+    total = TextErrors("all", Counts(), Counts())
     with open_transcriber(config) as transcriber:
         for recording in recordings:
             if not recording.utterances or soundfile.info(recording.path).duration > _MAX_TEXT_S:
                 continue
             request = Request(read_bytes(recording.path), diarize=True, multilingual=True)
-            hypothesis = [
-                (s.speaker or "", s.text) for s in transcriber.transcribe(request).segments
-            ]
-            reference = [(u.speaker, u.text) for u in recording.utterances]
+            segments = transcriber.transcribe(request).segments
+            hypothesis = [(segment.speaker or "", segment.text) for segment in segments]
+            reference = [(said.speaker, said.text) for said in recording.utterances]
             by_speaker = cp_counts(reference, hypothesis)
-            texts = Texts(recording.name, by_speaker, counts_as_one(reference, hypothesis))
+            texts = TextErrors(recording.name, by_speaker, counts_as_one(reference, hypothesis))
             say(f"  {' '.join(_text_row(texts))} words")
-            total = Texts("all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one)
+            total = TextErrors(
+                "all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one
+            )
             yield texts
     yield total
 
 
-def _conversations(half: str, seed: int, say: Say) -> list[ConversationRecording]:
-    clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
-    return compose(PLAN, seed, clips, say)
-
-
-def _scored(device: str, recordings: Sequence[ConversationRecording], say: Say) -> list[Scored]:
+def _scored(
+    device: str, recordings: Sequence[ConversationRecording], say: Say
+) -> list[RecordingScore]:
     """Diarize recordings and compare the turns with the reference."""
-    diarizer, scored = Diarizer(device), list[Scored]()
+    diarizer, scored = Diarizer(device), list[RecordingScore]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))
-        begin = time.perf_counter()
+        began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - began_s
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
-        wrong = errors(recording.turns, turns)
-        score = Scored(recording.name, audio_s, recording.speakers, count, seconds, wrong)
+        wrong = compare_turns(recording.turns, turns)
+        score = RecordingScore(recording.name, audio_s, recording.speakers, count, seconds, wrong)
         say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
         scored.append(score)
     return scored

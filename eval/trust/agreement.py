@@ -6,7 +6,7 @@ which of them comes first, and 100 is the most: it is the CER between them.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from build.clips import Clip
 from eval.accuracy.normalize import Normalize
@@ -21,7 +21,7 @@ EVERY = 100.0  # the threshold that selects all
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class TranscriptPair:
     """Two transcripts of a clip; `other_text` and `difference` describe the second."""
 
     file: str  # the audio's path
@@ -37,11 +37,11 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """The transcripts that one ranking selects, as many as agree within a threshold."""
+class Selection:
+    """The best transcripts by one ranking: as many as agree within a threshold."""
 
     threshold: float  # %
-    by: str  # of `WAYS`
+    by: str  # of `RANKINGS`
     clips: int  # selected
     clips_percent: float  # of all
     seconds_percent: float
@@ -59,60 +59,51 @@ class AgreementResult:
     trusted: int
     silences: int  # clips in which neither pass heard a word
     silences_right: int | None  # without speech; None: there are no references
-    points: tuple[Point, ...]
+    points: tuple[Selection, ...]
 
 
-WAYS: Mapping[str, Callable[[Pair], float]] = {
+RANKINGS: Mapping[str, Callable[[TranscriptPair], float]] = {
     "agreement": lambda pair: pair.difference,
     "avg_logprob": lambda pair: float("inf") if pair.avg_logprob is None else -pair.avg_logprob,
 }
-"""Ways of selecting; transcripts with the lowest number come first."""
+"""Rankings by which transcripts are selected; the lowest numbers come first."""
 
 
 def pair_of(
     clip: Clip, first: Transcript, second: Transcript, *, references: bool, normalize: Normalize
-) -> Pair:
+) -> TranscriptPair:
     """Compare two transcripts of a clip, and the first with the reference."""
     language = clip.language or first.language
-    text, other = (normalize(one.text, language) for one in (first, second))
-    errors = char_counts(text, other).errors
-    return Pair(
+    text, other = (normalize(transcript.text, language) for transcript in (first, second))
+    words = [word for segment in first.segments for word in segment.words or ()]
+    return TranscriptPair(
         file=str(clip.path.resolve()),
         text=first.text.strip(),
         other_text=second.text.strip(),
         language=language,
         duration=clip.duration_s,
-        difference=round(100 * errors / max(1, len(text), len(other)), 2),
+        difference=round(100 * char_counts(text, other).errors / max(1, len(text), len(other)), 2),
         silence=not text and not other,
-        avg_logprob=_avg_logprob(first),
-        confidence=_confidence(first),
+        avg_logprob=_mean((s.avg_logprob, len(s.tokens)) for s in first.segments),
+        confidence=_mean((w.confidence, 1) for w in words),
         edits=char_counts(normalize(clip.text, language), text) if references else None,
     )
 
 
-def _avg_logprob(transcript: Transcript) -> float | None:
-    known = [
-        (segment.avg_logprob, len(segment.tokens))
-        for segment in transcript.segments
-        if segment.avg_logprob is not None
-    ]
-    tokens = sum(count for _, count in known)
-    return sum(mean * count for mean, count in known) / tokens if tokens else None
+def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
+    """Return the mean of weighted values; None without any weight."""
+    known = [(value, weight) for value, weight in weighted if value is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
 
 
-def _confidence(transcript: Transcript) -> float | None:
-    words = [word for segment in transcript.segments for word in segment.words or ()]
-    known = [word.confidence for word in words if word.confidence is not None]
-    return sum(known) / len(known) if known else None
-
-
-def is_trusted(pair: Pair, threshold: float) -> bool:
+def is_trusted(pair: TranscriptPair, threshold: float) -> bool:
     """Return whether texts agree; two passes without a word agree on silence alone."""
     return pair.difference <= threshold and not pair.silence
 
 
 def figures_of(
-    pairs: Sequence[Pair], *, failed: int, clips: int, seconds: float, threshold: float
+    pairs: Sequence[TranscriptPair], *, failed: int, clips: int, seconds: float, threshold: float
 ) -> AgreementResult:
     """Count the trusted transcripts, and select by each threshold.
 
@@ -123,19 +114,19 @@ def figures_of(
         seconds: the length of all clips.
         threshold: % in which two trusted texts may differ.
     """
-    said = [pair.edits.length for pair in pairs if pair.silence and pair.edits]
     references = any(pair.edits for pair in pairs)
-    points = list[Point]()
+    silent = [pair for pair in pairs if pair.silence]
+    points = list[Selection]()
     for limit in sorted({*THRESHOLDS, threshold, EVERY}):
         count = sum(is_trusted(pair, limit) for pair in pairs)
-        for way in WAYS if references else ["agreement"]:
+        for ranking in RANKINGS if references else ["agreement"]:
             # In a fixed order, because the interval's draws depend on it.
-            chosen = sorted(_ranked(pairs, way)[:count], key=lambda pair: pair.file)
-            edits = [pair.edits for pair in chosen if pair.edits is not None]
-            exact = sum(not one.errors for one in edits)
-            point = Point(
+            chosen = sorted(_ranked(pairs, ranking)[:count], key=lambda pair: pair.file)
+            edits = [pair.edits for pair in chosen if pair.edits]
+            exact = sum(not counts.errors for counts in edits)
+            point = Selection(
                 threshold=limit,
-                by=way,
+                by=ranking,
                 clips=count,
                 clips_percent=100 * count / clips,
                 seconds_percent=100 * sum(pair.duration for pair in chosen) / seconds,
@@ -148,42 +139,47 @@ def figures_of(
         seconds=seconds,
         failed=failed,
         trusted=sum(is_trusted(pair, threshold) for pair in pairs),
-        silences=sum(pair.silence for pair in pairs),
-        silences_right=said.count(0) if references else None,
+        silences=len(silent),
+        silences_right=(
+            sum(pair.edits is not None and not pair.edits.length for pair in silent)
+            if references
+            else None
+        ),
         points=tuple(points),
     )
 
 
-def _ranked(pairs: Sequence[Pair], way: str) -> list[Pair]:
-    return sorted((pair for pair in pairs if not pair.silence), key=WAYS[way])
+def _ranked(pairs: Sequence[TranscriptPair], ranking: str) -> list[TranscriptPair]:
+    return sorted((pair for pair in pairs if not pair.silence), key=RANKINGS[ranking])
 
 
-def steps(pairs: Sequence[Pair], clips: int, way: str) -> list[tuple[float, float]]:
+def steps(pairs: Sequence[TranscriptPair], clips: int, ranking: str) -> list[tuple[float, float]]:
     """Return yield and CER, both in percent, for growing selections.
 
     Transcripts of equal rank come together.
     """
-    found, count, edits = list[tuple[float, float]](), 0, Counts()
-    for _, alike in itertools.groupby(_ranked(pairs, way), WAYS[way]):
-        for pair in alike:
+    points, count, edits = list[tuple[float, float]](), 0, Counts()
+    for _, group in itertools.groupby(_ranked(pairs, ranking), RANKINGS[ranking]):
+        for pair in group:
             count, edits = count + 1, edits + (pair.edits or Counts())
         if edits.length:
-            found.append((100 * count / clips, 100 * edits.errors / edits.length))
-    return found
+            points.append((100 * count / clips, 100 * edits.errors / edits.length))
+    return points
 
 
-def checks_of(pairs: Sequence[Pair], threshold: float) -> tuple[Check, ...]:
+def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check, ...]:
     """Check that trusted transcripts have a lower CER than the others.
 
     Where the intervals overlap nothing is decided. Without references there is no check.
     """
-    known = [(pair.edits, is_trusted(pair, threshold)) for pair in pairs if pair.edits]
-    if not known:
+    by_trust: dict[bool, list[Counts]] = {True: [], False: []}
+    for pair in pairs:
+        if pair.edits:
+            by_trust[is_trusted(pair, threshold)].append(pair.edits)
+    if not any(by_trust.values()):
         return ()
     name = "transcripts that are trusted have a lower CER than the others"
-    trusted, rest = (
-        rate([edits for edits, selected in known if selected == wanted]) for wanted in (True, False)
-    )
+    trusted, rest = map(rate, by_trust.values())
     if trusted.percent is None or rest.percent is None:
         return (Check(name, None, "none are trusted, or all, or nobody speaks in them"),)
     passed = True if (trusted.high or 0.0) < (rest.low or 0.0) else None
@@ -195,18 +191,20 @@ def checks_of(pairs: Sequence[Pair], threshold: float) -> tuple[Check, ...]:
 # ---------------------------------------------------------------- report
 
 
-def line_of(pair: Pair, threshold: float) -> dict[str, object]:
+def line_of(pair: TranscriptPair, threshold: float) -> dict[str, object]:
     """Return the keys of a manifest's line, and whether to trust it."""
     line = dataclasses.asdict(pair)
     del line["edits"]
     return {**line, "trusted": is_trusted(pair, threshold)}
 
 
-def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float) -> ReportSection:
+def section_of(
+    pairs: Sequence[TranscriptPair], figures: AgreementResult, threshold: float
+) -> ReportSection:
     """Return the section of the report, with a chart if there are references."""
-    references = any(pair.edits for pair in pairs)
+    references = figures.silences_right is not None
     header = ["texts differ by at most", "clips", "seconds"]
-    header += [title for way in WAYS if references for title in (f"CER by {way}", "exact")]
+    header += [title for name in RANKINGS if references for title in (f"CER by {name}", "exact")]
     rows: dict[float, list[str]] = {}
     for point in figures.points:
         limit = "all" if point.threshold == EVERY else f"{point.threshold:g} %"
@@ -215,15 +213,14 @@ def section_of(pairs: Sequence[Pair], figures: AgreementResult, threshold: float
         if references:
             exact = "" if point.exact_percent is None else f"{point.exact_percent:.0f} %"
             row += [percent(point.cer) if point.cer else "none", exact]
-    right = figures.silences_right
-    of_them = "" if right is None else f", rightly in {right}"
+    right = f", rightly in {figures.silences_right}" if references else ""
     counts = (
         f"trusted at {threshold:g} %: {figures.trusted} of {figures.clips} clips; agreed on "
-        f"silence: {figures.silences}{of_them}; failed: {figures.failed}"
+        f"silence: {figures.silences}{right}; failed: {figures.failed}"
     )
     parts: list[Part] = [Table(header, list(rows.values())), Text(counts)]
     if references:
-        curves = {way: steps(pairs, figures.clips, way) for way in WAYS}
+        curves = {name: steps(pairs, figures.clips, name) for name in RANKINGS}
         label = "CER of the selected transcripts over their share of the clips"
         chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curves)
         parts.insert(0, Figure([chart], legend=False))

@@ -7,6 +7,7 @@ figures are of the other half, `report`.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import jiwer
@@ -26,20 +27,18 @@ HALVES = ("choose", "report")
 EVERY = "all"
 MAX_ECE = 0.05  # of words that were not fitted to
 MIN_DECIDING = 1_000  # words; with fewer the measures are a matter of chance
-_MIN_ROW_WORDS = 50  # words of a language that has a row
-
-
 BINS = 15
 MIN_FIT_WORDS = 30  # the fewest right words, and wrong words, for a fit
+_MIN_ROW_WORDS = 50  # words of a language that has a row
 _RIDGE = 1e-3  # keeps weights finite where words could be told apart without error
-_STEPS = 100
-_ENOUGH = 1e-9  # the fit ends at a smaller step
+_MAX_STEPS = 100
+_MIN_STEP = 1e-9  # the fit ends at a smaller step
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Bin:
+class ReliabilityBin:
     """Words with nearly the same figure."""
 
     low: float
@@ -62,12 +61,12 @@ class Reliability:
     ece: float  # expected calibration error, bins of equal width
     brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
     auroc: float | None  # P(figure of a right word > that of a wrong one); None: one kind
-    bins: tuple[Bin, ...]  # that hold a word, lowest first
+    bins: tuple[ReliabilityBin, ...]  # that hold a word, lowest first
 
 
 def reliability(
-    values: Sequence[float] | Floats,
-    right: Sequence[bool] | Floats,
+    figures: Floats,
+    right: npt.NDArray[np.bool_],
     beam_size: int = 0,
     figure: str = "",
     language: str = "",
@@ -75,37 +74,34 @@ def reliability(
     """Compare a figure of words, at least one, with whether they are right.
 
     Args:
-        values: the figure of each word, 0 to 1.
+        figures: the figure of each word, 0 to 1.
         right: whether each word is right.
         beam_size, figure, language: as in `Reliability`.
     """
-    figures, truth = np.asarray(values, np.float64), np.asarray(right, np.float64)
-    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[Bin]()
+    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[ReliabilityBin]()
     for number in np.unique(numbers).tolist():
         inside = numbers == number
-        said, share = float(figures[inside].mean()), float(truth[inside].mean())
-        bins.append(Bin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share))
+        said, share = float(figures[inside].mean()), float(right[inside].mean())
+        bins.append(
+            ReliabilityBin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share)
+        )
+    auroc, wrong = None, np.sort(figures[~right])
+    if 0 < len(wrong) < len(right):
+        # Ties count half.
+        sides = [np.searchsorted(wrong, figures[right], side) for side in ("left", "right")]
+        auroc = float(np.mean(sides) / len(wrong))
     return Reliability(
         beam_size=beam_size,
         figure=figure,
         language=language,
-        words=len(truth),
-        right=float(truth.mean()),
+        words=len(right),
+        right=float(right.mean()),
         said=float(figures.mean()),
-        ece=sum(abs(one.said - one.right) * one.words for one in bins) / len(truth),
-        brier=float(np.mean((figures - truth) ** 2)),
-        auroc=_auroc(figures, truth > 0),
+        ece=sum(abs(one.said - one.right) * one.words for one in bins) / len(right),
+        brier=float(np.mean((figures - right) ** 2)),
+        auroc=auroc,
         bins=tuple(bins),
     )
-
-
-def _auroc(figures: Floats, right: npt.NDArray[np.bool_]) -> float | None:
-    """Return the probability that a right word has a higher figure; ties count half."""
-    wrong = np.sort(figures[~right])
-    if not len(wrong) or right.sum() == 0:
-        return None
-    sides = [np.searchsorted(wrong, figures[right], side) for side in ("left", "right")]
-    return float(np.mean(sides) / len(wrong))
 
 
 def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
@@ -123,13 +119,13 @@ def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
     Raises:
         EarshotError: too few words are right or wrong, or the first feature tells nothing.
     """
-    truth = np.asarray(right, np.float64)
-    of_each = int(truth.sum()), int((1 - truth).sum())
-    if min(of_each) < MIN_FIT_WORDS:
+    wrong_count = len(right) - sum(right)
+    if min(sum(right), wrong_count) < MIN_FIT_WORDS:
         raise EarshotError(
-            f"{of_each[0]} words are right and {of_each[1]} wrong; expected at least "
+            f"{sum(right)} words are right and {wrong_count} wrong; expected at least "
             f"{MIN_FIT_WORDS} of each: let more speech be heard"
         )
+    truth = np.asarray(right, np.float64)
     for count in range(features.shape[1], 0, -1):
         weights = _newton(np.insert(features[:, :count], 0, 1.0, axis=1), truth)
         if min(weights[1:]) >= 0:
@@ -141,13 +137,13 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     weights = np.zeros(rows.shape[1])
     ridge = np.full(rows.shape[1], _RIDGE)
     ridge[0] = 0.0  # of the intercept
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         estimates = (1 + np.tanh(rows @ weights / 2)) / 2
         slope = rows.T @ (estimates - truth) / len(truth) + ridge * weights
         spread = (rows.T * (estimates * (1 - estimates))) @ rows / len(truth) + np.diag(ridge)
         step = np.linalg.solve(spread, slope)
         weights = weights - step
-        if np.abs(step).max() < _ENOUGH:
+        if np.abs(step).max() < _MIN_STEP:
             break
     return weights
 
@@ -177,18 +173,18 @@ class CalibrationResult:
     rows: tuple[Reliability, ...]
 
 
-def judged(heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize) -> Iterable[HeardWord]:
+def judge_words(
+    heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize
+) -> Iterable[HeardWord]:
     """Yield the words of answers, and whether each is right; punctuation alone is no word.
 
     Clips without a half go to both halves in turn.
     """
     for number, (clip, answer) in enumerate(heard):
-        heard_words = [
-            (word, segment) for segment in answer.segments for word in segment.words or ()
-        ]
-        texts = [word.word for word, _ in heard_words]
+        words = [(word, segment) for segment in answer.segments for word in segment.words or ()]
+        texts = [word.word for word, _ in words]
         verdicts = right_words(clip.text, texts, clip.language, normalize)
-        for (word, segment), right in zip(heard_words, verdicts, strict=True):
+        for (word, segment), right in zip(words, verdicts, strict=True):
             if right is not None and segment.avg_logprob is not None:
                 yield HeardWord(
                     file=clip.file,
@@ -215,31 +211,20 @@ def right_words(
         text = normalize(word, language)
         return list(text.replace(" ", "")) if language in SPACELESS else text.split()
 
-    hypothesis = [(part, number) for number, word in enumerate(words) for part in parts(word)]
-    reference_parts = [part for word in reference.split() for part in parts(word)]
-    verdicts: list[bool | None] = [None] * len(words)
-    for _, number in hypothesis:
-        verdicts[number] = True
-    hits = _hits(reference_parts, [part for part, _ in hypothesis])
-    for place, (_, number) in enumerate(hypothesis):
-        verdicts[number] = bool(verdicts[number]) and place in hits
-    return verdicts
+    spoken = [part for word in reference.split() for part in parts(word)]
+    heard = [parts(word) for word in words]
+    heard_parts = list(itertools.chain(*heard))
+    matches = [False] * len(heard_parts)
+    if spoken and heard_parts:
+        alignment = jiwer.process_words([" ".join(spoken)], [" ".join(heard_parts)]).alignments[0]
+        for chunk in alignment:
+            for i in range(chunk.hyp_start_idx, chunk.hyp_end_idx):
+                matches[i] = chunk.type == "equal"
+    remaining = iter(matches)
+    return [all(list(itertools.islice(remaining, len(own)))) if own else None for own in heard]
 
 
-def _hits(reference: Sequence[str], hypothesis: Sequence[str]) -> set[int]:
-    """Return the positions in a hypothesis that match the aligned reference."""
-    if not reference or not hypothesis:
-        return set()
-    aligned = jiwer.process_words([" ".join(reference)], [" ".join(hypothesis)]).alignments[0]
-    return {
-        place
-        for part in aligned
-        if part.type == "equal"
-        for place in range(part.hyp_start_idx, part.hyp_end_idx)
-    }
-
-
-def fitted(words: Sequence[HeardWord], source: str) -> Confidence:
+def fit_confidence(words: Sequence[HeardWord], source: str) -> Confidence:
     """Fit the confidence of words.
 
     Raises:
@@ -271,27 +256,27 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
         EarshotError: as `fit_logistic`; or no word of the other half was heard.
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
-    fit, rows = fitted(chosen, source), list[Reliability]()
-    for beam, every in words.items():
-        some = [word for word in every if word.half == "report"]
-        if not some:
+    fit, rows = fit_confidence(chosen, source), list[Reliability]()
+    for beam, beam_words in words.items():
+        reported = [word for word in beam_words if word.half == "report"]
+        if not reported:
             raise EarshotError("no word of the half 'report' was heard; expected speech in it")
-        figures = {"probability": [word.probability for word in some]}
-        own = [word.confidence for word in some if word.confidence is not None]
-        if len(own) == len(some):
-            figures["confidence"] = own
-        figures["fitted"] = [confidence_of(fit, w.probability, w.avg_logprob) for w in some]
-        right = np.array([word.right for word in some])
-        spoken = np.array([word.language for word in some])
-        counts = collections.Counter(spoken.tolist())
-        rows += [reliability(values, right, beam, name, EVERY) for name, values in figures.items()]
-        for language in sorted(name for name in counts if name):
-            if counts[language] >= _MIN_ROW_WORDS:
-                own_words = spoken == language
-                rows += [
-                    reliability(np.array(values)[own_words], right[own_words], beam, name, language)
-                    for name, values in figures.items()
-                ]
+        figures: dict[str, list[float | None]] = {
+            "probability": [word.probability for word in reported],
+            "confidence": [word.confidence for word in reported],
+            "fitted": [confidence_of(fit, w.probability, w.avg_logprob) for w in reported],
+        }
+        if None in figures["confidence"]:
+            del figures["confidence"]
+        right = np.array([word.right for word in reported])
+        languages = np.array([word.language for word in reported])
+        counts = collections.Counter(word.language for word in reported if word.language)
+        common = sorted(name for name, count in counts.items() if count >= _MIN_ROW_WORDS)
+        for language in (EVERY, *common):
+            own = (languages == language) | (language == EVERY)
+            for name, values in figures.items():
+                selected = np.array(values, np.float64)[own]
+                rows.append(reliability(selected, right[own], beam, name, language))
     return CalibrationResult(fit, tuple(rows))
 
 
@@ -303,41 +288,35 @@ def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
         after, before = whole[beam, "fitted"], whole[beam, "probability"]
         enough = after.words >= MIN_DECIDING
         near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
-        detail = f"{before.ece:.3f} before, {after.ece:.3f} after"
-        checks.append(Check(near, after.ece <= MAX_ECE if enough else None, detail))
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
-        detail = f"{before.brier:.4f} before, {after.brier:.4f} after"
-        checks.append(Check(better, after.brier < before.brier if enough else None, detail))
+        calibrated, sharper = after.ece <= MAX_ECE, after.brier < before.brier
+        eces = f"{before.ece:.3f} before, {after.ece:.3f} after"
+        briers = f"{before.brier:.4f} before, {after.brier:.4f} after"
+        checks.append(Check(near, calibrated if enough else None, eces))
+        checks.append(Check(better, sharper if enough else None, briers))
     return tuple(checks)
 
 
 def section_of(figures: CalibrationResult) -> ReportSection:
     """Return the fit, the figures, and the reliability by bins."""
     fit = figures.fit
-    told = (
+    summary = (
         f"fit: {fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
     )
     header = ("beam, words, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
-    parts: list[Part] = [Text(told), Table(header, [_cells(row) for row in figures.rows])]
+    rows, bins = list[list[str]](), list[Part]()
     for row in figures.rows:
+        name = f"{row.beam_size}, {row.language}, {row.figure}"
+        measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
+        auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
+        rows.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
         if row.language == EVERY and row.figure != "confidence":
-            name = f"beam {row.beam_size}, {row.figure}"
-            rows = [
-                [f"{one.low:.2f} to {one.high:.2f}", str(one.words)]
-                + [f"{share:.3f}" for share in (one.said, one.right)]
-                for one in row.bins
+            title = f"beam {row.beam_size}, {row.figure}"
+            cells = [
+                (f"{b.low:.2f} to {b.high:.2f}", str(b.words), f"{b.said:.3f}", f"{b.right:.3f}")
+                for b in row.bins
             ]
-            parts.append(Table((name, "words", "says", "are right"), rows, name.capitalize()))
-    return ReportSection("Words", parts)
-
-
-def _cells(row: Reliability) -> list[str]:
-    return [
-        f"{row.beam_size}, {row.language}, {row.figure}",
-        str(row.words),
-        *(f"{share:.3f}" for share in (row.right, row.said, row.ece)),
-        f"{row.brier:.4f}",
-        "" if row.auroc is None else f"{row.auroc:.3f}",
-    ]
+            bins.append(Table((title, "words", "says", "are right"), cells, title.capitalize()))
+    return ReportSection("Words", [Text(summary), Table(header, rows), *bins])

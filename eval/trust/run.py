@@ -19,14 +19,14 @@ from eval.config import EvaluationProduct
 from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
-from eval.trust.agreement import WAYS, Pair, pair_of
+from eval.trust.agreement import RANKINGS, TranscriptPair, pair_of
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request, Transcript
 from serve.transcriber.open import open_transcriber
 
-Heard = Transcript | EarshotError
+Answer = Transcript | EarshotError
 
 
 def trust(run: Run, *, other: str, threshold: float) -> Result:
@@ -43,15 +43,19 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         ConfigError: both passes would be the same.
         EarshotError: the clips or an engine cannot be read, or every clip failed.
     """
-    of, passes = run.config.eval, passes_of(run.config, other)
-    sources = [open_engine(engine).manifest.source.id for _, engine in passes]
+    settings, passes = run.config.eval, passes_of(run.config, other)
+    source = open_engine(run.config.engine).manifest.source.id
     drawn = find_clips(
-        of.manifest, limit=of.limit, seed=of.seed, read=duration_s, need_references=False
+        settings.manifest,
+        limit=settings.limit,
+        seed=settings.seed,
+        read=duration_s,
+        need_references=False,
     )
     run.say(drawn.summary)
-    first, second = (_heard(*one, drawn.clips) for one in passes)
-    pairs, failed = paired(drawn, first, second, of.half)
-    clips = [clip for clip in drawn.clips if of.half in ("", clip.half) or not clip.half]
+    first, second = (_transcribed(*engine, drawn.clips) for engine in passes)
+    pairs, failed = pair_transcripts(drawn, first, second, settings.half)
+    clips = [clip for clip in drawn.clips if _in_half(clip, settings.half)]
     figures = agreement.figures_of(
         pairs,
         failed=len(failed),
@@ -66,13 +70,13 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     checks = agreement.checks_of(pairs, threshold)
     sections = [agreement.section_of(pairs, figures, threshold)]
     words = None
-    if drawn.references and not other and _has_words(first):
-        beams = {
-            config.transcriber.beam_size: heard
-            for (config, _), heard in zip(passes, (first, second), strict=True)
-        }
+    has_words = any(
+        s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
+    )
+    if drawn.references and not other and has_words:
+        beams = {run.config.transcriber.beam_size: first, 1: second}
         try:
-            words = _calibrated(run.folder, drawn.clips, beams, sources[0])
+            words = _calibrated(run.folder, drawn.clips, beams, source)
         except EarshotError as error:
             checks += (Check("confidence is fitted", None, str(error)),)
         else:
@@ -101,10 +105,10 @@ def passes_of(
     return (config, config.engine), second
 
 
-def _heard(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> list[Heard]:
+def _transcribed(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> list[Answer]:
     """Return an engine's transcript of each clip, or the reason why there is none."""
 
-    def hear(clip: Clip) -> Heard:
+    def transcribe(clip: Clip) -> Answer:
         language = clip.language if config.eval.tell_language else None
         try:
             audio = read_bytes(clip.path)
@@ -119,12 +123,16 @@ def _heard(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> lis
         open_transcriber(config, engine) as transcriber,
         ThreadPoolExecutor(config.eval.concurrency) as pool,
     ):
-        return list(tqdm(pool.map(hear, clips), title, len(clips), unit="clip"))
+        return list(tqdm(pool.map(transcribe, clips), title, len(clips), unit="clip"))
 
 
-def paired(
-    drawn: FoundCorpus, first: Sequence[Heard], second: Sequence[Heard], half: str = ""
-) -> tuple[list[Pair], dict[str, str]]:
+def _in_half(clip: Clip, half: str) -> bool:
+    return not half or clip.half in ("", half)
+
+
+def pair_transcripts(
+    drawn: FoundCorpus, first: Sequence[Answer], second: Sequence[Answer], half: str = ""
+) -> tuple[list[TranscriptPair], dict[str, str]]:
     """Pair the transcripts of both passes, by difference and then by avg_logprob.
 
     Args:
@@ -138,9 +146,9 @@ def paired(
     Raises:
         EarshotError: no clip was heard by both.
     """
-    pairs, failed, normalize = list[Pair](), dict(drawn.unreadable), normalizer(DEFAULT)
+    pairs, failed, normalize = list[TranscriptPair](), dict(drawn.unreadable), normalizer(DEFAULT)
     for clip, one, other in zip(drawn.clips, first, second, strict=True):
-        if half and clip.half and clip.half != half:
+        if not _in_half(clip, half):
             continue
         if isinstance(one, Transcript) and isinstance(other, Transcript):
             references = drawn.references
@@ -150,23 +158,18 @@ def paired(
     if not pairs:
         file, error = next(iter(failed.items()))
         raise EarshotError(f"no clip was heard by both passes; {file}: {error}")
-    pairs.sort(key=lambda pair: (pair.difference, WAYS["avg_logprob"](pair)))
+    pairs.sort(key=lambda pair: (pair.difference, RANKINGS["avg_logprob"](pair)))
     return pairs, failed
 
 
-def _has_words(answers: Sequence[Heard]) -> bool:
-    transcripts = [answer for answer in answers if isinstance(answer, Transcript)]
-    return any(segment.words for transcript in transcripts for segment in transcript.segments)
-
-
 def _calibrated(
-    folder: Path, clips: Sequence[Clip], beams: dict[int, list[Heard]], source: str
+    folder: Path, clips: Sequence[Clip], beams: dict[int, list[Answer]], source: str
 ) -> calibration.CalibrationResult:
     """Fit confidence to the words that each search heard, and keep words and fit."""
     normalize, words = normalizer(DEFAULT), dict[int, list[calibration.HeardWord]]()
     for beam, answers in beams.items():
         pairs = [(c, a) for c, a in zip(clips, answers, strict=True) if isinstance(a, Transcript)]
-        words[beam] = list(calibration.judged(pairs, normalize))
+        words[beam] = list(calibration.judge_words(pairs, normalize))
     figures = calibration.figures_of(words, source)
     kept = [{"beam_size": beam, **vars(word)} for beam, some in words.items() for word in some]
     write_jsonl(folder / "words.jsonl", kept)

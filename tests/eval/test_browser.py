@@ -1,15 +1,13 @@
 """The pages as a browser lays them out: where one is installed, as continuous integration does."""
 
-import dataclasses
-import json
-import re
-import subprocess
+from dataclasses import replace
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from eval import report as reports
 from eval.accuracy.normalize import normalizer
-from eval.accuracy.report import compared, result_of
+from eval.accuracy.report import compare_runs, result_of
 from eval.config import EvaluationProduct
 from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score
@@ -18,22 +16,17 @@ from tests.programs import path_of
 pytestmark = pytest.mark.needs_program("chromium")
 
 NAMES = (
-    "earshot-triton",
-    "earshot-int8",
-    "earshot-fp16",
-    "faster-whisper-float32",
-    "faster-whisper-float32-greedy",
-    "faster-whisper-int8",
-    "faster-whisper-int8-greedy",
+    *("earshot-triton", "earshot-int8", "earshot-fp16", "faster-whisper-float32"),
+    *("faster-whisper-float32-greedy", "faster-whisper-int8", "faster-whisper-int8-greedy"),
     "transformers-fp32",
 )
+# Unfolds everything, and names elements beyond the page and texts of charts that overlap.
 MEASURE = """
-<script>
-addEventListener("load", () => setTimeout(() => {
+() => {
   for (const closed of document.querySelectorAll("details")) closed.open = true;
   const seen = box => box.width > 0 && box.height > 0;
   const name = element => element.textContent.trim();
-  const found = {beyond: [], overlaps: [], small: [], texts: 0, players: []};
+  const found = {beyond: [], overlaps: [], small: [], texts: 0};
   for (const element of document.querySelectorAll("main *")) {
     const box = element.getBoundingClientRect();
     if (!element.closest(".scroll") && seen(box) && box.right > innerWidth + 1)
@@ -41,8 +34,7 @@ addEventListener("load", () => setTimeout(() => {
   }
   for (const chart of document.querySelectorAll(".charts > *")) {
     const texts = [...chart.querySelectorAll("span, small, h4, p")].filter(
-      text => !text.children.length).filter(
-      text => name(text) && seen(text.getBoundingClientRect()));
+      text => !text.children.length && name(text) && seen(text.getBoundingClientRect()));
     const boxes = texts.map(text => text.getBoundingClientRect());
     found.texts += texts.length;
     boxes.forEach((a, i) => {
@@ -56,40 +48,24 @@ addEventListener("load", () => setTimeout(() => {
     });
   }
   found.width = document.documentElement.scrollWidth - innerWidth;
-  found.players = [...document.querySelectorAll("audio")].map(audio => audio.duration);
-  found.dark = getComputedStyle(document.body).backgroundColor;
-  document.body.innerHTML = "";
-  document.body.dataset.found = JSON.stringify(found);
-}, 500));
-</script>
+  return found;
+}
 """
-
-
-def measured(path, width, *flags):
-    """The page's layout at a width, everything unfolded, as a script inside a copy measures it."""
-    text = path.read_text(encoding="utf-8")
-    policy = "default-src 'none';"
-    assert policy in text
-    text = text.replace(policy, f"{policy} script-src 'unsafe-inline';")
-    copy = path.with_name("measured.html")
-    copy.write_text(text.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
-    command = [path_of("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--virtual-time-budget=5000", f"--window-size={width},900", *flags]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={path.parent / 'profile'}", copy.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    found = re.search(r'data-found="([^"]*)"', done.stdout)
-    assert found, done.stderr[-2000:]
-    return json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&"))
+PLAYERS = "[...document.querySelectorAll('audio')].map(audio => audio.duration || 0)"
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path_of("chromium"), timeout=60_000)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages():
     """A run of many systems, one of them far off, and its comparison with another."""
-    folder = tmp_path_factory.mktemp("pages")
 
     def run(step):
         scores = [
@@ -97,36 +73,35 @@ def pages(tmp_path_factory):
             for number, name in enumerate(NAMES)
         ]
         scores.append(score("faster-whisper-library-defaults", "far off " * 40))
-        return dataclasses.replace(report(), systems=tuple(scores))
+        return replace(report(), systems=tuple(scores))
 
     said = "hello you too, supercalifragilisticexpialidocious" + "expialidocious" * 8
     made = {name: calls(said, path="tests/data/en_question.wav") for name in NAMES}
     results = {
-        "report.html": result_of(run(0.02), made, normalizer("basic-v1")),
-        "compare.html": compared(run(0.02), run(0.5)),
+        "report": result_of(run(0.02), made, normalizer("basic-v1")),
+        "comparison": compare_runs(run(0.02), run(0.5)),
     }
-    for name, result in results.items():
-        (folder / name).write_text(
-            reports.to_page(Run("run", EvaluationProduct()), result), encoding="utf-8"
-        )
-    return folder
+    product = Run("run", EvaluationProduct())
+    return {name: reports.to_page(product, result) for name, result in results.items()}
 
 
-@pytest.mark.parametrize("page", ["report.html", "compare.html"])
+@pytest.mark.parametrize("page", ["report", "comparison"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_overlaps_or_leaves_the_page(pages, page, width):
-    found = measured(pages / page, width)
+def test_nothing_overlaps_or_leaves_the_page(browser, pages, page, width):
+    with browser.new_page(viewport={"width": width, "height": 900}) as tab:
+        tab.set_content(pages[page])
+        tab.wait_for_function(f"{PLAYERS}.every(seconds => seconds > 0)")
+        players, found = tab.evaluate(PLAYERS), tab.evaluate(MEASURE)
     assert found["texts"] > 40
     assert (found["width"] <= 0, found["beyond"]) == (True, [])
-    assert found["overlaps"] == []
-    assert found["small"] == []
-    players = [pytest.approx(2.57, abs=0.05)] if page == "report.html" else []
-    assert found["players"] == players
+    assert found["overlaps"] == found["small"] == []
+    assert players == ([pytest.approx(2.57, abs=0.05)] if page == "report" else [])
 
 
-def test_the_page_follows_dark_and_light(pages):
-    colours = {
-        measured(pages / "report.html", 800, *flags)["dark"]
-        for flags in ((), ("--blink-settings=preferredColorScheme=0",))
-    }
-    assert colours == {"rgb(244, 246, 247)", "rgb(16, 23, 29)"}
+@pytest.mark.parametrize(
+    ("scheme", "colour"), [("light", "rgb(244, 246, 247)"), ("dark", "rgb(16, 23, 29)")]
+)
+def test_the_page_follows_dark_and_light(browser, pages, scheme, colour):
+    with browser.new_page(color_scheme=scheme) as tab:
+        tab.set_content(pages["report"])
+        assert tab.evaluate(BACKGROUND) == colour

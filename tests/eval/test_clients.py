@@ -24,17 +24,13 @@ def ask_of(data, patience_s=60.0):
 
 
 @pytest.mark.server
-def test_every_api_gives_the_same_text(server):
+def test_every_api_gives_the_same_text_and_refuses_what_is_no_audio(server):
     at = Addresses(server.http, server.grpc)
     found = {name: send(at, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
     assert {answer.kind for answer in found.values()} == {"answered"}, found
     live = found.pop("live").text  # its audio is cut in another way
     assert live and len({answer.text for answer in found.values()}) == 1, found
 
-
-@pytest.mark.server
-def test_every_api_refuses_what_is_no_audio(server):
-    at = Addresses(server.http, server.grpc)
     for name in WITHOUT_JOBS.keys() - {"live"}:
         answer = CLIENTS[name](at, ask_of(b"no audio"))
         assert answer.kind == "failed", (name, answer)

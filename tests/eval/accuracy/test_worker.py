@@ -1,19 +1,18 @@
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.predictions import clip_nearest_10_s, read_calls
+from eval.accuracy.predictions import LoadPhase, clip_nearest_10_s, read_calls
 from eval.accuracy.worker import drive, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct
-from eval.record import write_text
-from serve.contract.codec import to_json
+from eval.record import write_jsonl
 from serve.contract.errors import ConfigError, DeadlineError, UnavailableError
 from tests.eval.fakes import FakeSystem, open_fake, timed_call, write_clips
 
@@ -22,23 +21,16 @@ SAID = {"a.txt": "one", "b.txt": "two", "c.txt": ""}
 HELDOUT = {"h.txt": "three", "i.txt": "four"}
 
 
-def measured(tmp_path, name="fake", said=SAID, config=CONFIG, on_row=None, is_timed=True):
+def measured(tmp_path, name="fake", said=SAID, config=CONFIG, is_timed=True):
     rows = []
-    clips = clip_sets(tmp_path, said)
+    sets = {"heldout": write_clips(tmp_path, HELDOUT), "timed": write_clips(tmp_path, said)}
+    phases = [LoadPhase("accuracy", clips, 3, clip_set=name) for name, clips in sets.items()]
+    phases += timed_phases(sets["timed"], config.eval) if is_timed else []
+    log = tmp_path / "logs" / "fake.log"
     result = measure_system(
-        name,
-        config,
-        clips,
-        timed=clips["timed"] if is_timed else (),
-        open_system=open_fake,
-        on_call=on_row or rows.append,
-        log=tmp_path / "logs" / "fake.log",
+        name, config, phases, open_system=open_fake, on_call=rows.append, log=log
     )
     return result, rows
-
-
-def clip_sets(folder, said):
-    return {"heldout": write_clips(folder, HELDOUT), "timed": write_clips(folder, said)}
 
 
 @pytest.fixture
@@ -69,36 +61,21 @@ def test_phases_threads_and_process_are_as_stated(tmp_path, no_children):
     ]
     assert sorted(r.file for r in rows[:5]) == sorted([*HELDOUT, *SAID])
     assert {r.file for r in rows if r.phase == "one_clip"} == {"b.txt"}  # 6 s; c has no speech
-    timed = timed_phases(clip_sets(tmp_path, SAID)["timed"], CONFIG.eval)
-    assert len(rows) == 5 + sum(len(phase.clips) * phase.repeats for phase in timed)
     assert all(r.text == (SAID | HELDOUT)[r.file] for r in rows)
     assert "opening fake" in (tmp_path / "logs" / "fake.log").read_text()
     assert no_children()
 
 
 @pytest.mark.nightly
-def test_a_system_that_is_not_timed_says_each_of_its_clips_once(tmp_path):
-    _, rows = measured(tmp_path, is_timed=False)
-    assert sorted(r.file for r in rows) == sorted([*HELDOUT, *SAID])
-    assert {r.phase for r in rows} == {"accuracy"}
-    assert {r.prediction.language for r in rows} == {"en"}
-
-
-@pytest.mark.nightly
 def test_the_language_is_told_where_that_is_asked_for(tmp_path):
     """A FakeSystem says the language that it was told, else English."""
-    config = dataclasses.replace(CONFIG, eval=dataclasses.replace(CONFIG.eval, tell_language=True))
-    rows = []
-    clips = [dataclasses.replace(clip, language="es") for clip in write_clips(tmp_path, HELDOUT)]
-    measure_system(
-        "fake",
-        config,
-        {"heldout": clips},
-        open_system=open_fake,
-        on_call=rows.append,
-        log=tmp_path / "log",
-    )
-    assert {r.prediction.language for r in rows} == {"es"}
+    clips = [replace(clip, language="es") for clip in write_clips(tmp_path, HELDOUT)]
+    for told, code in ((False, "en"), (True, "es")):
+        config = replace(CONFIG, eval=replace(CONFIG.eval, tell_language=told))
+        rows, phases, log = [], [LoadPhase("accuracy", clips, 1)], tmp_path / "log"
+        measure_system("fake", config, phases, open_system=open_fake, on_call=rows.append, log=log)
+        assert {r.prediction.language for r in rows} == {code}
+        assert sorted(r.file for r in rows) == sorted(HELDOUT)
 
 
 @pytest.mark.nightly
@@ -110,25 +87,21 @@ def test_memory_belongs_to_one_system(tmp_path):
     assert abs(again.peak_memory_bytes - small.peak_memory_bytes) < 50_000_000
 
 
-@pytest.mark.nightly
-def test_the_systems_own_error_comes_back(tmp_path, no_children):
-    with pytest.raises(UnavailableError, match="needs a device that is not here"):
-        measured(tmp_path, "missing")
-    assert no_children()
-
-
-def test_a_dead_process_is_named_with_its_last_words(tmp_path, no_children):
-    with pytest.raises(UnavailableError, match=r"fake ended early: opening fake; its log is .*log"):
-        measured(tmp_path, said={"a.txt": "die"})
-    assert no_children()
-
-
-def test_a_hanging_system_is_given_up(tmp_path, monkeypatch, no_children):
+@pytest.mark.parametrize(
+    ("name", "said", "error", "message"),
+    [
+        ("missing", "one", UnavailableError, "needs a device that is not here"),
+        ("fake", "die", UnavailableError, r"fake ended early: opening fake; its log is .*log"),
+        ("fake", "hang", DeadlineError, "fake said nothing for 1 s"),
+    ],
+)
+def test_a_system_that_fails_is_named_and_leaves_no_process(
+    tmp_path, monkeypatch, no_children, name, said, error, message
+):
     monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
-    transcriber = dataclasses.replace(CONFIG.transcriber, request_timeout_s=0.5)
-    config = dataclasses.replace(CONFIG, transcriber=transcriber)
-    with pytest.raises(DeadlineError, match="fake said nothing for 1 s"):
-        measured(tmp_path, said={"a.txt": "hang"}, config=config)
+    config = replace(CONFIG, transcriber=replace(CONFIG.transcriber, request_timeout_s=0.5))
+    with pytest.raises(error, match=message):
+        measured(tmp_path, name, {"a.txt": said}, config)
     assert no_children()
 
 
@@ -158,18 +131,21 @@ MANY = {f"{n}.txt": f"clip number {n}" for n in range(6)}
 
 def driven(system, clips, **options):
     rows = []
-    drive(system, clips, phase="loaded", emit=rows.append, **options)
+    drive(system, LoadPhase("loaded", clips, **options), rows.append)
     return rows
 
 
 def test_every_clip_once_per_pass_with_its_own_text(tmp_path):
-    clips = write_clips(tmp_path, MANY)
+    clips = write_clips(tmp_path, {**MANY, "bad.txt": "fail"})
     rows = driven(FakeSystem(), clips, concurrency=4, repeats=3)
     assert sorted((r.file, r.repeat) for r in rows) == sorted(
-        (file, repeat) for file in MANY for repeat in range(3)
+        (clip.file, repeat) for clip in clips for repeat in range(3)
     )
-    assert all(r.text == r.reference == MANY[r.file] for r in rows)
-    assert all(r.concurrency == 4 and r.latency_s >= 0.002 and r.started_s >= 0 for r in rows)
+    good = [r for r in rows if not r.error]
+    assert len(good) == 18 and all(r.text == r.reference == MANY[r.file] for r in good)
+    assert all(r.concurrency == 4 and r.latency_s >= 0.002 and r.started_s >= 0 for r in good)
+    failed = {(r.file, r.prediction, r.error) for r in rows if r.error}
+    assert failed == {("bad.txt", None, "AudioError: AUDIO: cannot be decoded")}
 
 
 def test_same_order_every_time_but_not_in_every_pass(tmp_path):
@@ -181,20 +157,10 @@ def test_same_order_every_time_but_not_in_every_pass(tmp_path):
     assert orders[0][:6] != orders[0][6:]
 
 
-def test_a_failed_call_is_a_row_and_the_rest_goes_on(tmp_path):
-    clips = write_clips(tmp_path, {**MANY, "bad.txt": "fail"})
-    rows = driven(FakeSystem(), clips, concurrency=2, repeats=1)
-    failed = [r for r in rows if r.error]
-    assert len(rows) == 7
-    assert [(r.file, r.prediction, r.error) for r in failed] == [
-        ("bad.txt", None, "AudioError: AUDIO: cannot be decoded")
-    ]
-
-
 def test_a_bug_is_not_a_row(tmp_path):
     clips = write_clips(tmp_path, {**MANY, "bad.txt": "bug"})
     with pytest.raises(ZeroDivisionError):
-        driven(FakeSystem(), clips, concurrency=2, repeats=1)
+        driven(FakeSystem(), clips, concurrency=2)
 
 
 # ---------------------------------------------------------------- predictions
@@ -206,20 +172,14 @@ def test_the_clip_nearest_10_s_needs_speech(tmp_path):
     assert clip_nearest_10_s(clips[:1]) is None
 
 
-def test_rows_survive_the_file(tmp_path):
+def test_rows_survive_the_file_and_others_are_named(tmp_path):
     rows = [
         timed_call("a", "ça va", "ça va\nbien\u2028sí"),
         timed_call("b", "", "", prediction=None, error="Lost: x"),
     ]
     path = tmp_path / "rows.jsonl"
-    write_text(path, "".join(to_json(r) + "\n" for r in rows))
-    assert read_calls(path) == rows
-    assert read_calls(path)[1].text == ""
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_rows_of_another_version_are_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, rows)
+    assert read_calls(path) == rows and rows[1].text == ""
     path.write_text('\n{"file": "b"}\n')
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: reference is missing; has file; expect"):
         read_calls(path)

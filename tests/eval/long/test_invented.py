@@ -89,8 +89,8 @@ def hear(made, monkeypatch, run_of):
         return made
 
     def hear(say):
-        def measure(name, config, clips, on_call, **_):
-            for clip in clips["timed"]:
+        def measure(name, config, phases, on_call, **_):
+            for clip in phases[0].clips:
                 assert Path(clip.path).is_file()
                 on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
             return SystemFacts(name, {}, 0.0, 0)

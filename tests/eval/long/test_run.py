@@ -10,7 +10,7 @@ import soundfile
 from eval.__main__ import main
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedText
 from eval.accuracy.score import Counts, rate
-from eval.accuracy.worker import TranscriptionSystem, drive
+from eval.accuracy.worker import drive
 from eval.long import OUR_DEFAULT, compose, systems
 from eval.long.compose import PlannedRecording, read_manifest
 from eval.long.score import LongFormResult, coverage_gates
@@ -19,13 +19,13 @@ from serve.contract.errors import UnavailableError
 PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
 
 
-class Listener(TranscriptionSystem):
+class Listener:
     """Knows what was said where; but our default's ears lose nothing, others' every fifth."""
 
     def __init__(self, name, recordings, folder):
         self.name, self.recordings, self.folder = name, recordings, folder
 
-    def transcribe(self, audio):
+    def transcribe(self, audio, language):
         found = next(o for o in self.recordings if (self.folder / o.file).read_bytes() == audio)
         segments = tuple(
             TimedText(s.start_s, s.end_s, s.text, number // 5)
@@ -59,13 +59,13 @@ def config(tmp_path, monkeypatch):
     return path
 
 
-def measure(name, config, clips, *, timed, open_system, on_call, log):
+def measure(name, config, phases, *, open_system, on_call, log):
     """What the process of a system does, in this one."""
     assert open_system is systems.open_system
     assert (config.eval.concurrency, config.runtime.threads) == (1, config.eval.threads)
-    folder = clips["timed"][0].path.parent
+    folder = phases[0].clips[0].path.parent
     listener = Listener(name, read_manifest(folder / "manifest.jsonl"), folder)
-    drive(listener, clips["timed"], phase="accuracy", concurrency=1, repeats=1, emit=on_call)
+    drive(listener, phases[0], on_call)
     if name == OTHER and not (folder.parent / "mended").exists():
         raise UnavailableError(f"{OTHER} ended early")
     return SystemFacts(name, {"threads": "1"}, 0.1, 1 << 20)

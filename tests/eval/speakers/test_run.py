@@ -1,5 +1,6 @@
 """What is composed, what is read, and what a measurement tells and complains of."""
 
+import contextlib
 import itertools
 import json
 from types import SimpleNamespace
@@ -10,17 +11,15 @@ import soundfile
 
 import eval.speakers.run
 from build.clips import Clip, load_clips
-from eval.config import EvaluationProduct
-from eval.record import Run
 from eval.speakers.conversations import (
-    Planned,
+    ConversationPlan,
     Utterance,
     compose,
     read_recordings,
     to_rttm,
     to_stm,
 )
-from eval.speakers.run import best_pairs, counts_as_one, cp_counts, errors, speakers
+from eval.speakers.run import best_pairs, compare_turns, counts_as_one, cp_counts, speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
@@ -78,7 +77,10 @@ def test_malformed_references_are_refused(meetings, tmp_path):
 
 @pytest.mark.nightly
 def test_a_conversation_is_what_its_plan_says(clips):
-    plan = [Planned(2, 0.4, one_group=False), Planned(1, 0.2, one_group=True)]
+    plan = [
+        ConversationPlan(2, 0.4, one_group=False),
+        ConversationPlan(1, 0.2, one_group=True),
+    ]
     both, one = sorted(compose(plan, 3, clips, print), key=lambda found: -found.speakers)
     assert (both.speakers, one.speakers) == (2, 1)
     samples, rate = soundfile.read(both.path)
@@ -100,33 +102,18 @@ def test_a_conversation_is_what_its_plan_says(clips):
 def test_conversations_need_enough_speakers(clips):
     unknown = [Clip(c.file, c.path, c.text, c.language, c.duration_s) for c in clips]
     with pytest.raises(ConfigError, match="the clips have 0 speakers with 8 s of speech"):
-        compose([Planned(2, 0.5, one_group=False)], 0, unknown, print)
-
-
-class Told:
-    """In place of a diarizer: says of every recording what it is to say."""
-
-    def __init__(self, turns):
-        self._turns = turns
-
-    def diarize(self, samples):
-        assert len(samples) > SAMPLE_RATE
-        return self._turns
+        compose([ConversationPlan(2, 0.5, one_group=False)], 0, unknown, print)
 
 
 @pytest.fixture
-def measured(monkeypatch, meetings, tmp_path):
+def measured(monkeypatch, meetings, run_of):
     """Measures a system that says some turns of each recording."""
 
     def measure(told, texts=False):
-        monkeypatch.setattr(eval.speakers.run, "Diarizer", lambda device: Told(told))
-        monkeypatch.setattr(
-            eval.speakers.run, "_conversations", lambda *_: read_recordings(meetings)
-        )
-        run = Run(
-            "speakers", EvaluationProduct(), path=tmp_path / "out" / "speakers.json", say=print
-        )
-        run.folder.mkdir(exist_ok=True)
+        diarizer = SimpleNamespace(diarize=lambda samples: told)
+        monkeypatch.setattr(eval.speakers.run, "Diarizer", lambda device: diarizer)
+        monkeypatch.setattr(eval.speakers.run, "compose", lambda *_: read_recordings(meetings))
+        run = run_of(command="speakers")
         options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
         result = speakers(run, **options, texts=texts)
         run.keep(result)
@@ -135,7 +122,7 @@ def measured(monkeypatch, meetings, tmp_path):
     return measure
 
 
-def test_what_is_right_passes(measured):
+def test_what_is_right_passes_and_what_is_wrong_fails(measured):
     result, record = measured(TURNS)
     assert [check.passed for check in result.checks] == [True, True]
     assert record["verdict"] == "passed"
@@ -143,30 +130,19 @@ def test_what_is_right_passes(measured):
     assert (conversations["count"], conversations["counted"], recordings["count"]) == (2, 2, 1)
     assert conversations["rate"] == recordings["rate"] == 0.0
     assert "| conversations |" in printed(result)
-
-
-def test_what_is_wrong_fails(measured):
     result, _ = measured(TURNS[:1])
     assert [check.passed for check in result.checks] == [False, False]
 
 
-class Hears:
-    """In place of an engine: says a different text for each recording."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def transcribe(self, request):
-        assert request.diarize and request.multilingual
-        return SimpleNamespace(segments=[SimpleNamespace(text="Good evening.", speaker="B")])
+def transcribe(request):
+    assert request.diarize and request.multilingual
+    return SimpleNamespace(segments=[SimpleNamespace(text="Good evening.", speaker="B")])
 
 
 def test_texts_are_held_against_what_each_speaker_says(measured, meetings, monkeypatch):
     monkeypatch.setattr(eval.speakers.run, "prepare_engine", lambda *_: None)
-    monkeypatch.setattr(eval.speakers.run, "open_transcriber", lambda _: Hears())
+    transcriber = contextlib.nullcontext(SimpleNamespace(transcribe=transcribe))
+    monkeypatch.setattr(eval.speakers.run, "open_transcriber", lambda _: transcriber)
     (meetings / "second.stm").write_text(to_stm("second", SAID))
     result, record = measured(TURNS, texts=True)
     second, all_of_them = record["figures"]["texts"][0], record["figures"]["texts"][-1]
@@ -185,14 +161,10 @@ def turns(*said):
 RIGHT = turns((0.0, 4.0, "ann"), (4.0, 8.0, "bob"), (7.0, 10.0, "ann"))  # 11 s of speech
 
 
-def test_names_do_not_matter():
-    told = turns((0.0, 4.0, "B"), (4.0, 8.0, "A"), (7.0, 10.0, "B"))
-    assert errors(RIGHT, told).rate == pytest.approx(0.0)
-
-
 @pytest.mark.parametrize(
     ("told", "missed", "invented", "confused"),
     [
+        (turns((0.0, 4.0, "B"), (4.0, 8.0, "A"), (7.0, 10.0, "B")), 0.0, 0.0, 0.0),  # names
         ([], 11.0, 0.0, 0.0),
         (turns((0.0, 10.0, "A")), 1.0, 0.0, 3.0),  # the second second of 7 to 8 is missed
         (turns((0.0, 4.0, "A"), (4.0, 8.0, "B"), (7.0, 12.0, "A")), 0.0, 2.0, 0.0),
@@ -200,21 +172,17 @@ def test_names_do_not_matter():
     ],
 )
 def test_what_is_wrong_is_counted_once(told, missed, invented, confused):
-    found = errors(RIGHT, told)
+    found = compare_turns(RIGHT, told)
     assert found.speech_s == pytest.approx(11.0)
     parts = (found.missed_s, found.invented_s, found.confused_s)
     assert parts == pytest.approx((missed, invented, confused))
     assert found.rate == pytest.approx(100 * sum(parts) / 11.0)
 
 
-def test_where_nobody_speaks_every_turn_is_wrong():
-    assert errors([], []).rate == 0.0
-    assert errors([], turns((0.0, 1.0, "A"))).rate == 100.0
-
-
-def test_errors_of_recordings_add_up():
-    both = errors(RIGHT, []) + errors(RIGHT, RIGHT)
-    assert both.rate == pytest.approx(50.0)
+def test_errors_add_up_and_where_nobody_speaks_every_turn_is_wrong():
+    assert (compare_turns(RIGHT, []) + compare_turns(RIGHT, RIGHT)).rate == pytest.approx(50.0)
+    assert compare_turns([], []).rate == 0.0
+    assert compare_turns([], turns((0.0, 1.0, "A"))).rate == 100.0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 5), (5, 3), (6, 6), (0, 3), (3, 0)])
@@ -264,7 +232,4 @@ def test_words_alone_do_not_tell_who_says_them():
 def test_characters_are_words_where_nobody_writes_spaces():
     assert cp_counts([("li", "你好嗎 Bob")], [("A", "你好 bob")]).length == 4
     assert edits_of(cp_counts([("li", "你好嗎")], [("A", "你好")])) == (0, 1, 0)
-
-
-def test_nobody_says_nothing():
     assert cp_counts([], []).length == 0

@@ -16,7 +16,7 @@ from eval.trust.calibration import (
     checks_of,
     figures_of,
     fit_logistic,
-    judged,
+    judge_words,
     reliability,
     right_words,
     section_of,
@@ -57,7 +57,7 @@ def test_characters_are_compared_where_there_are_no_spaces():
 def test_a_figure_that_is_true_has_no_error():
     said = [0.25] * 8 + [0.75] * 8
     truth = [True] * 2 + [False] * 6 + [True] * 6 + [False] * 2
-    found = reliability(said, truth)
+    found = reliability(np.array(said), np.array(truth))
     assert (found.words, found.right, found.said) == (16, 0.5, 0.5)
     assert found.ece == pytest.approx(0.0)
     assert found.brier == pytest.approx(0.25 * 0.75)
@@ -144,7 +144,7 @@ def test_clips_of_no_half_are_of_both_in_turn():
     clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
     clips[2] = dataclasses.replace(clips[2], half="report")
     answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
-    found = list(judged(zip(clips, answers, strict=True), BASIC))
+    found = list(judge_words(zip(clips, answers, strict=True), BASIC))
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
