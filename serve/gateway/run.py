@@ -81,19 +81,19 @@ class GatewayServer:
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self.state = EngineStateReader(self.services, pages)
-        whole = functools.partial(whole_page, folder, tritons, metrics, number, processes)
+        metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, whole, self.state, jobs)
-        monitoring = build_monitoring_app(self.services, whole)
-        inside = dataclasses.replace(server, tls_certificate="", tls_key="")
+        clients = build_app(self.services, metrics_page, self.state, jobs)
+        monitoring = build_monitoring_app(self.services, metrics_page)
+        without_tls = dataclasses.replace(server, tls_certificate="", tls_key="")
         self.http = [
-            HttpServer(app, listener, within, admission, budget, connections)
-            for app, listener, within in (
+            HttpServer(app, listener, server_config, admission, budget, connections)
+            for app, listener, server_config in (
                 (clients, listening_socket(server, "http_port", shared), server),
                 (monitoring, listening_socket(server, "metrics_port", shared), server),
-                (monitoring, unix_listener(gateway_door(folder, number)), inside),
+                (monitoring, unix_listener(gateway_door(folder, number)), without_tls),
             )
         ]
         options = server_options(admission.max_request_bytes, connections, shared)
@@ -115,9 +115,9 @@ class GatewayServer:
         """Start all services, and accept connections."""
         services = self.services
         await services.usage.exchange()  # the usage of the day
-        parts = services.usage, services.uploads, *services.engines.all, services.shadow
-        for part in (*parts, self.state, self._watch):
-            part.start()
+        tasks = services.usage, services.uploads, *services.engines.all, services.shadow
+        for task in (*tasks, self.state, self._watch):
+            task.start()
         for server in self.http:
             server.start()
         await self._grpc.start()
@@ -136,7 +136,7 @@ class GatewayServer:
         services.streams.end_all()
         if await services.admission.wait_until_empty(self._drain_s):
             return True
-        services.admission.end_arrivals()
+        services.admission.over.set()
         services.engines.end_all(
             errors.overloaded(
                 f"the server stopped before the answer was there (server.drain_timeout_s = "
@@ -152,12 +152,12 @@ class GatewayServer:
         if self.jobs:
             await self.jobs.close()
         await self.state.close()
-        left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
-        closing = [server.close(left_s) for server in self.http]
+        remaining_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
+        closing = [server.close(remaining_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)
-        parts = services.uploads, services.shadow, *services.engines.all, self._watch
-        for part in (*parts, services.usage):
-            await part.close()
+        tasks = services.uploads, services.shadow, *services.engines.all, self._watch
+        for task in (*tasks, services.usage):
+            await task.close()
         await services.tracer.close()
 
 
@@ -231,12 +231,11 @@ def _max_connections(server: ServerConfig) -> int:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     possible = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
     if possible < wanted:
-        message = (
+        logger.warning(
             "accepting at most %d connections instead of %d: the process may open %d files; "
-            "raise the limit with ulimit -n %d"
+            "raise the limit with ulimit -n %d",
+            *(possible, wanted, descriptors, 4 * wanted + _SPARE_DESCRIPTORS),
         )
-        needed = 4 * wanted + _SPARE_DESCRIPTORS
-        logger.warning(message, possible, wanted, descriptors, needed)
     return min(wanted, possible)
 
 
@@ -253,21 +252,16 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
         UnavailableError: it cannot listen.
     """
     config = load_config(folder / CONFIG)
-    _prepare(config, requests_to)
+    log.prepare(config.gateway.log, requests_to)
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one for each connection
+    prepare_memory()
+    # They would be a second series of each counter.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     names = names_of(config.runtime.device)
     links = engine_links(folder, len(names))
     engines = [EngineAddress(name, link, number) for name, link in zip(names, links, strict=True)]
     return asyncio.run(_serve(config, folder, engines, number))
-
-
-def _prepare(config: Config, requests_to: int | None) -> None:
-    """Set up log, descriptors, memory and metrics of the process."""
-    log.prepare(config.gateway.log, requests_to)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
-    prepare_memory()
-    # They would be a second series of each counter.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 async def _serve(

@@ -5,6 +5,7 @@ limit of an upload, and before that if others need its place.
 """
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import errno
 import functools
@@ -40,6 +41,7 @@ logger = logging.getLogger("earshot.gateway")
 
 _BACKLOG = 1024
 _ACCEPTS = 64  # maximum of connections that are accepted in a turn of the loop
+_TLS_READ_BYTES = 2**14
 _KEEP_ALIVE_S = 60
 PING_S = 10.0
 _STOP_S = 2  # limit of answers on their way
@@ -181,11 +183,13 @@ class HttpServer(uvicorn.Server):
         max_connections: int,
     ) -> None:
         idle: dict[HttpProtocol, None] = {}
+        # Under TLS too, a connection reads pieces that cost few milliseconds.
+        asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
             limits = max_connections, admission, server.upload_timeout_s
-            behind = HttpProtocol(idle, *limits, **options)
-            return ThrottledConnection(ConnectionBudget(budget), behind)
+            connection = HttpProtocol(idle, *limits, **options)
+            return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CROWDED] = len(self.server_state.connections) > max_connections
