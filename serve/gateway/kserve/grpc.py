@@ -280,9 +280,9 @@ def _start(
     target = services.models.target(request.model_name, request.model_version)
     context.record.model = target.model
     messages.check_streamed(target, streamed)
-    messages.check_request(request, envelope.raw, streamed)
-    context.api_key.require_duration([each.name for each in request.outputs], target.segments)
-    measure = functools.partial(messages.audio_of_tensors, request, envelope.raw)
+    contents = messages.check_request(request, envelope.raw, streamed)
+    context.api_key.require_duration([output.name for output in request.outputs], target.segments)
+    measure = functools.partial(messages.audio_of_tensors, request, contents)
     return context.start(EngineRequest(target, [message], streamed), permit, measure)
 
 
@@ -292,10 +292,10 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
         record = LogRecord(header=functools.partial(_metadata, rpc))
         rpc.set_trailing_metadata(_id_metadata(record))
-        error: ApiError | None = None
         try:
             await method(rpc, record)
             rpc.set_trailing_metadata(_id_metadata(record))  # the record has a trace id now
+            return
         except ApiError as failed:
             error = failed
         except grpc.aio.AbortError:
@@ -303,8 +303,6 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
         except Exception:
             logger.exception("call %s failed in the gateway", record.id)
             error = errors.failed()
-        if error is None:
-            return
         if not record.route:  # with a route, the request context has written the record
             record.route, record.outcome = name, errors.status_of(error)[1]
             record.write()

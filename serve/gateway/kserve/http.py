@@ -13,9 +13,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +47,8 @@ _DEFAULT_BINARY = "binary_data_output"
 _BINARY = "binary_data"
 _BINARY_SIZE = "binary_data_size"
 
+Datatype = TypeVar("Datatype")
+Value = TypeVar("Value")
 Parameters = Mapping[str, Any]
 Float = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT, allow_inf_nan=False)]
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -151,7 +152,7 @@ class _InferRoute:
         budget: ConnectionBudget = request.scope[BUDGET]
         await budget.pay(json_size * JSON_S_PER_BYTE)
         translated = request_from_http(name, version, body, json_size)
-        context.api_key.require_duration([each.name for each in translated.request.outputs])
+        context.api_key.require_duration([output.name for output in translated.request.outputs])
         raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
         parts = [translated.request.SerializeToString(), *raw]
         measure = functools.partial(messages.audio_of_tensors, translated.request, translated.raw)
@@ -159,38 +160,20 @@ class _InferRoute:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tensor:
+class _Tensor(Generic[Datatype, Value]):
     name: str
     shape: Shape
+    datatype: Datatype
+    data: Annotated[list[Value], Field(fail_fast=True)] | None = None
     parameters: Parameters = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _StringTensor(_Tensor):
-    datatype: Literal["BYTES"]
-    data: Annotated[list[str], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _FloatTensor(_Tensor):
-    datatype: Literal["FP32", "FP64"]
-    data: Annotated[list[Float], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _IntTensor(_Tensor):
-    datatype: Literal["INT32"]
-    data: Annotated[list[Int], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _BoolTensor(_Tensor):
-    datatype: Literal["BOOL"]
-    data: Annotated[list[bool], Field(fail_fast=True)] | None = None
-
-
 _AnyTensor = Annotated[
-    _StringTensor | _FloatTensor | _IntTensor | _BoolTensor, Field(discriminator="datatype")
+    _Tensor[Literal["BYTES"], str]
+    | _Tensor[Literal["FP32", "FP64"], Float]
+    | _Tensor[Literal["INT32"], Int]
+    | _Tensor[Literal["BOOL"], bool],
+    Field(discriminator="datatype"),
 ]
 
 
@@ -213,7 +196,7 @@ class Translated:
     """A request over HTTP as a message of gRPC."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
-    raw: tuple[memoryview, ...]  # these; views of the body if it has them
+    raw: list[messages.Chunk]  # these; views of the body if it has them
     binary: Mapping[str, bool]  # whether outputs that were named are wanted as binary data
     binary_default: bool  # whether the other outputs are
 
@@ -263,9 +246,6 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         )
     content = _parse(body if json_size == len(body) else body[:json_size])
     messages.check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
-    # `check_request` repeats it at the end; messages before it name inputs and outputs.
-    messages.check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
-    messages.check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
     binary = {}
     for output in content.outputs:
@@ -275,7 +255,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             binary[output.name] = _flag(output.name, output.parameters, _BINARY)
     for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
+    raw = _contents(content.inputs, memoryview(body)[json_size:])
     messages.check_request(request, raw, streamed=False)
     default = _flag("the request", content.parameters, _DEFAULT_BINARY)
     return Translated(request, raw, binary, default)
@@ -296,9 +276,10 @@ def _flag(where: str, parameters: Parameters, name: str) -> bool:
     return value
 
 
-def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryview]:
+def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[messages.Chunk]:
     """Return the raw bytes of each tensor; `binary` follows the JSON."""
-    contents, begin = [], 0
+    contents: list[messages.Chunk] = []
+    begin = 0
     for tensor in tensors:
         messages.check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
         size = tensor.parameters.get(_BINARY_SIZE)
@@ -308,7 +289,9 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
                 f"{'nor' if size is None else 'and'} {_BINARY_SIZE}; expected one of them"
             )
         if tensor.data is not None:
-            contents.append(memoryview(_raw(tensor)))
+            texts = tensor.datatype == "BYTES"
+            values = map(str.encode, tensor.data) if texts else tensor.data
+            contents.append(messages.raw_values(tensor.datatype, values))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
             raise errors.invalid(f"{tensor.name}: {_BINARY_SIZE} is no number of bytes")
@@ -320,20 +303,6 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryv
             "expected as many"
         )
     return contents
-
-
-def _raw(tensor: _AnyTensor) -> bytes:
-    """Return values from JSON as raw bytes."""
-    data = tensor.data or ()
-    if len(data) != math.prod(tensor.shape):
-        raise errors.invalid(
-            f"{tensor.name} has {len(data)} values; expected {math.prod(tensor.shape)} for "
-            f"shape {list(tensor.shape)}"
-        )
-    if isinstance(tensor, _StringTensor):
-        encoded = [text.encode() for text in tensor.data or ()]
-        return b"".join(messages.LENGTH.pack(len(text)) + text for text in encoded)
-    return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
 
 
 def answer_to_http(

@@ -70,7 +70,7 @@ WRONG = {
         "",
     ),
     "too large": ({"inputs": [tensor(data=[1e300, 2])]}, "expected at most"),
-    "too few": ({"inputs": [tensor(data=[1])]}, "has 1 values; expected 2"),
+    "too few": ({"inputs": [tensor(data=[1])]}, "has 4 bytes; expected 8"),
     "other rank": ({"inputs": [tensor(shape=[1, 2], data=[1, 2])]}, "of shape [-1]"),
     "negative": ({"inputs": [tensor(shape=[-1], data=[])]}, "expected at least 0"),
     "two texts": (

@@ -63,8 +63,8 @@ def contents_too_few(request):
     [
         (contents_beside, "contents beside"),
         (one_too_few, "1 raw_input_contents"),
-        (one_byte_too_few, "1599 raw bytes; expected 1600"),
-        (contents_too_few, "SAMPLES has 0 values in fp32_contents; expected 400"),
+        (one_byte_too_few, "1599 bytes; expected 1600"),
+        (contents_too_few, "SAMPLES has 0 bytes; expected 1600 for FP32"),
     ],
 )
 def test_what_the_models_cannot_take_is_refused(change, told):
