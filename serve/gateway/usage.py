@@ -132,8 +132,8 @@ class UsageFile:
             FileError: the file cannot be read.
         """
         try:
-            found = self._opened().execute(_ROWS, (first, last, key))
-            return list(itertools.starmap(UsageRecord, found))
+            rows = self._opened().execute(_ROWS, (first, last, key))
+            return list(itertools.starmap(UsageRecord, rows))
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -176,7 +176,7 @@ class Usage(Background):
         self._written: dict[tuple[str, str, str], UsageRecord] = {}  # being written
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
-        self._one = asyncio.Lock()
+        self._file_lock = asyncio.Lock()
         self._works = True
 
     @property
@@ -195,8 +195,8 @@ class Usage(Background):
         Raises:
             ApiError: 429, it has.
         """
-        most = api_key.key.audio_s_per_day if api_key.key else 0.0
-        if most and self._had_s(api_key.name) >= most:
+        quota_s = api_key.key.audio_s_per_day if api_key.key else 0.0
+        if quota_s and self._used_s(api_key.name) >= quota_s:
             wait_s = _DAY_S - self._clock() % _DAY_S
             raise errors.key_limit("audio_s_per_day", api_key.name, wait_s, "insufficient_quota")
 
@@ -213,7 +213,7 @@ class Usage(Background):
         await self.exchange()
         if self._works:
             try:
-                async with self._one:
+                async with self._file_lock:
                     return await asyncio.to_thread(self._file.rows, first, last, key)
             except FileError as error:
                 self._tell(error)
@@ -235,7 +235,7 @@ class Usage(Background):
             await self.exchange()
 
     async def _exchange(self) -> None:
-        async with self._one:
+        async with self._file_lock:
             day = self.day
             self._written, self._counted = self._counted, {}
             rows = list(self._written.values())
@@ -259,18 +259,18 @@ class Usage(Background):
         self._works = error is None
 
     def _add(self, row: UsageRecord) -> None:
-        place = (row.day, row.key, row.model)
-        if before := self._counted.get(place):
-            requests, audio_s = before.requests + row.requests, before.audio_s + row.audio_s
+        label = (row.day, row.key, row.model)
+        if counted := self._counted.get(label):
+            requests, audio_s = counted.requests + row.requests, counted.audio_s + row.audio_s
             row = dataclasses.replace(row, requests=requests, audio_s=audio_s)
-        self._counted[place] = row
+        self._counted[label] = row
 
-    def _had_s(self, key: str) -> float:
+    def _used_s(self, key: str) -> float:
         """Return a key's seconds of today: of all processes a second ago, and of this one now."""
         day = self.day
         in_file = self._spent.get(key, 0.0) if day == self._spent_day else 0.0
-        own = (row.audio_s for row in self._unwritten() if (row.day, row.key) == (day, key))
-        return in_file + sum(own)
+        unwritten = (row.audio_s for row in self._unwritten() if (row.day, row.key) == (day, key))
+        return in_file + sum(unwritten)
 
     def _unwritten(self) -> tuple[UsageRecord, ...]:
         return (*self._counted.values(), *self._written.values())
