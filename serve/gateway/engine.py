@@ -97,7 +97,7 @@ class Engine(Background):
         self._used = address.link.parent / USED if server.idle_unload_s else None
         self._start_timeout_s = server.start_timeout_s
         self._current: TritonConnection | None = None
-        self._replaced: list[TritonConnection] = []  # those with unfinished requests
+        self._replaced: list[TritonConnection] = []  # connections with unfinished requests
 
     def is_available(self) -> bool:
         """Return whether it may get a request: its process responds, or the request waits.
@@ -116,7 +116,7 @@ class Engine(Background):
         """Ask for health or metadata; return the serialised answer.
 
         Raises:
-            ApiError: 503 or 504, there is none.
+            ApiError: 503 or 504, Triton does not answer.
         """
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -216,7 +216,7 @@ class TritonConnection:
         """Ask for health or metadata; return the serialised answer.
 
         Raises:
-            ApiError: 503 or 504, there is none.
+            ApiError: 503 or 504, Triton does not answer.
         """
         call = self._channel.unary_unary(SERVICE + method)
         try:
@@ -290,7 +290,7 @@ class TritonConnection:
         os.close(self._hold)
 
     def new_key(self) -> str:
-        """Return a key by which a request can be cancelled."""
+        """Make the key with which a request can be cancelled."""
         return f"{self._sender}-{next(self._numbers)}"
 
     async def _send_cancel(self, key: str) -> None:

@@ -1,8 +1,8 @@
 """The engines of this run, and the calls by which they answer requests.
 
-A request goes to the engine that has the fewest requests of this gateway, among those that serve
-its model and respond. If an engine is full or lost before it has answered anything, the next one
-gets the request.
+Engines that serve the request's model and respond are candidates. The one with the fewest requests
+of this gateway gets the request. If that one is full or lost before it has answered anything, the
+next one gets the request.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
-_EXTENSIONS = ("binary_tensor_data",)  # those of Triton that this server offers
+_EXTENSIONS = ("binary_tensor_data",)  # extensions of Triton that this server offers
 
 
 class Engines:
@@ -191,14 +191,15 @@ class EngineCall:
         self.answered = False
         """Whether an engine has answered to the end while the client waited."""
         self._request: EngineRequest | None = request  # None once no other engine can get it
-        self._client_name = request.target.client_name
+        self.client_name = request.target.client_name
+        """The model's name that a client of KServe sent."""
         self._untried = list(engines)  # engines that have not had the request
         self._metrics = metrics
         self._span = span
         self._limit_s = limit_s
         self._end_s = asyncio.get_running_loop().time() + limit_s
         self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
-        self._begun = self._engine_lost = self._cancelled = self._done = False
+        self._begun = self._engine_lost = self._cancelled = False
         self._cancel_sent: Callable[[], None] | None = None  # None: no Triton has the request
         self.task = asyncio.create_task(self._run())
         """Reads the answers of all engines that get the request."""
@@ -228,7 +229,8 @@ class EngineCall:
         if answer is None:
             raise errors.from_upstream("INTERNAL", "the call ended without an answer")
         response = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
-        response.parameters.clear()  # by which Triton marks the last answer of a stream
+        response.model_name = self.client_name
+        response.parameters.clear()  # Triton marks the last answer of a stream with one
         return response
 
     async def transcript(self) -> Transcript:
@@ -258,7 +260,7 @@ class EngineCall:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._done:
+        if kind is not None and not self.task.done():
             self.cancel()
 
     async def _run(self) -> None:
@@ -273,7 +275,6 @@ class EngineCall:
             logger.exception("a request failed in the gateway")
             end = errors.failed()
         finally:
-            self._done = True
             self._answers.put_nowait(end)
 
     def _next_engine(self) -> Engine | None:
@@ -301,7 +302,7 @@ class EngineCall:
             self._cancel_sent = functools.partial(connection.cancel, key)
             async for answer in answers:
                 self._begun = True
-                self._answers.put_nowait(self._with_client_name(answer))
+                self._answers.put_nowait(answer)
             status = "OK"
         except ApiError as error:
             status = error.status.grpc
@@ -323,11 +324,3 @@ class EngineCall:
             self._engine_lost, again = True, not self._engine_lost
             return again
         return isinstance(error.error, OverloadedError)
-
-    def _with_client_name(self, answer: bytes) -> bytes:
-        """Append the model's name that the client knows; the last value of a field counts."""
-        if self._client_name in ("", MODEL):
-            return answer
-        head = service_pb2.ModelInferResponse(model_name=self._client_name)
-        suffix = service_pb2.ModelStreamInferResponse(infer_response=head)
-        return answer + bytes(suffix.SerializeToString())

@@ -65,7 +65,7 @@ _SERVER_FAILED = "the server failed while it worked on this request; its log has
 _SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
-_STALLED = ("is not healthy", "Failed to obtain the health mutex")
+_STALLED_TEXTS = ("is not healthy", "Failed to obtain the health mutex")
 
 
 class ApiError(Exception):
@@ -74,7 +74,7 @@ class ApiError(Exception):
     Args:
         error: the error to write; its class gives the status unless `reason` does.
         reason: a key of `REASONS` or another label for metrics and log; empty: the gRPC status.
-        grpc: the gRPC status, where it differs from that of the reason or class.
+        grpc: the gRPC status, if it differs from the status of the reason or class.
     """
 
     def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
@@ -279,7 +279,7 @@ def from_upstream(status: str, text: str) -> ApiError:
     logger.error("a server answered %s: %s", status or "an error", text)
     if has_class:  # its class may be known, its words may hold anything
         return ApiError(type(error)(_SERVER_FAILED), grpc=status)
-    if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
+    if status == "UNAVAILABLE" or any(words in text for words in _STALLED_TEXTS):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
         return ApiError(UnavailableError(_SERVER_FAILED))  # Triton failed, not the model

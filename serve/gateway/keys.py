@@ -75,7 +75,7 @@ class _TokenBucket:
 
 
 class ApiKey:
-    """One caller: its key's limits, its token buckets, and what it has in flight.
+    """One caller: its key's limits, token buckets, and requests in flight.
 
     Args:
         name: the key's name; empty where the server has no keys.
@@ -94,23 +94,23 @@ class ApiKey:
         self._audio_s = _TokenBucket(key and key.audio_s_per_minute, clock)
 
     def limit_headers(self) -> dict[str, str]:
-        """Return headers that tell what the key may still have in this minute, if it has limits."""
+        """Return headers with the rest of this minute's limits, if the key has limits."""
         return self._requests.headers("requests") | self._audio_s.headers("audio-seconds")
 
     def require_request(self) -> None:
-        """Reject one more request in flight if there are enough.
+        """Reject one more request in flight beyond the key's maximum.
 
         Raises:
-            ApiError: 429, there are.
+            ApiError: 429, the key has the maximum.
         """
         if self.requests >= self.max_requests:
             raise errors.key_limit("requests_at_once", self.name)
 
     def require_room(self, more: int) -> None:
-        """Reject so many more bytes in flight if they are too many.
+        """Reject further bytes in flight beyond the key's share.
 
         Raises:
-            ApiError: 429, they are.
+            ApiError: 429, the share would be exceeded.
         """
         if self.bytes + more > self.max_bytes:
             raise errors.key_limit("share of server.max_inflight_mb", self.name)
@@ -149,8 +149,8 @@ class ApiKey:
         Raises:
             ApiError: 400, the outputs do not tell it.
         """
-        a_day = self.key.audio_s_per_day if self.key else 0.0
-        counts = a_day or self._audio_s.limited
+        quota_s = self.key.audio_s_per_day if self.key else 0.0
+        counts = quota_s or self._audio_s.limited
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if counts and outputs and not set(needed) <= set(outputs):
             raise errors.invalid(
@@ -167,7 +167,7 @@ class ApiKeys:
     """The API keys of the server, read again when their file changes. For one event loop.
 
     Args:
-        config: names the file of keys and has the limits of which each key gets a share.
+        config: names the file of keys; has the limits, which the keys share.
         clock: monotonic seconds.
 
     Raises:
@@ -260,7 +260,7 @@ class ApiKeys:
         Every key is tried, so that timing tells nothing about a near miss.
 
         Raises:
-            ApiError: 401, there is none, with the message `unknown`; or it has expired.
+            ApiError: 401, no key matches (the message is `unknown`), or the key has expired.
         """
         if not self.required:
             return self._keyless
@@ -322,6 +322,6 @@ class ApiKeys:
 
 
 def bearer_token(authorization: str | None) -> str:
-    """Return the token of an `Authorization: Bearer` header; empty where there is none."""
+    """Return the token of an `Authorization: Bearer` header, or an empty text."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""

@@ -36,14 +36,14 @@ PATIENCE_S = 5.0
 _MIB = 2**20
 
 
-def check_json(text: bytes, what: str) -> None:
+def check_json(text: bytes, name: str) -> None:
     """Count the elements of a JSON text before it is parsed, which takes far longer.
 
     Elements inside of strings count too.
 
     Args:
         text: the JSON.
-        what: the subject of the error's message.
+        name: the JSON's name in errors.
 
     Raises:
         ApiError: 400, there are too many.
@@ -52,7 +52,7 @@ def check_json(text: bytes, what: str) -> None:
     marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
     if numbers > MAX_NUMBERS or marks > MAX_MARKS:
         raise errors.invalid(
-            f"{what} has {numbers} commas and {marks} quotation marks and brackets; expected at "
+            f"{name} has {numbers} commas and {marks} quotation marks and brackets; expected at "
             f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
         )
 
@@ -141,7 +141,7 @@ class Admission:
         """Whether something large has been freed, so that memory should go back to the system."""
         self.draining = False
         """Whether new requests are rejected because the server stops."""
-        self.over = asyncio.Event()
+        self.drain_over = asyncio.Event()
         """Set when the drain's time is over, so that incomplete bodies are rejected."""
         self._empty = asyncio.Event()
         self._empty.set()
@@ -190,7 +190,7 @@ class Admission:
             raise self._full()
 
     def release(self, size: int) -> None:
-        """Count a request of so many bytes as ended; permits call this."""
+        """Count a request of `size` bytes as ended; permits call this."""
         self.requests -= 1
         self.bytes -= size
         self.trim_due |= size >= LARGE_BYTES

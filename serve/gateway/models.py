@@ -46,7 +46,7 @@ class Models:
         self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
-        """Return the product of a name, or the default without one; None: there is none."""
+        """Return the product with this name, or the default for None; None: no product has it."""
         if name is None or name in self.names:
             return self.default
         matches = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())

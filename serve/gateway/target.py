@@ -35,24 +35,24 @@ WINDOW_S = 30.0
 HEAD_BYTES = 2**16
 """The bytes at a file's beginning from which its length is estimated."""
 
-_MODEST = 0.9  # part of a fair share below which a key may fill the limit
-_GREEDY = 0.8  # share of the limit up to which files of other keys are admitted
+_MODEST_SHARE = 0.9  # part of a fair share below which a key may fill the limit
+_GREEDY_SHARE = 0.8  # share of the limit up to which files of other keys are admitted
 _JOBS = 0.5  # share of the limit, of all work, up to which jobs are admitted
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
 _DEMAND_S = 10.0  # time over which the demand of a key is averaged
 _LIVE_SHARE = 0.9  # share of the rate that live text may take
 _RETRY_LIVE_S = 10  # the end of a stream is unknown
 _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
-_BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
-_LEARNED = 0.1  # weight of each answer
+_BYTES_PER_S = 8_000.0  # of a file's kind before the first answer
+_ANSWER_WEIGHT = 0.1  # weight of each answer
 _INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval, whose rate is kept
 _INTERVALS = 12  # intervals kept; the fastest one gives the capacity
-_FEW = 4  # answers before a rate is known
+_FIRST_ANSWERS = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged
 _QUANTILE = 0.99
 _LATEST = 50  # answers; the slowest of them corrects a limit that keeps the engine idle
 _FAST, _SLOW = 0.6, 0.8  # share of the target
-_STEP_UP, _STEP_DOWN, _MAX_MORE = 1.02, 0.97, 4.0
+_STEP_UP, _STEP_DOWN, _MAX_FACTOR = 1.02, 0.97, 4.0
 _MAX_FULL = 1.5  # times all slots: more at a time do not help an engine
 _FIRST_MARGIN = 0.3  # share of the target
 _MIN_MARGIN = 0.05
@@ -84,7 +84,7 @@ class Forecast:
 
     Args:
         target_s: the time within which 99 of 100 answers are to come.
-        slots: windows that decode at the same time; as many may be in flight at first.
+        slots: windows that decode at the same time; the first limit of windows in flight.
         clock: monotonic seconds.
     """
 
@@ -96,18 +96,18 @@ class Forecast:
         self.target_s = target_s
         self._first_limit = slots * WINDOW_S
         self._clock = clock
-        self._running: dict[InflightRequest, None] = {}
+        self._inflight: dict[InflightRequest, None] = {}
         self._updated_s = clock()
         self._work = self._busy_s = 0.0  # of this interval
         self._answers = 0  # in this interval
         self._rates: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
-        self._more = 1.0  # factor of the limit, above 1 if answers come far too early
+        self._limit_factor = 1.0  # factor of the limit, above 1 if answers come far too early
         self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
         self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
 
     @property
     def capacity(self) -> float:
-        """The highest recent rate, that of a busy engine; 0: unknown yet.
+        """The highest recent rate, which is a busy engine's; 0: unknown yet.
 
         The present rate is low if few requests are admitted, and a limit by it would stay low.
         """
@@ -119,14 +119,14 @@ class Forecast:
         if not self.capacity:
             return self._first_limit
         limit = (self.target_s - self.margin_s) * self.capacity
-        return max(limit, min(self._more * limit, _MAX_FULL * self._first_limit))
+        return max(limit, min(self._limit_factor * limit, _MAX_FULL * self._first_limit))
 
     def queued_work(self, work: float, priority: Priority) -> float:
-        """Return the work that a request of so much work finds ahead of it."""
+        """Return the work ahead of a request with this work."""
         max_work = max(work, WINDOW_S)
         return sum(
             min(running.work, max_work)
-            for running in self._running
+            for running in self._inflight
             if priority == "job" or running.priority != "job"
         )
 
@@ -134,7 +134,7 @@ class Forecast:
         """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
         return sum(
             running.work
-            for running in self._running
+            for running in self._inflight
             if key in (None, running.key) and jobs == (running.priority == "job")
         )
 
@@ -144,13 +144,13 @@ class Forecast:
         if self.capacity:
             forecast_s = (self.queued_work(work, priority) + work) / self.capacity
         running = InflightRequest(work, priority, key, now, forecast_s)
-        self._running[running] = None
+        self._inflight[running] = None
         return running
 
     def end(self, running: InflightRequest, answered: bool) -> None:
         """Count a request as ended; once for each."""
         now = self._advance()
-        del self._running[running]
+        del self._inflight[running]
         if not answered:
             return
         self._work += running.work
@@ -160,15 +160,15 @@ class Forecast:
             self._rates.append(self.rate)
             self._work = self._busy_s = 0.0
             self._answers = 0
-        elif self._answers >= _FEW and self._busy_s and not self._rates:
+        elif self._answers >= _FIRST_ANSWERS and self._busy_s and not self._rates:
             self.rate = self._work / self._busy_s
         if running.forecast_s is not None and running.priority == "file":
             took_s = now - running.began_s
             self._errors_s.append(took_s - running.forecast_s)
             self._took_s.append(took_s)
-            self._judge()
+            self._update_margin()
 
-    def _judge(self) -> None:
+    def _update_margin(self) -> None:
         late_s = sorted(self._errors_s)
         worst_s = late_s[min(len(late_s) - 1, int(_QUANTILE * len(late_s)))]
         # A few answers tell little.
@@ -176,13 +176,13 @@ class Forecast:
         self.margin_s = min(max(worst_s, min_margin * self.target_s), _MAX_MARGIN * self.target_s)
         slowest = max(self._took_s) / self.target_s
         if slowest < _FAST and len(self._took_s) == _LATEST:
-            self._more = min(self._more * _STEP_UP, _MAX_MORE)
+            self._limit_factor = min(self._limit_factor * _STEP_UP, _MAX_FACTOR)
         elif slowest > _SLOW:
-            self._more = max(self._more * _STEP_DOWN, 1.0)
+            self._limit_factor = max(self._limit_factor * _STEP_DOWN, 1.0)
 
     def _advance(self) -> float:
         now = self._clock()
-        if self._running:
+        if self._inflight:
             self._busy_s += now - self._updated_s
         self._updated_s = now
         return now
@@ -223,7 +223,7 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
         header = None
     if header is None:
         return AudioLength(None, kind_of(head), size)
-    # All bytes, not those declared: the declared size may be that of a first write or a first part.
+    # The file's size, not the declared one, which may be the size of a first write or part.
     samples = (size - header.begin) / 2 / header.channels
     return AudioLength(samples / max(1, header.rate))
 
@@ -301,7 +301,7 @@ class LatencyTarget(Forecast):
         if audio.seconds is None and audio.size and seconds > 0:
             measured = audio.size / seconds
             estimate = self._bytes_per_s.get(audio.kind, measured)
-            self._bytes_per_s[audio.kind] = estimate + _LEARNED * (measured - estimate)
+            self._bytes_per_s[audio.kind] = estimate + _ANSWER_WEIGHT * (measured - estimate)
 
     @property
     def forecast_s(self) -> float:
@@ -324,9 +324,9 @@ class LatencyTarget(Forecast):
         file_rate = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
         others = (demand.rate(now) for other, demand in self._demand.items() if other != key)
         key_rate, demand = fair_share(file_rate, others), self._demand[key].rate(now)
-        if demand <= _MODEST * key_rate:
+        if demand <= _MODEST_SHARE * key_rate:
             return max((queued - limit) / rate, 0.0)
-        limit *= _GREEDY
+        limit *= _GREEDY_SHARE
         wait_s = (queued - limit) / rate
         if inflight := self.inflight_work(key=key):
             wait_s = max(wait_s, (inflight + work - limit * key_rate / file_rate) / key_rate)

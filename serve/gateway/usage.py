@@ -177,7 +177,7 @@ class Usage(Background):
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
         self._file_lock = asyncio.Lock()
-        self._works = True
+        self._file_works = True
 
     @property
     def day(self) -> str:
@@ -211,12 +211,12 @@ class Usage(Background):
             ApiError: 503, the file cannot be read or written.
         """
         await self.exchange()
-        if self._works:
+        if self._file_works:
             try:
                 async with self._file_lock:
                     return await asyncio.to_thread(self._file.rows, first, last, key)
             except FileError as error:
-                self._tell(error)
+                self._log_state(error)
         raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
 
     async def exchange(self) -> None:
@@ -244,19 +244,19 @@ class Usage(Background):
             except FileError as error:
                 for row in rows:
                     self._add(row)
-                self._tell(error)
+                self._log_state(error)
             else:
                 self._spent_day = day
-                self._tell(None)
+                self._log_state(None)
             self._written = {}
 
-    def _tell(self, error: FileError | None) -> None:
+    def _log_state(self, error: FileError | None) -> None:
         """Log that the file fails, or works again, when that changes."""
-        if error and self._works:
+        if error and self._file_works:
             logger.error("%s; requests are answered, and counted in memory until it can", error)
-        if not (error or self._works):
+        if not (error or self._file_works):
             logger.info("usage is counted in %s again", self._file.path)
-        self._works = error is None
+        self._file_works = error is None
 
     def _add(self, row: UsageRecord) -> None:
         label = (row.day, row.key, row.model)

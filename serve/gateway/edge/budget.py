@@ -126,9 +126,9 @@ class ThrottledConnection(asyncio.Protocol):
     Args:
         budget: the connection's.
         protocol: a protocol of asyncio with three more attributes. `piece_bytes` is the maximum
-            that is read at a time. `unread` tells whether the client may go on sending after the
-            protocol has closed the connection. `linger_s` limits how long such data is discarded;
-            the connection ends earlier once nothing comes for `LINGER_S`.
+            that is read at a time. `unfinished` tells whether the client may go on sending once
+            the protocol has closed the connection. `linger_s` limits how long such data is
+            discarded; the connection ends earlier once nothing comes for `LINGER_S`.
     """
 
     def __init__(self, budget: ConnectionBudget, protocol: Any) -> None:
@@ -138,7 +138,7 @@ class ThrottledConnection(asyncio.Protocol):
         self._paused = False  # by the protocol
         self._closing = False
         self._received = False  # anything since the last look
-        self._waits = False  # for a turn
+        self._turn_pending = False  # for a turn
 
     # ------------------------------------------------------------ as the transport's protocol
 
@@ -166,8 +166,8 @@ class ThrottledConnection(asyncio.Protocol):
             with self.budget.charged():
                 self._protocol.data_received(data)
             self._transport.max_size = self._protocol.piece_bytes
-        if self.budget.spent and not self._waits:
-            self._waits = True
+        if self.budget.spent and not self._turn_pending:
+            self._turn_pending = True
             self.budget.call(self._go_on)
             self._set_reading()
 
@@ -177,9 +177,9 @@ class ThrottledConnection(asyncio.Protocol):
         return getattr(self._transport, name)
 
     @property
-    def holds(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether data has come that the protocol has not got yet."""
-        return self._waits or is_readable(self._transport.get_extra_info("socket"))
+        return self._turn_pending or is_readable(self._transport.get_extra_info("socket"))
 
     def pause_reading(self) -> None:
         self._paused = True
@@ -199,7 +199,7 @@ class ThrottledConnection(asyncio.Protocol):
         return self._closing or bool(self._transport.is_closing())
 
     def close(self) -> None:
-        must_linger = self._protocol.unread and not self._closing
+        must_linger = self._protocol.unfinished and not self._closing
         self._closing = True
         if not must_linger:
             self._transport.close()
@@ -225,11 +225,11 @@ class ThrottledConnection(asyncio.Protocol):
         loop.call_later(LINGER_S, close_if_idle)
 
     def _go_on(self) -> None:
-        self._waits = False
+        self._turn_pending = False
         self._set_reading()
 
     def _set_reading(self) -> None:
-        if self._waits or (self._paused and not self._closing):
+        if self._turn_pending or (self._paused and not self._closing):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -6,6 +6,7 @@ on sending a rejected request.
 """
 
 import asyncio
+import functools
 import socket
 from collections.abc import Sized
 from typing import Any, cast
@@ -35,7 +36,7 @@ MAX_FRAGMENTS = 1024
 """Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
-FRESH_S = 1.0
+FIRST_REQUEST_S = 1.0
 """Seconds within which a new client sends its request."""
 MAX_CONTROLS = 100
 """Maximum pings and pongs of a WebSocket in a second."""
@@ -104,7 +105,7 @@ class HttpProtocol(HttpToolsProtocol):
         return 2**14 if self.cycle is not None and self.cycle.more_body else 2**10
 
     @property
-    def unread(self) -> bool:
+    def unfinished(self) -> bool:
         return self._invalid_reason is not None or (self.cycle is not None and self.cycle.more_body)
 
     @property
@@ -143,15 +144,19 @@ class HttpProtocol(HttpToolsProtocol):
         if not (self._busy() or self._upgraded()):
             self.transport.abort()
 
-    def is_owed(self, waited_s: float) -> bool:
-        """Return whether an answer is due, or will be, so long after the last connection came."""
+    def expects_answer(self, waited_s: float) -> bool:
+        """Return whether the client expects an answer.
+
+        Args:
+            waited_s: seconds since the server accepted its last connection.
+        """
         if self.cycle is None and not self.transport.is_closing():
-            return waited_s < FRESH_S
-        return self._busy() or self.transport.is_closing() or self.transport.holds
+            return waited_s < FIRST_REQUEST_S
+        return self._busy() or self.transport.is_closing() or self.transport.has_unread
 
     def shutdown(self) -> None:
         """Close the connection once the requests that have come are answered; see uvicorn."""
-        if self._busy() or not self.transport.holds:
+        if self._busy() or not self.transport.has_unread:
             super().shutdown()
 
     def _limit_idleness(self) -> None:
@@ -240,32 +245,32 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
+        watched = functools.partial(self._watched, app, cycle)
+        super()._start_asgi_task(cycle, cast(Any, watched))
 
-    def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    async def _watched(
+        self, app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Close the connection after an answer that precedes the end of the request's body.
 
         A client that does not take an answer counts as gone.
         """
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-            async def watch(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    if cycle.more_body:
-                        cycle.keep_alive = False
-                    if message["status"] >= 400:
-                        self.budget.charge(REJECTED_S)
-                try:
-                    async with asyncio.timeout(SEND_S):
-                        await send(message)
-                except TimeoutError:
-                    cycle.disconnected = True
-                    self.transport.abort()
-                    raise SlowClientError from None
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if cycle.more_body:
+                    cycle.keep_alive = False
+                if message["status"] >= 400:
+                    self.budget.charge(REJECTED_S)
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await send(message)
+            except TimeoutError:
+                cycle.disconnected = True
+                self.transport.abort()
+                raise SlowClientError from None
 
-            await app(scope, receive, watch)
-
-        return watched
+        await app(scope, receive, watch)
 
     def on_response_complete(self) -> None:
         """Go on with the next request, within the budget."""
@@ -293,11 +298,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """
 
     piece_bytes = 2**11  # 5 ms in frames of 2 bytes
-    unread = False
+    unfinished = False
     linger_s = LINGER_S
 
-    def is_owed(self, waited_s: float) -> bool:
-        """Return that none is; its session has ended by then."""
+    def expects_answer(self, waited_s: float) -> bool:
+        """Return False; the session has ended before the server closes."""
         return False
 
     def __init__(self, admission: Admission, **options: Any) -> None:

@@ -98,44 +98,35 @@ class _Acceptor(socket.socket):
         super().__init__(fileno=listener.detach())
         self._accepted = 0  # in this turn of the loop
         self.taken = 0  # in total
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._spare = open(os.devnull, "rb")  # noqa: SIM115
 
     def accept(self) -> tuple[socket.socket, Any]:
         self._accepted += 1
-        if self._accepted > _ACCEPTS:
-            raise self._no_more()
-        try:
-            accepted = super().accept()
-            self.taken += 1
-            return accepted
-        except BlockingIOError:
-            raise self._no_more() from None
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            logger.warning("a connection is refused: %s", error.strerror)
-            self._refuse_one()
-            raise self._no_more() from None
+        if self._accepted <= _ACCEPTS:
+            try:
+                accepted = super().accept()
+                self.taken += 1
+                return accepted
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                logger.warning("a connection is refused: %s", error.strerror)
+                self._refuse_one()
+        self._accepted = 0
+        raise BlockingIOError
 
     def close(self) -> None:
         super().close()
-        self._close_spare()
-
-    def _no_more(self) -> BlockingIOError:
-        self._accepted = 0
-        return BlockingIOError()
+        self._spare.close()
 
     def _refuse_one(self) -> None:
-        self._close_spare()
+        self._spare.close()
         try:
             super().accept()[0].close()
         finally:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
-
-    def _close_spare(self) -> None:
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
+            self._spare = open(os.devnull, "rb")  # noqa: SIM115
 
 
 def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
@@ -249,7 +240,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (waited_s := loop.time() - began_s) < patience_s:
-            if not any(connection.is_owed(waited_s) for connection in self._connections()):
+            if not any(connection.expects_answer(waited_s) for connection in self._connections()):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True

@@ -8,7 +8,7 @@ The memory of large requests goes back to the system once they are gone. By itse
 reference cycles only after many objects, however large they are: a rejected request's message hangs
 on its error's traceback. And the C library keeps freed memory. Measured with 40 messages of 115 MB
 at once and a limit of 400 MiB in flight: the process took 1,800 to 3,400 MiB without this, and kept
-most of it.
+most of the memory.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ async def body_chunks(
 
     Args:
         request: a request with an unread body.
-        permit: is charged with the declared size at first, and with what comes beyond it.
-        check: may raise an ApiError for a body of so many bytes or more.
+        permit: is charged with the declared size at first, and with bytes beyond it.
+        check: gets a lower bound of the body's size; may raise an ApiError.
 
     Raises:
         ApiError: 413 or 429.
@@ -73,7 +73,7 @@ async def body_chunks(
 
 
 async def in_time(admission: Admission, reading: Awaitable[T]) -> T:
-    """Return what is read from a body, within the limits of time.
+    """Await the reading of a body, within the limits of time.
 
     Raises:
         ApiError: 408, it takes too long; 499, the client has gone; 503, the server stops; or the
@@ -82,7 +82,7 @@ async def in_time(admission: Admission, reading: Awaitable[T]) -> T:
     limit_s = admission.upload_timeout_s
     try:
         async with asyncio.timeout(limit_s):
-            return await unless(admission.over.wait(), errors.stopping, reading)
+            return await unless(admission.drain_over.wait(), errors.stopping, reading)
     except TimeoutError:
         raise _too_slow(limit_s) from None
     except ClientDisconnect:
@@ -124,7 +124,7 @@ async def json_object(
         empty: the JSON for which an empty body stands.
 
     Raises:
-        ApiError: those of `small_body`; 400, the body is no JSON object.
+        ApiError: see `small_body`; 400, the body is no JSON object.
     """
     text = await small_body(request, permit, max_bytes, name)
     check_json(text, name)
@@ -169,7 +169,7 @@ class Uploads(Background):
     """Receives gRPC messages, and measures the incomplete ones as long as it is started.
 
     Args:
-        admission: limits the bytes in flight, and counts those of incomplete messages.
+        admission: limits the bytes in flight, and counts bytes of incomplete messages.
         received: asks the kernel for the bytes of connections.
     """
 
@@ -188,7 +188,7 @@ class Uploads(Background):
 
         Args:
             context: the call's context of gRPC.
-            timeout_s: the limit of time; None: that of uploads.
+            timeout_s: the limit of time; None: the limit of uploads.
             needed: whether the call must not be evicted, for it has other requests.
 
         Raises:
@@ -294,7 +294,7 @@ class TcpPeers:
 
 
 def _peer_and_bytes(descriptor: int) -> tuple[str, int]:
-    """Return a TCP connection's peer and received bytes; ("", 0): it is none, or has gone."""
+    """Return a TCP connection's peer and received bytes; ("", 0): it is no such connection."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

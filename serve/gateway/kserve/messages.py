@@ -52,12 +52,6 @@ _CONTENTS = {
     "INT32": "int_contents",
     "BOOL": "bool_contents",
 }
-_REASONS = {
-    "shared_memory": "this server has no shared memory; send the tensor itself",
-    "sequence": "the models keep nothing between requests; leave it out",
-    "classification": "these outputs are no scores; leave it out",
-}
-
 Chunk = bytes | memoryview
 """Bytes of a serialised message."""
 
@@ -65,17 +59,14 @@ Chunk = bytes | memoryview
 # ------------------------------------------------------------ reading requests
 
 
-@dataclasses.dataclass(frozen=True)
-class InferRequestHead:
-    """A request without the tensors' bytes."""
+def read_head(
+    message: bytes,
+) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
+    """Read a serialised `ModelInferRequest` without copying its tensors.
 
-    request: service_pb2.ModelInferRequest  # without raw_input_contents
-    structure_bytes: int  # bytes of the message outside its raw tensors
-    raw: tuple[memoryview, ...]  # the raw tensors, views of the message
-
-
-def read_envelope(message: bytes) -> InferRequestHead:
-    """Read a serialised `ModelInferRequest` without its tensors.
+    Returns:
+        The request without raw_input_contents, these as views of the message, and the number of
+        bytes outside of them.
 
     Raises:
         ApiError: 400 or 413, it is malformed, or has too many or too large fields beside its raw
@@ -97,7 +88,7 @@ def read_envelope(message: bytes) -> InferRequestHead:
         request = service_pb2.ModelInferRequest.FromString(bytes(structure))
     except Exception as error:  # no module has DecodeError in all versions of protobuf
         raise _malformed() from error
-    return InferRequestHead(request, len(structure), tuple(raw))
+    return request, raw, len(structure)
 
 
 def audio_of_tensors(
@@ -148,13 +139,13 @@ def check_request(
         streamed: whether several answers can be sent.
 
     Raises:
-        ApiError: 400, the message names the wrong part and what was expected.
+        ApiError: 400, the message names the wrong part and the expected one.
     """
-    check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
-    check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
+    _check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
+    _check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
+    _check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
     for output in request.outputs:
-        check_parameters(output.name, output.parameters)
+        _check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
         raise errors.invalid(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
@@ -162,7 +153,7 @@ def check_request(
         )
     contents = list(raw)
     for tensor in request.inputs:
-        check_parameters(tensor.name, tensor.parameters)
+        _check_parameters(tensor.name, tensor.parameters)
         _check_tensor(tensor.name, tensor.datatype, tensor.shape)
         if not raw:
             values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
@@ -174,9 +165,7 @@ def check_request(
     return contents
 
 
-def check_parameters(
-    where: str, parameters: Mapping[str, object], known: Collection[str] = ()
-) -> None:
+def _check_parameters(where: str, parameters: Iterable[str], known: Collection[str] = ()) -> None:
     """Reject parameters that would have no effect.
 
     Raises:
@@ -184,14 +173,13 @@ def check_parameters(
     """
     for name in parameters:
         if name not in known:
-            reason = next(
-                (reason for prefix, reason in _REASONS.items() if name.startswith(prefix)),
-                f"known: {', '.join(known)}" if known else "none is known",
+            raise errors.invalid(
+                f"{where} has the parameter {reprlib.repr(name)}; expected "
+                f"{', '.join(known) or 'none'}: leave it out, and send tensors themselves"
             )
-            raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
 
 
-def check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
+def _check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
     """Reject unknown and repeated names.
 
     Raises:
@@ -211,10 +199,7 @@ def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
         ApiError: 400, it is not.
     """
     spec = tensors.INPUTS[name]
-    fits = len(shape) == len(spec.dims) and all(
-        size == expected or (expected == -1 and size >= 0)
-        for size, expected in zip(shape, spec.dims, strict=True)
-    )
+    fits = len(shape) == 1 and shape[0] >= 0 and spec.dims[0] in (-1, shape[0])
     if datatype != spec.datatype or not fits:
         raise errors.invalid(
             f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
@@ -306,7 +291,7 @@ def for_triton(
 
     Args:
         parts: the chunks of the request.
-        key: the key by which it can be cancelled.
+        key: the key with which it can be cancelled.
         segments: whether it is to be answered segment by segment.
         phases: whether the answer lists the request's phases.
         priority: its priority among the engine's requests.
@@ -330,7 +315,7 @@ def cancel_of(key: str) -> bytes:
 
 
 def raw_values(datatype: str, values: Iterable[Any]) -> bytes:
-    """Return a tensor's values as raw bytes; those of BYTES are bytes."""
+    """Serialise a tensor's values, which are bytes for the datatype BYTES."""
     if datatype == "BYTES":
         return b"".join(LENGTH.pack(len(value)) + value for value in values)
     return np.asarray(values, tensors.NUMPY_TYPES[datatype]).tobytes()

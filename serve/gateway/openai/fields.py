@@ -40,7 +40,7 @@ def _by_name(*options: Option) -> dict[str, Option]:
     return {option.name: option for option in options}
 
 
-_HAVE_THEIR_OWN = (
+_NOT_FIELDS = (
     "sample_rate",
     "task",
     "word_timestamps",
@@ -52,7 +52,7 @@ _HAVE_THEIR_OWN = (
 _OPTIONS = {  # the meaning of one with choices names them
     name: option if option.choices == SWITCH else dataclasses.replace(option, choices=())
     for name, option in OPTIONS.items()
-    if name not in _HAVE_THEIR_OWN
+    if name not in _NOT_FIELDS
 }
 FIELDS = _by_name(
     Option(
@@ -193,7 +193,7 @@ def _options(form: "_Texts", parts: dict[str, str], format: Format) -> dict[str,
         if options["hotwords"]:
             raise field_error("keywords", "keywords came beside hotwords; expected one of them")
         options["hotwords"] = ", ".join(keywords)
-    if len(phrases := form.many("phrases")) > 1:  # each as it is, else those between commas
+    if len(phrases := form.many("phrases")) > 1:  # each as it is; a single text is split at commas
         options["phrases"] = tuple(phrases)
     options |= {name: tuple(form.many(name)) or None for name in _KNOWN}
     if format == "diarized_json" and options["channels"] != "split":

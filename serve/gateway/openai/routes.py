@@ -185,7 +185,7 @@ def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
 
 
 async def _usage(services: Services, request: Request) -> Response:
-    """Answer with what the caller's key has had."""
+    """Answer with the usage of the caller's key."""
     api_key = services.keys.of_request(request)
     errors.require_known(request.query_params, ("start", "end"))
     last = _day(request, "end", services.usage.day)
@@ -205,7 +205,7 @@ async def _usage(services: Services, request: Request) -> Response:
 
 
 async def _shadow(services: Services, request: Request) -> Response:
-    """Answer with what the shadow monitor has found.
+    """Answer with the findings of the shadow monitor.
 
     Raises:
         ApiError: 403, the request's key is not a reader's.
