@@ -56,6 +56,8 @@ async def unless(
     finally:
         for task in tasks:
             task.cancel()
+        if not answered.done():  # it ends before its files are closed
+            await asyncio.wait([answered])
 
 
 class LoopWatch(Background):

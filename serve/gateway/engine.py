@@ -205,9 +205,8 @@ class TritonConnection:
         """Return whether Triton and its model are ready and respond."""
         if not self.is_alive():
             return False
-        request = service_pb2.ServerReadyRequest().SerializeToString()
         try:
-            answer = await self.ask("ServerReady", request)
+            answer = await self.ask("ServerReady", b"")
         except ApiError:
             return False
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)

@@ -89,9 +89,8 @@ class ApiKey:
         self.requests = self.streams = self.bytes = 0
         """The requests, live streams and bytes in flight."""
         self.max_requests = self.max_streams = self.max_bytes = math.inf
-        # Without limits the buckets are endless.
-        self._requests = _TokenBucket(key and key.requests_per_minute, clock)
-        self._audio_s = _TokenBucket(key and key.audio_s_per_minute, clock)
+        limits = (key.requests_per_minute, key.audio_s_per_minute) if key else (None, None)
+        self._requests, self._audio_s = (_TokenBucket(limit, clock) for limit in limits)
 
     def limit_headers(self) -> dict[str, str]:
         """Return headers with the rest of this minute's limits, if the key has limits."""

@@ -133,7 +133,7 @@ class GatewayServer:
         return False
 
     async def close(self) -> None:
-        """Close all connections. Wait to the drain's end for clients that send a rejected request."""
+        """Close all connections; wait until the drain's end for clients that still send."""
         services = self.services
         if self.jobs:
             await self.jobs.close()

@@ -277,7 +277,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
             raise errors.invalid(f"{tensor.name}: expected either data or binary_data_size")
         if tensor.data is not None:
             texts = tensor.datatype == "BYTES"
-            values = map(str.encode, tensor.data) if texts else tensor.data
+            values = [str(text).encode() for text in tensor.data] if texts else tensor.data
             contents.append(messages.raw_values(tensor.datatype, values))
         elif size is not None:
             contents.append(binary[begin : begin + size])

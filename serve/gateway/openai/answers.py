@@ -30,14 +30,19 @@ _EVENTS_HEADERS = [
 
 def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
     """Return the body of an answer, and its media type."""
-    json_body = _JSON_BODIES.get(fields.format)
-    if json_body is not None:
-        usage = {"type": "duration", "seconds": _seconds(transcript)}
-        answer = json_body(transcript, fields) | _warnings(transcript, fields)
-        return to_json({**answer, "usage": usage}), "application/json"
-    if fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
+    if fields.format == "json":
+        answer = {"text": transcript.text, **_languages(transcript)}
+        answer |= _logprobs(transcript.segments, fields)
+    elif fields.format == "verbose_json":
+        answer = _verbose(transcript, fields)
+    elif fields.format == "diarized_json":
+        answer = _diarized(transcript, fields)
+    elif fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
         return f"{transcript.text}\n", "text/plain"
-    return render(transcript, "", fields.format, fields.cues), "text/plain"
+    else:
+        return render(transcript, "", fields.format, fields.cues), "text/plain"
+    usage = {"type": "duration", "seconds": _seconds(transcript)}
+    return to_json({**answer, **_warnings(transcript, fields), "usage": usage}), "application/json"
 
 
 def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) -> dict[str, Any]:
@@ -119,11 +124,6 @@ def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     }
 
 
-def _plain(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    answer = {"text": transcript.text, **_languages(transcript)}
-    return answer | _logprobs(transcript.segments, fields)
-
-
 def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     answer = _whole(transcript, fields) | {"text": transcript.text}
     if fields.segments:
@@ -140,9 +140,6 @@ def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
         "text": transcript.text,
         "segments": list(itertools.starmap(segment_event, enumerate(transcript.segments))),
     }
-
-
-_JSON_BODIES = {"json": _plain, "verbose_json": _verbose, "diarized_json": _diarized}
 
 
 def _segment_id(index: int) -> str:
