@@ -312,12 +312,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._waiting_bytes = 0  # of whole messages that were not taken yet
         self._pings, self._pings_second = 0, 0
         self._accepted = False
+        self.lost = asyncio.Event()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._set_counted(0)
-        if hasattr(self, "lost"):
-            self.lost.set()
+        self.lost.set()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -381,7 +381,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_connect(self, event: Any) -> None:
-        self.lost = asyncio.Event()
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
             scope = cast(dict[str, Any], self.scope)

@@ -38,28 +38,25 @@ _TLS = {"strict-transport-security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 _REJECTED = 400
 _HEALTH = ("/health", "/ready", "/live")  # polled again and again, so not in the log
-_SERVED_BY = "x-earshot-model"
-_WARNING = "x-earshot-warning"
-_IGNORED = "x-earshot-ignored"
 _MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
 
 
 def served_by(model: str) -> dict[str, str]:
     """Return the header that names the model which answers."""
-    return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
+    return {"x-earshot-model": urllib.parse.quote(model, safe="/:@ ")}
 
 
 def warnings(texts: Sequence[str]) -> dict[str, str]:
     """Return the header of an answer's warnings, if there are any."""
     text = urllib.parse.quote("; ".join(texts), safe=" :;,.()")
-    return {_WARNING: text[:_MAX_HEADER]} if text else {}
+    return {"x-earshot-warning": text[:_MAX_HEADER]} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
     """Return the header that names the ignored fields of a form, if there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
-    return {_IGNORED: text[:_MAX_HEADER]} if text else {}
+    return {"x-earshot-ignored": text[:_MAX_HEADER]} if text else {}
 
 
 def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> ASGIApp:
@@ -138,10 +135,8 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         elif error is not None:
             hang_up = {"Connection": "close"} if error.reason == "connections" else {}
             await as_openai(error, headers=hang_up)(scope, receive, send)
-        elif origin is None or origin in server.allowed_origins:
-            await shared(scope, receive, send)
         else:
-            await app(scope, receive, send)  # a page of this server's own
+            await shared(scope, receive, send)
 
     return checked
 
