@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
 
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.http import answer_to_http, request_from_http
+from serve.gateway.kserve.http import request_from_http
 from serve.wire.tensors import INPUTS, OUTPUTS
 
 
@@ -133,23 +132,6 @@ def test_what_json_is_made_of_is_counted_before_it_is_read(text, monkeypatch):
     monkeypatch.setattr("serve.gateway.kserve.http.from_json", None)
     with pytest.raises(ApiError, match=r"commas and .* brackets; expected at most"):
         read(text)
-
-
-def test_answers_are_json_and_bytes():
-    answer = service_pb2.ModelInferResponse(model_name="whisper", model_version="1")
-    for name, datatype, raw in (
-        ("TEXT", "BYTES", b"\x02\0\0\0hi"),
-        ("DURATION", "FP64", np.array([0.1], "<f8").tobytes()),
-    ):
-        answer.outputs.add(name=name, datatype=datatype, shape=[1])
-        answer.raw_output_contents.append(raw)
-    asked = read({"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"binary_data": True}}]})
-    body, json_size = answer_to_http(answer, asked)
-    assert json.loads(body[:json_size])["outputs"] == [
-        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
-        {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [0.1]},
-    ]
-    assert body[json_size:] == b"\x02\0\0\0hi"
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
