@@ -12,8 +12,10 @@ import itertools
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
@@ -172,8 +174,9 @@ class Usage(Background):
     ) -> None:
         self._file = UsageFile(Path(config.server.usage_file or folder / FILE))
         self._clock = clock
-        self._counted: dict[tuple[str, str, str], UsageRecord] = {}  # not in the file yet
-        self._written: dict[tuple[str, str, str], UsageRecord] = {}  # being written
+        # By day, key and model; not in the file yet. Counter's types know integers alone.
+        self._requests: Counter[tuple[str, str, str]] = Counter()
+        self._audio_s: Any = Counter()
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
         self._file_lock = asyncio.Lock()
@@ -187,7 +190,7 @@ class Usage(Background):
     @property
     def unwritten_s(self) -> float:
         """Seconds of audio that were counted and are not in the file."""
-        return sum(row.audio_s for row in self._unwritten())
+        return float(sum(self._audio_s.values()))
 
     def require(self, api_key: ApiKey) -> None:
         """Reject a key that has had its audio of the day.
@@ -202,7 +205,9 @@ class Usage(Background):
 
     def count(self, key: str, model: str, requests: int, audio_s: float) -> None:
         """Count usage of a key."""
-        self._add(UsageRecord(self.day, key, model, requests, audio_s))
+        label = self.day, key, model
+        self._requests[label] += requests
+        self._audio_s[label] += audio_s
 
     async def rows(self, key: str, first: str, last: str) -> list[UsageRecord]:
         """Return the usage of a key from one day to another.
@@ -236,19 +241,20 @@ class Usage(Background):
 
     async def _exchange(self) -> None:
         async with self._file_lock:
-            day = self.day
-            self._written, self._counted = self._counted, {}
-            rows = list(self._written.values())
+            day, requests, audio_s = self.day, self._requests.copy(), self._audio_s.copy()
+            rows = [
+                UsageRecord(*label, requests[label], audio_s[label])
+                for label in requests.keys() | audio_s.keys()
+            ]
             try:
                 self._spent = await asyncio.to_thread(self._file.add, rows, day)
             except FileError as error:
-                for row in rows:
-                    self._add(row)
                 self._log_state(error)
             else:
                 self._spent_day = day
+                self._requests -= requests  # what was counted meanwhile stays
+                self._audio_s -= audio_s
                 self._log_state(None)
-            self._written = {}
 
     def _log_state(self, error: FileError | None) -> None:
         """Log that the file fails, or works again, when that changes."""
@@ -258,19 +264,10 @@ class Usage(Background):
             logger.info("usage is counted in %s again", self._file.path)
         self._file_works = error is None
 
-    def _add(self, row: UsageRecord) -> None:
-        label = (row.day, row.key, row.model)
-        if counted := self._counted.get(label):
-            requests, audio_s = counted.requests + row.requests, counted.audio_s + row.audio_s
-            row = dataclasses.replace(row, requests=requests, audio_s=audio_s)
-        self._counted[label] = row
-
     def _used_s(self, key: str) -> float:
         """Return a key's seconds of today: of all processes a second ago, and of this one now."""
-        day = self.day
-        in_file = self._spent.get(key, 0.0) if day == self._spent_day else 0.0
-        unwritten = (row.audio_s for row in self._unwritten() if (row.day, row.key) == (day, key))
-        return in_file + sum(unwritten)
-
-    def _unwritten(self) -> tuple[UsageRecord, ...]:
-        return (*self._counted.values(), *self._written.values())
+        today = self.day
+        in_file = self._spent.get(key, 0.0) if today == self._spent_day else 0.0
+        counts = self._audio_s.items()
+        own_s = (audio_s for (day, name, _), audio_s in counts if (day, name) == (today, key))
+        return in_file + sum(own_s)
