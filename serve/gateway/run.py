@@ -21,7 +21,7 @@ from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.context import Services
-from serve.gateway.edge.listen import HttpServer, grpc_credentials, listening_socket, unix_listener
+from serve.gateway.edge.listen import HttpServer, listening_socket, unix_listener
 from serve.gateway.edge.uploads import prepare_memory
 from serve.gateway.engine import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
@@ -88,7 +88,9 @@ class GatewayServer:
         host = f"[{server.host}]" if ":" in server.host else server.host
         try:
             if server.tls_certificate:
-                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", grpc_credentials(server))
+                files = Path(server.tls_key), Path(server.tls_certificate)
+                credentials = grpc.ssl_server_credentials([tuple(map(Path.read_bytes, files))])
+                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", credentials)
             else:
                 self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
         except RuntimeError as error:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -129,25 +128,6 @@ class _Acceptor(socket.socket):
             self._spare = open(os.devnull, "rb")  # noqa: SIM115
 
 
-def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
-    """Return the credentials of TLS for gRPC.
-
-    Raises:
-        UnavailableError: their files cannot be read.
-    """
-    try:
-        key, chain = Path(server.tls_key).read_bytes(), Path(server.tls_certificate).read_bytes()
-    except OSError as error:
-        raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
-    return grpc.ssl_server_credentials([(key, chain)])
-
-
-def _tls_files(server: ServerConfig) -> str:
-    return (
-        f"server.tls_certificate = {server.tls_certificate} with server.tls_key = {server.tls_key}"
-    )
-
-
 class HttpServer(uvicorn.Server):
     """Serves an application at a socket; it handles no signals.
 
@@ -211,7 +191,10 @@ class HttpServer(uvicorn.Server):
         try:
             config.load()
         except OSError as error:  # of ssl, too
-            raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
+            raise UnavailableError(
+                f"server.tls_certificate = {server.tls_certificate} with server.tls_key = "
+                f"{server.tls_key} cannot be used: {error}"
+            ) from error
         super().__init__(config)
         self.max_connections = max_connections
         self._listener = listener
