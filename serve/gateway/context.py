@@ -10,6 +10,7 @@ from typing import Self
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
+from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
 from serve.gateway.background import LoopWatch
 from serve.gateway.client_secrets import ClientSecrets
@@ -190,7 +191,7 @@ class RequestContext:
         else:
             self._count_answer(figures.audio_s, figures.queue_s)
         if self._watch:
-            with contextlib.suppress(ApiError):  # the client asked for some of the outputs
+            with contextlib.suppress(EarshotError):  # the client asked for some of the outputs
                 self._watch(read_transcript(answer))
 
     def count_live(self, seconds: float) -> None:

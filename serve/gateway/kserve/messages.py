@@ -334,28 +334,21 @@ def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:
-        ApiError: 500, it has none.
+        EarshotError: it has none.
     """
-    result = InferResult(answer)
-    try:
-        return tensors.transcript_from_outputs(result.as_numpy)
-    except EarshotError as error:
-        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    return tensors.transcript_from_outputs(InferResult(answer).as_numpy)
 
 
 def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
     """Read a `ModelStreamInferResponse`.
 
     Raises:
-        ApiError: 500, it is malformed.
+        EarshotError: it is malformed.
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
-    try:
-        if tensors.is_whole(result.as_numpy):
-            return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
-        (segment,) = tensors.segments_from_outputs(result.as_numpy)
-    except EarshotError as error:
-        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    if tensors.is_whole(result.as_numpy):
+        return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
+    (segment,) = tensors.segments_from_outputs(result.as_numpy)
     return SegmentReady(segment)
 
 
