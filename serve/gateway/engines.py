@@ -73,8 +73,8 @@ class Engines:
         """Set when a request starts. The shadow monitor clears it."""
         self._default = config.name
         self._target = target
-        self._metrics = metrics
-        self._limit_s = config.transcriber.request_timeout_s + GRACE_S
+        self.metrics = metrics
+        self.limit_s = config.transcriber.request_timeout_s + GRACE_S
         self.calls: set[EngineCall] = set()
         """The requests sent to engines and not ended."""
         for engine in self.all:
@@ -100,7 +100,7 @@ class Engines:
         target, admitted = self._target, None
         if target is not None and request.audio is not None:
             admitted = target.admit(request.audio, request.priority, permit.api_key.name)
-        call = EngineCall(request, engines, self._metrics, span, self._limit_s)
+        call = EngineCall(self, request, engines, span)
         self.calls.add(call)
         permit.hold()
 
@@ -173,20 +173,14 @@ class EngineCall:
     of an engine are read to their end in any case.
 
     Args:
+        owner: has the limit of time, and the metrics by which engines are watched.
         request: the request.
         engines: the model's engines; the least busy one gets the request.
-        metrics: counts how each engine ended the request.
         span: is told each engine that gets the request.
-        limit_s: the longest wait for all answers.
     """
 
     def __init__(
-        self,
-        request: EngineRequest,
-        engines: Sequence[Engine],
-        metrics: UpstreamMetrics,
-        span: RequestSpan,
-        limit_s: float,
+        self, owner: Engines, request: EngineRequest, engines: Sequence[Engine], span: RequestSpan
     ) -> None:
         self.answered = False
         """Whether an engine has answered to the end while the client waited."""
@@ -194,10 +188,9 @@ class EngineCall:
         self.client_name = request.target.client_name
         """The model's name that a client of KServe sent."""
         self._untried = list(engines)  # engines that have not had the request
-        self._metrics = metrics
+        self._owner = owner
         self._span = span
-        self._limit_s = limit_s
-        self._end_s = asyncio.get_running_loop().time() + limit_s
+        self._end_s = asyncio.get_running_loop().time() + owner.limit_s
         self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
         self._begun = self._engine_lost = self._cancelled = False
         self._cancel_sent: Callable[[], None] | None = None  # None: no Triton has the request
@@ -214,7 +207,7 @@ class EngineCall:
             async with asyncio.timeout_at(self._end_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            raise errors.no_answer_in_time(self._limit_s) from None
+            raise errors.no_answer_in_time(self._owner.limit_s) from None
         if isinstance(answer, ApiError):
             raise answer
         return answer
@@ -309,7 +302,7 @@ class EngineCall:
             return error
         finally:
             self._cancel_sent = None
-            self._metrics.ended(engine.name, status)
+            self._owner.metrics.ended(engine.name, status)
             engine.inflight -= 1
         return None
 
