@@ -223,7 +223,8 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (waited_s := loop.time() - began_s) < patience_s:
-            if not any(connection.expects_answer(waited_s) for connection in self._connections()):
+            connections: Any = self.server_state.connections
+            if not any(connection.expects_answer(waited_s) for connection in connections):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
@@ -237,6 +238,3 @@ class HttpServer(uvicorn.Server):
             taken = self._listener.taken
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
-
-    def _connections(self) -> list[HttpProtocol | WebSocketProtocol]:
-        return list(cast(Any, self.server_state.connections))

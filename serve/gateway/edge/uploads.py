@@ -42,9 +42,6 @@ _COUNTER = struct.Struct("@Q")
 
 T = TypeVar("T")
 
-Received = Callable[[Iterable[str]], Mapping[str, int]]
-"""Returns, for the peers of connections, the bytes that have come in over each since it began."""
-
 
 async def body_chunks(
     request: Request, permit: Permit, check: Callable[[int], object] = int
@@ -170,12 +167,11 @@ class Uploads(Background):
 
     Args:
         admission: limits the bytes in flight, and counts bytes of incomplete messages.
-        received: asks the kernel for the bytes of connections.
     """
 
-    def __init__(self, admission: Admission, received: Received | None = None) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._received = received or TcpPeers().received
+        self._peers = TcpPeers()
         self.connections: dict[str, _ConnectionUploads] = {}
 
     async def receive(
@@ -237,7 +233,7 @@ class Uploads(Background):
             if upload.since_s <= before_s and upload.error is None
         ]
         peers = {upload.peer for upload in old}
-        received = self._received(peers) if peers else {}
+        received = self._peers.received(peers) if peers else {}
         for closed in self.connections.keys() - received.keys():
             del self.connections[closed]
         for peer, count in received.items():
@@ -278,7 +274,7 @@ class TcpPeers:
         self._descriptors: dict[str, int] = {}
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """Return the bytes that have come in over each of these connections; see `Received`."""
+        """Return the bytes that have come in over each of these connections since it began."""
         counts = self._counts(peers)
         if set(peers) - counts.keys():
             descriptors = map(int, os.listdir("/proc/self/fd"))

@@ -36,10 +36,6 @@ _INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keyw
 _MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
 
-def _by_name(*options: Option) -> dict[str, Option]:
-    return {option.name: option for option in options}
-
-
 _NOT_FIELDS = (
     "sample_rate",
     "task",
@@ -54,7 +50,7 @@ _OPTIONS = {  # the meaning of one with choices names them
     for name, option in OPTIONS.items()
     if name not in _NOT_FIELDS
 }
-FIELDS = _by_name(
+_ALL = (
     Option(
         "model",
         str,
@@ -88,6 +84,7 @@ FIELDS = _by_name(
     ),
     *_OPTIONS.values(),
 )
+FIELDS = {option.name: option for option in _ALL}
 """All fields beside `file`, by their names."""
 FIELDS["temperature"] = dataclasses.replace(
     FIELDS["temperature"], meaning="0 to 1; 0, the default, rises where the text looks wrong"
