@@ -140,7 +140,7 @@ class _AudioRoute:
                         transcript = await _pass_on(request, call, events, fields, context)
                     else:
                         transcript = await while_client_waits(request, call.transcript())
-            context.answered(transcript)
+                context.answered(transcript)  # the shadow monitor may keep the file
         if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
