@@ -242,10 +242,8 @@ class Usage(Background):
     async def _exchange(self) -> None:
         async with self._file_lock:
             day, requests, audio_s = self.day, self._requests.copy(), self._audio_s.copy()
-            rows = [
-                UsageRecord(*label, requests[label], audio_s[label])
-                for label in requests.keys() | audio_s.keys()
-            ]
+            labels: set[tuple[str, str, str]] = requests.keys() | audio_s.keys()
+            rows = [UsageRecord(*label, requests[label], audio_s[label]) for label in labels]
             try:
                 self._spent = await asyncio.to_thread(self._file.add, rows, day)
             except FileError as error:
@@ -270,4 +268,4 @@ class Usage(Background):
         in_file = self._spent.get(key, 0.0) if today == self._spent_day else 0.0
         counts = self._audio_s.items()
         own_s = (audio_s for (day, name, _), audio_s in counts if (day, name) == (today, key))
-        return in_file + sum(own_s)
+        return in_file + float(sum(own_s))
