@@ -38,16 +38,16 @@ class Background(abc.ABC):
 
 
 async def unless(
-    happens: Awaitable[object], error: Callable[[], Exception], answer: Awaitable[T]
+    event: Awaitable[object], error: Callable[[], Exception], answer: Awaitable[T]
 ) -> T:
-    """Wait for an answer; if something else happens first, cancel it and raise an error.
+    """Wait for an answer; if an event comes first, cancel it and raise an error.
 
     Args:
-        happens: the event that may come first.
+        event: the event that may come first.
         error: makes the error.
         answer: the answer.
     """
-    tasks = answered, _ = asyncio.ensure_future(answer), asyncio.ensure_future(happens)
+    tasks = answered, _ = asyncio.ensure_future(answer), asyncio.ensure_future(event)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
@@ -56,6 +56,8 @@ async def unless(
     finally:
         for task in tasks:
             task.cancel()
+        if not answered.done():  # it ends before its files are closed
+            await asyncio.wait([answered])
 
 
 class LoopWatch(Background):

@@ -3,17 +3,21 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
+from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
+from serve.gateway.background import LoopWatch
 from serve.gateway.client_secrets import ClientSecrets
+from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.uploads import Uploads
-from serve.gateway.engine import EngineRequest
+from serve.gateway.engine import EngineAddress, EngineRequest
 from serve.gateway.engines import EngineCall, Engines
 from serve.gateway.errors import ApiError, client_gone, status_of
 from serve.gateway.keys import ApiKey, ApiKeys
@@ -22,29 +26,44 @@ from serve.gateway.limits import Admission, Permit, StreamSlots
 from serve.gateway.models import Models
 from serve.gateway.observe.log import OK, LogRecord
 from serve.gateway.observe.metrics import Metrics
-from serve.gateway.observe.spans import RequestTracer
+from serve.gateway.observe.spans import open_tracer
 from serve.gateway.shadow.monitor import ShadowMonitor
 from serve.gateway.target import AudioLength, LatencyTarget
 from serve.gateway.usage import Usage
+from serve.wire.folder import gateway_alive, signing_key
 
 
-@dataclasses.dataclass(frozen=True)
 class Services:
-    """The services of a gateway that request handlers share. For one event loop."""
+    """The services of a gateway that request handlers share. For one event loop.
 
-    config: Config
-    models: Models
-    keys: ApiKeys
-    client_secrets: ClientSecrets
-    usage: Usage
-    admission: Admission
-    uploads: Uploads
-    streams: StreamSlots
-    engines: Engines
-    target: LatencyTarget | None  # None: the configuration has no latency target
-    shadow: ShadowMonitor
-    metrics: Metrics
-    tracer: RequestTracer
+    Args:
+        config: the configuration of this process.
+        folder: the run's folder.
+        addresses: the addresses of the run's engines.
+
+    Raises:
+        ConfigError: the keys, or OpenTelemetry's variables, cannot be used.
+    """
+
+    def __init__(self, config: Config, folder: Path, addresses: Sequence[EngineAddress]) -> None:
+        self.config = config
+        self.models = Models(config)
+        self.keys = ApiKeys(config)
+        self.client_secrets = ClientSecrets(signing_key(folder))
+        self.usage = Usage(config, folder)
+        self.admission = admission = Admission(config.server)
+        self.uploads = Uploads(admission)
+        self.streams = StreamSlots(config.live)
+        self.watch = LoopWatch(gateway_alive(folder, addresses[0].process))
+        self.budget = SharedBudget()
+        target_s, slots = config.gateway.target_p99_s, config.runtime.slots * len(addresses)
+        self.target = LatencyTarget(target_s, slots) if target_s else None
+        self.metrics = Metrics(
+            admission, self.streams, self.watch, self.budget, self.usage, self.target, config.name
+        )
+        self.engines = Engines(config, folder, addresses, self.target, self.metrics.upstreams)
+        self.shadow = ShadowMonitor(config, self.engines, self.metrics.shadow)
+        self.tracer = open_tracer(self.metrics.spans)
 
     async def ready(self, model: str | None = None) -> bool:
         """Return whether a request for a model, by default the served one, would be answered."""
@@ -172,7 +191,7 @@ class RequestContext:
         else:
             self._count_answer(figures.audio_s, figures.queue_s)
         if self._watch:
-            with contextlib.suppress(ApiError):  # the client asked for some of the outputs
+            with contextlib.suppress(EarshotError):  # the client asked for some of the outputs
                 self._watch(read_transcript(answer))
 
     def count_live(self, seconds: float) -> None:

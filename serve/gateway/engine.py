@@ -8,12 +8,14 @@ folder. Without a link, as after an idle unload, requests wait for one.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -76,35 +78,6 @@ class EngineRequest:
     audio: AudioLength | None = None  # None: no latency target limits the request
 
 
-@dataclasses.dataclass(frozen=True)
-class SentRequest:
-    """A request that a Triton has."""
-
-    connection: "TritonConnection"
-    key: str  # by which it is cancelled
-    has_file: bool
-    responses: AsyncIterator[bytes]  # serialised `ModelStreamInferResponse`s
-
-    async def answers(self) -> AsyncIterator[bytes]:
-        """Yield the answers; they are read to their end, whatever they say.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        error: ApiError | None = None
-        try:
-            async for answer in self.responses:
-                if answer.startswith(_ERROR_FIELD):
-                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
-                    error = errors.from_upstream("", message.error_message)
-                elif error is None:
-                    yield answer
-        except grpc.aio.AioRpcError as failed:
-            error = error or errors.from_upstream(failed.code().name, failed.details() or "")
-        if error is not None:
-            raise error
-
-
 class Engine(Background):
     """The engine of a device, whichever Triton that is now.
 
@@ -124,7 +97,7 @@ class Engine(Background):
         self._used = address.link.parent / USED if server.idle_unload_s else None
         self._start_timeout_s = server.start_timeout_s
         self._current: TritonConnection | None = None
-        self._replaced: list[TritonConnection] = []  # those with unfinished requests
+        self._replaced: list[TritonConnection] = []  # connections with unfinished requests
 
     def is_available(self) -> bool:
         """Return whether it may get a request: its process responds, or the request waits.
@@ -139,36 +112,26 @@ class Engine(Background):
         connection = self.connection()
         return connection is None or await connection.ready()
 
-    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest | None:
-        """Send a request; return None while its Triton is being loaded.
-
-        Raises:
-            ApiError: 503, the engine cannot be given the audio.
-        """
-        self.note_use()
-        connection = self.connection()
-        return None if connection is None else connection.send(request, span)
-
     async def ask(self, method: str, message: bytes) -> bytes:
         """Ask for health or metadata; return the serialised answer.
 
         Raises:
-            ApiError: 503 or 504, there is none.
+            ApiError: 503 or 504, Triton does not answer.
         """
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while (now := self.connection()) is None:
+                while (connection := self.connection()) is None:
                     self.note_use()
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             raise errors.server_away() from None
-        return await now.ask(method, message)
+        return await connection.ask(method, message)
 
     async def _run(self) -> None:
         """Follow the link, close replaced connections that are done, and note use."""
         while True:
             self.connection()
-            for connection in [each for each in self._replaced if not each.busy]:
+            for connection in [replaced for replaced in self._replaced if not replaced.busy]:
                 self._replaced.remove(connection)
                 await connection.close()
             if self.inflight:
@@ -225,7 +188,9 @@ class TritonConnection:
         self._numbers = itertools.count(1)
         self._cancels: set[asyncio.Task[None]] = set()
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
-        self.cancel(self._new_key())  # ends the requests of an earlier gateway
+        unary, stream = self._channel.unary_unary(_INFER), self._channel.stream_stream(_INFER)
+        self._infer = functools.partial(infer, unary, stream)
+        self.cancel(self.new_key())  # ends the requests of an earlier gateway
 
     @property
     def busy(self) -> bool:
@@ -240,9 +205,8 @@ class TritonConnection:
         """Return whether Triton and its model are ready and respond."""
         if not self.is_alive():
             return False
-        request = service_pb2.ServerReadyRequest().SerializeToString()
         try:
-            answer = await self.ask("ServerReady", request)
+            answer = await self.ask("ServerReady", b"")
         except ApiError:
             return False
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
@@ -251,11 +215,11 @@ class TritonConnection:
         """Ask for health or metadata; return the serialised answer.
 
         Raises:
-            ApiError: 503 or 504, there is none.
+            ApiError: 503 or 504, Triton does not answer.
         """
-        ask = self._channel.unary_unary(SERVICE + method)
+        call = self._channel.unary_unary(SERVICE + method)
         try:
-            return bytes(await ask(message, timeout=_SMALL_S))
+            return bytes(await call(message, timeout=_SMALL_S))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise errors.no_answer_in_time(_SMALL_S) from None
@@ -263,31 +227,51 @@ class TritonConnection:
                 raise errors.server_away() from None
             raise errors.from_upstream(error.code().name, error.details() or "") from None
 
-    def send(self, request: EngineRequest, span: RequestSpan) -> SentRequest:
-        """Send a request; link its audio under the request's key.
+    async def answers(
+        self, request: EngineRequest, key: str, span: RequestSpan
+    ) -> AsyncIterator[bytes]:
+        """Send a request; yield its serialised `ModelStreamInferResponse`s.
+
+        They are read to their end, whatever they say.
+
+        Args:
+            request: the request; the caller should drop it, for its audio may be large.
+            key: a key of `new_key`, under which the audio's file is linked.
+            span: is told that this engine has the request.
 
         Raises:
-            ApiError: 503, its audio cannot be handed over.
+            ApiError: the request failed; 503, its audio cannot be handed over.
         """
-        key, has_file = self._new_key(), request.audio_file is not None
+        error: ApiError | None = None
+        has_file = request.audio_file is not None
         if request.audio_file is not None:
             try:
                 uploads.give(self._uploads, key, request.audio_file)
-            except OSError as error:
-                logger.error("an upload cannot be handed on in %s: %s", self._uploads, error)
-                raise errors.no_room_for_upload() from error
-        segments = request.target.segments
-        message = for_triton(request.parts, key, segments, span.recorded, request.priority)
-        responses = infer(self._channel, message, request.streamed)
+            except OSError as failed:
+                logger.error("an upload cannot be handed on in %s: %s", self._uploads, failed)
+                raise errors.no_room_for_upload() from failed
+        segments, streamed = request.target.segments, request.streamed
+        responses = self._infer(
+            for_triton(request.parts, key, segments, span.recorded, request.priority), streamed
+        )
+        del request
         span.given(self._name)
         self._calls += 1
-        return SentRequest(self, key, has_file, responses)
-
-    def ended(self, sent: SentRequest) -> None:
-        """Count a call as over, and remove the request's file if Triton has left it."""
-        self._calls -= 1
-        if sent.has_file:
-            uploads.remove(self._uploads, sent.key)
+        try:
+            async for answer in responses:
+                if answer.startswith(_ERROR_FIELD):
+                    message = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    error = errors.from_upstream("", message.error_message)
+                elif error is None:
+                    yield answer
+        except grpc.aio.AioRpcError as failed:
+            error = error or errors.from_upstream(failed.code().name, failed.details() or "")
+        finally:
+            self._calls -= 1
+            if has_file:  # unless the engine has taken it
+                uploads.remove(self._uploads, key)
+        if error is not None:
+            raise error
 
     def cancel(self, key: str) -> None:
         """Cancel the request of this key, once the process responds."""
@@ -304,31 +288,33 @@ class TritonConnection:
         await self._channel.close()
         os.close(self._hold)
 
-    def _new_key(self) -> str:
+    def new_key(self) -> str:
+        """Make the key with which a request can be cancelled."""
         return f"{self._sender}-{next(self._numbers)}"
 
     async def _send_cancel(self, key: str) -> None:
         while not self.is_alive():  # see `Engine.is_available`
             await asyncio.sleep(INTERVAL_S)
         with contextlib.suppress(grpc.aio.AioRpcError):  # the requests have gone with Triton
-            async for _ in infer(self._channel, cancel_of(key), streamed=False):
+            async for _ in self._infer(cancel_of(key), False):
                 pass
 
 
-async def infer(channel: grpc.aio.Channel, message: bytes, streamed: bool) -> AsyncIterator[bytes]:
+async def infer(unary: Any, stream: Any, message: bytes, streamed: bool) -> AsyncIterator[bytes]:
     """Send a request to Triton's `ModelStreamInfer`; yield its answers as raw bytes.
 
     Args:
-        channel: gRPC's channel.
+        unary: gRPC's method for one message and one answer.
+        stream: gRPC's method for a stream of messages and answers.
         message: the serialised `ModelInferRequest`.
         streamed: whether it may have several answers.
     """
     # The model is decoupled and so answers by streams alone. On the wire a stream of one message
     # is the same as a message; as a stream it frees the message once it is sent.
     if not streamed and len(message) <= _LARGE_BYTES:
-        yield await channel.unary_unary(_INFER)(message)
+        yield await unary(message)
         return
-    call = channel.stream_stream(_INFER)()
+    call = stream()
     # The call may end before or while the message is sent: reading it tells how.
     with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
         await call.write(message)

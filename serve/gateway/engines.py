@@ -1,15 +1,15 @@
 """The engines of this run, and the calls by which they answer requests.
 
-A request goes to the engine that has the fewest requests of this gateway, among those that serve
-its model and respond. If an engine is full or lost before it has answered anything, the next one
-gets the request.
+Engines that serve the request's model and respond are candidates. The one with the fewest requests
+of this gateway gets the request. If that one is full or lost before it has answered anything, the
+next one gets the request.
 """
 
 import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,14 +19,14 @@ from serve.contract.config import Config
 from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway import errors
-from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest, SentRequest
+from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
-from serve.gateway.target import InflightRequest, LatencyTarget
+from serve.gateway.target import LatencyTarget
 from serve.wire import uploads
 from serve.wire.folder import reference_folder
 from serve.wire.tensors import MODEL
@@ -37,7 +37,7 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
-_EXTENSIONS = ("binary_tensor_data",)  # those of Triton that this server offers
+_EXTENSIONS = ("binary_tensor_data",)  # extensions of Triton that this server offers
 
 
 class Engines:
@@ -62,7 +62,7 @@ class Engines:
         process = addresses[0].process
         self.uploads = uploads.make_folder(folder, process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        self.own = tuple(Engine(each, config.name, config.server) for each in addresses)
+        self.own = tuple(Engine(address, config.name, config.server) for address in addresses)
         """The engines that serve clients."""
         self.all = self.own
         if config.shadow.opens_engine:
@@ -73,8 +73,8 @@ class Engines:
         """Set when a request starts. The shadow monitor clears it."""
         self._default = config.name
         self._target = target
-        self._metrics = metrics
-        self._limit_s = config.transcriber.request_timeout_s + GRACE_S
+        self.metrics = metrics
+        self.limit_s = config.transcriber.request_timeout_s + GRACE_S
         self.calls: set[EngineCall] = set()
         """The requests sent to engines and not ended."""
         for engine in self.all:
@@ -94,31 +94,25 @@ class Engines:
         Raises:
             ApiError: 429, it would miss the latency target; 503, no engine takes it.
         """
-        admitted = None
-        if self._target is not None and request.audio is not None:
-            admitted = self._target.admit(request.audio, request.priority, permit.api_key.name)
-        try:
-            call = EngineCall(
-                request, self._of(request.target.model), self._metrics, span, self._limit_s
-            )
-        except BaseException:
-            self._end_admitted(admitted, False)
-            raise
+        engines = [engine for engine in self.all if engine.model == request.target.model]
+        if not any(engine.is_available() for engine in engines):
+            raise errors.server_away()
+        target, admitted = self._target, None
+        if target is not None and request.audio is not None:
+            admitted = target.admit(request.audio, request.priority, permit.api_key.name)
+        call = EngineCall(self, request, engines, span)
         self.calls.add(call)
         permit.hold()
 
         def ended(_: asyncio.Task[None]) -> None:
             permit.release()
             self.calls.discard(call)
-            self._end_admitted(admitted, call.answered)
+            if target is not None and admitted is not None:
+                target.end(admitted, call.answered)
 
         call.task.add_done_callback(ended)
         self.started.set()
         return call
-
-    def _end_admitted(self, admitted: InflightRequest | None, answered: bool) -> None:
-        if self._target is not None and admitted is not None:
-            self._target.end(admitted, answered)
 
     def end_all(self, error: ApiError) -> None:
         """Answer every request that is in flight with an error."""
@@ -148,9 +142,9 @@ class Engines:
         """
         answer = await self.ask(self._default, "ServerMetadata", b"")
         metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-        found = [name for name in metadata.extensions if name in _EXTENSIONS]
+        extensions = [name for name in metadata.extensions if name in _EXTENSIONS]
         del metadata.extensions[:]
-        metadata.extensions.extend(found)
+        metadata.extensions.extend(extensions)
         return metadata
 
     async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
@@ -166,13 +160,10 @@ class Engines:
         return metadata
 
     async def _ready_engine(self, model: str) -> Engine | None:
-        for engine in self._of(model):
-            if await engine.ready():
+        for engine in self.all:
+            if engine.model == model and await engine.ready():
                 return engine
         return None
-
-    def _of(self, model: str) -> list[Engine]:
-        return [engine for engine in self.all if engine.model == model]
 
 
 class EngineCall:
@@ -182,38 +173,27 @@ class EngineCall:
     of an engine are read to their end in any case.
 
     Args:
-        request: the request, which goes to the least busy engine at once.
-        engines: the model's engines.
-        metrics: counts how each engine ended the request.
+        owner: has the limit of time, and the metrics by which engines are watched.
+        request: the request.
+        engines: the model's engines; the least busy one gets the request.
         span: is told each engine that gets the request.
-        limit_s: the longest wait for all answers.
-
-    Raises:
-        ApiError: 503, no engine takes the request.
     """
 
     def __init__(
-        self,
-        request: EngineRequest,
-        engines: Sequence[Engine],
-        metrics: UpstreamMetrics,
-        span: RequestSpan,
-        limit_s: float,
+        self, owner: Engines, request: EngineRequest, engines: Sequence[Engine], span: RequestSpan
     ) -> None:
         self.answered = False
         """Whether an engine has answered to the end while the client waited."""
         self._request: EngineRequest | None = request  # None once no other engine can get it
-        self._client_name = request.target.client_name
+        self.client_name = request.target.client_name
+        """The model's name that a client of KServe sent."""
         self._untried = list(engines)  # engines that have not had the request
-        self._metrics = metrics
+        self._owner = owner
         self._span = span
-        self._limit_s = limit_s
-        self._end_s = asyncio.get_running_loop().time() + limit_s
+        self._end_s = asyncio.get_running_loop().time() + owner.limit_s
         self._answers: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue()
-        self._engine_lost = self._cancelled = self._done = False
-        self._engine: Engine
-        self._sent: SentRequest | None = None  # None: the engine's Triton is still being loaded
-        self._send_to_next()
+        self._begun = self._engine_lost = self._cancelled = False
+        self._cancel_sent: Callable[[], None] | None = None  # None: no Triton has the request
         self.task = asyncio.create_task(self._run())
         """Reads the answers of all engines that get the request."""
 
@@ -227,7 +207,7 @@ class EngineCall:
             async with asyncio.timeout_at(self._end_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            raise errors.no_answer_in_time(self._limit_s) from None
+            raise errors.no_answer_in_time(self._owner.limit_s) from None
         if isinstance(answer, ApiError):
             raise answer
         return answer
@@ -242,7 +222,8 @@ class EngineCall:
         if answer is None:
             raise errors.from_upstream("INTERNAL", "the call ended without an answer")
         response = service_pb2.ModelStreamInferResponse.FromString(answer).infer_response
-        response.parameters.clear()  # by which Triton marks the last answer of a stream
+        response.model_name = self.client_name
+        response.parameters.clear()  # Triton marks the last answer of a stream with one
         return response
 
     async def transcript(self) -> Transcript:
@@ -265,91 +246,64 @@ class EngineCall:
         cancel meets its end.
         """
         self._cancelled = True
-        if self._sent is not None:
-            self._sent.connection.cancel(self._sent.key)
+        if self._cancel_sent is not None:
+            self._cancel_sent()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self._done:
+        if kind is not None and not self.task.done():
             self.cancel()
 
-    def _send_to_next(self) -> None:
-        """Give the request to the least busy engine that takes it.
-
-        Raises:
-            ApiError: 503, no engine does.
-        """
-        failed: ApiError | None = None
-        for engine in sorted(self._untried, key=lambda engine: engine.inflight):
-            if not engine.is_available():
-                continue
-            self._untried.remove(engine)
-            self._engine = engine
-            try:
-                self._send()
-            except ApiError as error:
-                failed = error
-                continue
-            engine.inflight += 1
-            return
-        raise failed or errors.server_away()
-
-    def _send(self) -> bool:
-        """Send the request to the chosen engine; return False if its Triton is not there yet."""
-        assert self._request is not None  # it is dropped with the last engine
-        self._sent = self._engine.send(self._request, self._span)
-        if self._sent is not None and not self._untried:
-            self._request = None  # its audio may be large
-        return self._sent is not None
-
     async def _run(self) -> None:
-        end: ApiError | None = None
+        end: ApiError | None = errors.server_away()
         try:
-            while (failed := await self._read_answers()) is not None:
-                try:
-                    self._send_to_next()
-                except ApiError:
-                    raise failed from None
-        except ApiError as error:
-            end = error
+            while (engine := self._next_engine()) is not None:
+                end = await self._read_answers(engine)
+                if end is None or not self._may_retry(end):
+                    break
+            self.answered = end is None and not self._cancelled
         except Exception:  # one request must not hurt its neighbours
             logger.exception("a request failed in the gateway")
             end = errors.failed()
         finally:
-            self._done = True
             self._answers.put_nowait(end)
 
-    async def _read_answers(self) -> ApiError | None:
-        """Read the answers of one engine; return its error if the next engine may have the request.
+    def _next_engine(self) -> Engine | None:
+        """Return the least busy engine that may get the request; None: there is no further one."""
+        available = [engine for engine in self._untried if engine.is_available()]
+        return min(available, key=lambda engine: engine.inflight, default=None)
 
-        Raises:
-            ApiError: the request failed.
-        """
-        begun, status = False, "INTERNAL"
+    async def _read_answers(self, engine: Engine) -> ApiError | None:
+        """Send the request to an engine, and read its answers; return its error."""
+        self._untried.remove(engine)
+        engine.inflight += 1
+        status = "INTERNAL"
         try:
-            while self._sent is None:
-                if self._cancelled:
-                    raise errors.client_gone()
-                if not self._send():
-                    await asyncio.sleep(LOOK_S)
-            async for answer in self._sent.answers():
-                begun = True
-                self._answers.put_nowait(self._with_client_name(answer))
+            engine.note_use()
+            while (connection := engine.connection()) is None and not self._cancelled:
+                await asyncio.sleep(LOOK_S)
+                engine.note_use()
+            if connection is None or self._cancelled:
+                raise errors.client_gone()
+            assert self._request is not None  # it is dropped with the last engine
+            key = connection.new_key()
+            answers = connection.answers(self._request, key, self._span)
+            if not self._untried:
+                self._request = None  # its audio may be large
+            self._cancel_sent = functools.partial(connection.cancel, key)
+            async for answer in answers:
+                self._begun = True
+                self._answers.put_nowait(answer)
             status = "OK"
         except ApiError as error:
             status = error.status.grpc
-            if begun or not self._may_retry(error):
-                raise
             return error
         finally:
-            self._metrics.ended(self._engine.name, status)
-            self._engine.inflight -= 1
-            if self._sent is not None:
-                self._sent.connection.ended(self._sent)
-                self._sent = None
-        self.answered = not self._cancelled
+            self._cancel_sent = None
+            self._owner.metrics.ended(engine.name, status)
+            engine.inflight -= 1
         return None
 
     def _may_retry(self, error: ApiError) -> bool:
@@ -357,17 +311,9 @@ class EngineCall:
 
         A request that an engine was lost with is retried once, for it may be the cause.
         """
-        if self._cancelled or not self._untried or isinstance(error.error, DeadlineError):
+        if self._begun or self._cancelled or isinstance(error.error, DeadlineError):
             return False
         if isinstance(error.error, UnavailableError):
             self._engine_lost, again = True, not self._engine_lost
             return again
         return isinstance(error.error, OverloadedError)
-
-    def _with_client_name(self, answer: bytes) -> bytes:
-        """Append the model's name that the client knows; the last value of a field counts."""
-        if self._client_name in ("", MODEL):
-            return answer
-        head = service_pb2.ModelInferResponse(model_name=self._client_name)
-        whole = service_pb2.ModelStreamInferResponse(infer_response=head)
-        return answer + bytes(whole.SerializeToString())

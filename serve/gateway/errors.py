@@ -65,7 +65,7 @@ _SERVER_FAILED = "the server failed while it worked on this request; its log has
 _SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
-_STALLED = ("is not healthy", "Failed to obtain the health mutex")
+_STALLED_TEXTS = ("is not healthy", "Failed to obtain the health mutex")
 
 
 class ApiError(Exception):
@@ -74,7 +74,7 @@ class ApiError(Exception):
     Args:
         error: the error to write; its class gives the status unless `reason` does.
         reason: a key of `REASONS` or another label for metrics and log; empty: the gRPC status.
-        grpc: the gRPC status, where it differs from that of the reason or class.
+        grpc: the gRPC status, if it differs from the status of the reason or class.
     """
 
     def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
@@ -155,13 +155,13 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response], o
 
 def openai_error(error: ApiError, fields: Collection[str]) -> dict[str, Any]:
     """Write the body of an error; see `as_openai`."""
-    told = {
+    body = {
         "message": str(error),
         "type": error.status.kind,
         "param": _param(error, fields),
         "code": error.status.code,
     }
-    return {"error": told}
+    return {"error": body}
 
 
 def _param(error: ApiError, fields: Collection[str]) -> str | None:
@@ -169,9 +169,9 @@ def _param(error: ApiError, fields: Collection[str]) -> str | None:
         return error.param
     if isinstance(error.error, AudioError):
         return "file"
-    named = _SUBJECT.match(str(error))
-    if isinstance(error.error, OptionError) and named and named[1].lower() in fields:
-        return named[1].lower()
+    subject = _SUBJECT.match(str(error))
+    if isinstance(error.error, OptionError) and subject and subject[1].lower() in fields:
+        return subject[1].lower()
     return None
 
 
@@ -273,13 +273,13 @@ def from_upstream(status: str, text: str) -> ApiError:
         text: Triton's text, or the model's in the form of `serve.wire.tensors`.
     """
     error = tensors.error_from_text(text, "")
-    named = type(error) is not EarshotError
-    if named and error.status.grpc != "INTERNAL":
+    has_class = type(error) is not EarshotError
+    if has_class and error.status.grpc != "INTERNAL":
         return ApiError(error, grpc=status)
     logger.error("a server answered %s: %s", status or "an error", text)
-    if named:  # its class may be known, its words may hold anything
+    if has_class:  # its class may be known, its words may hold anything
         return ApiError(type(error)(_SERVER_FAILED), grpc=status)
-    if status == "UNAVAILABLE" or any(words in text for words in _STALLED):
+    if status == "UNAVAILABLE" or any(words in text for words in _STALLED_TEXTS):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):
         return ApiError(UnavailableError(_SERVER_FAILED))  # Triton failed, not the model

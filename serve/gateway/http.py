@@ -102,14 +102,14 @@ def _metrics(metrics: MetricsPage) -> Endpoint:
 
 
 def _health(services: Services) -> Endpoint:
-    async def health(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         ready = await services.ready()
-        found: dict[str, object] = {"status": "ok" if ready else "unavailable"}
-        if len(own := services.engines.own) > 1:
-            found["engines"] = {engine.name: await engine.ready() for engine in own}
-        return JSONResponse(found, 200 if ready else 503)
+        health: dict[str, object] = {"status": "ok" if ready else "unavailable"}
+        if len(engines := services.engines.own) > 1:
+            health["engines"] = {engine.name: await engine.ready() for engine in engines}
+        return JSONResponse(health, 200 if ready else 503)
 
-    return health
+    return answer
 
 
 async def _docs(request: Request) -> Response:

@@ -25,13 +25,11 @@ from serve.contract.keys import (
     hash_of,
     read_keys,
 )
-from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.errors import ApiError
 
 logger = logging.getLogger("earshot.gateway")
 
-LOOK_S = 1.0  # between two looks at the file
 # Share of `max_inflight`, `max_inflight_mb`, `live.max_streams` and jobs that one of several keys
 # may have.
 KEY_SHARE = 0.5
@@ -43,24 +41,28 @@ Clock = Callable[[], float]
 class _TokenBucket:
     """A token bucket that is refilled by the minute and holds one minute's tokens.
 
-    Its tokens may become negative.
+    Its tokens may become negative. Without a limit it is never empty.
     """
 
-    def __init__(self, per_minute: float, clock: Clock) -> None:
-        self._capacity = per_minute
-        self._tokens = per_minute
+    def __init__(self, per_minute: float | None, clock: Clock) -> None:
+        self.limited = per_minute is not None
+        self._capacity = self._tokens = math.inf if per_minute is None else per_minute
         self._clock = clock
         self._updated_s = clock()
 
     def wait_s(self, needed: float) -> float:
         """Return the seconds until the bucket holds the needed tokens."""
+        if not self.limited:
+            return 0.0
         now = self._clock()
         self._tokens += (now - self._updated_s) * self._capacity / _MINUTE_S
         self._tokens, self._updated_s = min(self._tokens, self._capacity), now
         return max(0.0, (needed - self._tokens) * _MINUTE_S / self._capacity)
 
     def headers(self, name: str) -> dict[str, str]:
-        """Return the headers of OpenAI's API that describe the bucket."""
+        """Return the headers of OpenAI's API that describe the bucket, if it has a limit."""
+        if not self.limited:
+            return {}
         reset_s = self.wait_s(self._capacity)
         return {
             f"x-ratelimit-limit-{name}": f"{self._capacity:g}",
@@ -73,7 +75,7 @@ class _TokenBucket:
 
 
 class ApiKey:
-    """One caller: its key's limits, its token buckets, and what it has in flight.
+    """One caller: its key's limits, token buckets, and requests in flight.
 
     Args:
         name: the key's name; empty where the server has no keys.
@@ -88,32 +90,26 @@ class ApiKey:
         """The requests, live streams and bytes in flight."""
         self.max_requests = self.max_streams = self.max_bytes = math.inf
         limits = (key.requests_per_minute, key.audio_s_per_minute) if key else (None, None)
-        self._requests, self._audio_s = (
-            None if limit is None else _TokenBucket(limit, clock) for limit in limits
-        )
+        self._requests, self._audio_s = (_TokenBucket(limit, clock) for limit in limits)
 
     def limit_headers(self) -> dict[str, str]:
-        """Return headers that tell what the key may still have in this minute, if it has limits."""
-        buckets = (("requests", self._requests), ("audio-seconds", self._audio_s))
-        headers: dict[str, str] = {}
-        for name, bucket in buckets:
-            headers |= bucket.headers(name) if bucket is not None else {}
-        return headers
+        """Return headers with the rest of this minute's limits, if the key has limits."""
+        return self._requests.headers("requests") | self._audio_s.headers("audio-seconds")
 
     def require_request(self) -> None:
-        """Reject one more request in flight if there are enough.
+        """Reject one more request in flight beyond the key's maximum.
 
         Raises:
-            ApiError: 429, there are.
+            ApiError: 429, the key has the maximum.
         """
         if self.requests >= self.max_requests:
             raise errors.key_limit("requests_at_once", self.name)
 
     def require_room(self, more: int) -> None:
-        """Reject so many more bytes in flight if they are too many.
+        """Reject further bytes in flight beyond the key's share.
 
         Raises:
-            ApiError: 429, they are.
+            ApiError: 429, the share would be exceeded.
         """
         if self.bytes + more > self.max_bytes:
             raise errors.key_limit("share of server.max_inflight_mb", self.name)
@@ -125,15 +121,13 @@ class ApiKey:
             ApiError: 429, the key has had too many requests, or too much audio, in this minute.
         """
         self._require_audio()
-        if self._requests is not None:
-            if wait_s := self._requests.wait_s(1.0):
-                raise errors.key_limit("requests_per_minute", self.name, wait_s)
-            self._requests.take(1.0)
+        if wait_s := self._requests.wait_s(1.0):
+            raise errors.key_limit("requests_per_minute", self.name, wait_s)
+        self._requests.take(1.0)
 
     def count_audio(self, audio_s: float) -> None:
         """Count the audio of a request; its length is known once it is answered."""
-        if self._audio_s is not None:
-            self._audio_s.take(audio_s)
+        self._audio_s.take(audio_s)
 
     def count_live(self, audio_s: float) -> None:
         """Count live audio as it comes in.
@@ -154,8 +148,8 @@ class ApiKey:
         Raises:
             ApiError: 400, the outputs do not tell it.
         """
-        a_day = self.key.audio_s_per_day if self.key else 0.0
-        counts = a_day or self._audio_s is not None
+        quota_s = self.key.audio_s_per_day if self.key else 0.0
+        counts = quota_s or self._audio_s.limited
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if counts and outputs and not set(needed) <= set(outputs):
             raise errors.invalid(
@@ -164,7 +158,7 @@ class ApiKey:
             )
 
     def _require_audio(self) -> None:
-        if self._audio_s is not None and (wait_s := self._audio_s.wait_s(0.0)):
+        if wait_s := self._audio_s.wait_s(0.0):
             raise errors.key_limit("audio_s_per_minute", self.name, wait_s)
 
 
@@ -172,7 +166,7 @@ class ApiKeys:
     """The API keys of the server, read again when their file changes. For one event loop.
 
     Args:
-        config: names the file of keys and has the limits of which each key gets a share.
+        config: names the file of keys; has the limits, which the keys share.
         clock: monotonic seconds.
 
     Raises:
@@ -191,9 +185,13 @@ class ApiKeys:
         """Whether a request needs a key."""
         self._keys: dict[str, ApiKey] = {}
         self._version = self._file_version()
-        self._checked_s = clock()
         self._read()
-        _require_keys(server, self.required)
+        if not (self.required or server.open or server.on_loopback):
+            raise ConfigError(
+                f"server.host = {server.host} accepts remote connections, but no API keys are "
+                "configured; create one with `python -m serve keys new` and set server.keys_file, "
+                "or turn authentication off with --open (server.open = true)"
+            )
 
     def identify(self, authorization: str | None) -> ApiKey:
         """Return the API key that a request's `Authorization` header names.
@@ -209,11 +207,9 @@ class ApiKeys:
                 "commands take it from the variable EARSHOT_API_KEY"
             )
         elif token.startswith(CLIENT_SECRET_PREFIX):
-            unknown = (
-                "a client secret opens live sessions at /v1/realtime only; send an API key here"
-            )
-        same = functools.partial(hmac.compare_digest, digest)
-        return self._find(lambda name, key: bool(token) and same(key.sha256), unknown)
+            unknown = "a client secret opens live sessions at /v1/realtime only; send an API key"
+        has_digest = functools.partial(hmac.compare_digest, digest)
+        return self._find(lambda name, key: bool(token) and has_digest(key.sha256), unknown)
 
     def of_request(self, request: HTTPConnection) -> ApiKey:
         """Return the API key of an HTTP request; see `identify`."""
@@ -253,34 +249,30 @@ class ApiKeys:
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired, since then.
         """
-        if before := api_key.key:
-            same = api_key.name, before.sha256
-            self._find(lambda name, key: (name, key.sha256) == same, "this API key is unknown")
+        if api_key.key:
+            identity = api_key.name, api_key.key.sha256
+            self._find(lambda name, key: (name, key.sha256) == identity, "this API key is unknown")
 
-    def _find(self, fits: Callable[[str, Key], bool], unknown: str) -> ApiKey:
-        """Return the API key that fits, by its name and its entry in the file.
+    def _find(self, matches_key: Callable[[str, Key], bool], unknown: str) -> ApiKey:
+        """Return the API key that matches, by its name and its entry in the file.
 
         Every key is tried, so that timing tells nothing about a near miss.
 
         Raises:
-            ApiError: 401, there is none, with the message `unknown`; or it has expired.
+            ApiError: 401, no key matches (the message is `unknown`), or the key has expired.
         """
         if not self.required:
             return self._keyless
         self._refresh()
-        found = [one for one in self._keys.values() if one.key and fits(one.name, one.key)]
-        if not found:
+        matches = [one for one in self._keys.values() if one.key and matches_key(one.name, one.key)]
+        if not matches:
             raise ApiError(AccessError(unknown))
-        if (key := found[0].key) and key.expired:
+        if (key := matches[0].key) and key.expired:
             raise ApiError(AccessError(f"this API key has expired, {key.expires}"))
-        return found[0]
+        return matches[0]
 
     def _refresh(self) -> None:
         """Read the file again if it has changed; an unreadable file changes nothing."""
-        now = self._clock()
-        if now < self._checked_s + LOOK_S:
-            return
-        self._checked_s = now
         version = self._file_version()
         if version == self._version:
             return
@@ -312,10 +304,10 @@ class ApiKeys:
                 "keys have audio_s_per_day, and no server.usage_file is named: their usage is lost "
                 "when the server stops"
             )
-        before = self._keys
+        previous = self._keys
         self._keys = {
-            name: before[name]
-            if name in before and before[name].key == key
+            name: previous[name]
+            if name in previous and previous[name].key == key
             else ApiKey(name, key, self._clock)
             for name, key in keys.items()
         }
@@ -329,15 +321,6 @@ class ApiKeys:
 
 
 def bearer_token(authorization: str | None) -> str:
-    """Return the token of an `Authorization: Bearer` header; empty where there is none."""
+    """Return the token of an `Authorization: Bearer` header, or an empty text."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def _require_keys(server: ServerConfig, named: bool) -> None:
-    if not (named or server.open or server.on_loopback):
-        raise ConfigError(
-            f"server.host = {server.host} accepts remote connections, but no API keys are "
-            "configured; create one with `python -m serve keys new` and set server.keys_file, or "
-            "turn authentication off with --open (server.open = true)"
-        )

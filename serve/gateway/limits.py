@@ -36,14 +36,14 @@ PATIENCE_S = 5.0
 _MIB = 2**20
 
 
-def check_json(text: bytes, what: str) -> None:
+def check_json(text: bytes, name: str) -> None:
     """Count the elements of a JSON text before it is parsed, which takes far longer.
 
     Elements inside of strings count too.
 
     Args:
         text: the JSON.
-        what: the subject of the error's message.
+        name: the JSON's name in errors.
 
     Raises:
         ApiError: 400, there are too many.
@@ -52,7 +52,7 @@ def check_json(text: bytes, what: str) -> None:
     marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
     if numbers > MAX_NUMBERS or marks > MAX_MARKS:
         raise errors.invalid(
-            f"{what} has {numbers} commas and {marks} quotation marks and brackets; expected at "
+            f"{name} has {numbers} commas and {marks} quotation marks and brackets; expected at "
             f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
         )
 
@@ -106,30 +106,6 @@ class Permit:
         self.release()
 
 
-class PendingBytes:
-    """The bytes of a connection that are not a whole message yet.
-
-    Args:
-        admission: counts the bytes.
-    """
-
-    def __init__(self, admission: "Admission") -> None:
-        self._admission = admission
-        self._bytes = 0
-
-    def set(self, size: int) -> None:
-        """Set their number.
-
-        Raises:
-            ApiError: 413 or 429, they or all bytes in flight exceed a limit.
-        """
-        if size > self._bytes:
-            self._admission.require_room(size, size - self._bytes)
-        self._admission.trim_due |= self._bytes - size >= LARGE_BYTES
-        self._admission.bytes += size - self._bytes
-        self._bytes = size
-
-
 @dataclasses.dataclass(eq=False)
 class Upload:
     """A gRPC message that is being received; `serve.gateway.edge.uploads` measures them."""
@@ -163,10 +139,10 @@ class Admission:
         """The incomplete gRPC messages, the oldest first."""
         self.trim_due = False
         """Whether something large has been freed, so that memory should go back to the system."""
-        self._arriving: set[asyncio.Timeout] = set()
         self.draining = False
         """Whether new requests are rejected because the server stops."""
-        self._over = False
+        self.drain_over = asyncio.Event()
+        """Set when the drain's time is over, so that incomplete bodies are rejected."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -214,54 +190,12 @@ class Admission:
             raise self._full()
 
     def release(self, size: int) -> None:
-        """Count a request of so many bytes as ended; permits call this."""
+        """Count a request of `size` bytes as ended; permits call this."""
         self.requests -= 1
         self.bytes -= size
         self.trim_due |= size >= LARGE_BYTES
         if not self.requests:
             self._empty.set()
-
-    @contextlib.contextmanager
-    def sending(self, api_key: ApiKey, size: int) -> Iterator[None]:
-        """Count bytes of an answer as this key's for the length of a `with` block.
-
-        Raises:
-            ApiError: 429, there is no room for them.
-        """
-        self.require_room(0, size)
-        api_key.require_room(size)
-        api_key.bytes += size
-        self.bytes += size
-        try:
-            yield
-        finally:
-            api_key.bytes -= size
-            self.bytes -= size
-            self.trim_due |= size >= LARGE_BYTES
-
-    @contextlib.contextmanager
-    def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Let `end_arrivals` end a wait for a part of a body, for the length of a `with` block.
-
-        Args:
-            limit: the limit of the wait, which has begun.
-
-        Raises:
-            ApiError: 503, the drain's time is over.
-        """
-        if self._over:
-            raise errors.stopping()
-        self._arriving.add(limit)
-        try:
-            yield
-        finally:
-            self._arriving.discard(limit)
-
-    def end_arrivals(self) -> None:
-        """Reject every incomplete body: the drain's time is over."""
-        self._over = True
-        for limit in self._arriving:
-            limit.reschedule(0.0)
 
     def end_uploads(self, error: ApiError) -> None:
         """End every incomplete gRPC message with an error."""

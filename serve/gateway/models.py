@@ -32,13 +32,13 @@ class Models:
     """The names of a configuration's product."""
 
     def __init__(self, config: Config) -> None:
-        own, aliases = config.name, config.server.model_aliases
-        self.default = own
+        aliases = config.server.model_aliases
+        self.default = config.name
         """The product."""
         self.patterns = tuple(alias for alias in aliases if "*" in alias)
         """Patterns of further names, in which * is any text."""
         exact = [alias for alias in aliases if alias not in self.patterns]
-        self.names = tuple(dict.fromkeys((own, *exact)))
+        self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
         anything = "|".join(
             ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
@@ -46,11 +46,11 @@ class Models:
         self._any = re.compile(anything if self.patterns else "(?!)")
 
     def find(self, name: str | None) -> str | None:
-        """Return the product of a name, or the default without one; None: there is none."""
+        """Return the product with this name, or the default for None; None: no product has it."""
         if name is None or name in self.names:
             return self.default
-        fits = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
-        return self.default if fits else None
+        matches = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
+        return self.default if matches else None
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.

@@ -20,27 +20,16 @@ from serve.contract.devices import names_of
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
-from serve.gateway.background import LoopWatch
-from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.context import Services
-from serve.gateway.edge.budget import SharedBudget
-from serve.gateway.edge.listen import HttpServer, grpc_credentials, listening_socket, unix_listener
-from serve.gateway.edge.uploads import Uploads, prepare_memory
+from serve.gateway.edge.listen import HttpServer, listening_socket, unix_listener
+from serve.gateway.edge.uploads import prepare_memory
 from serve.gateway.engine import EngineAddress
-from serve.gateway.engines import Engines
 from serve.gateway.http import build_app, build_monitoring_app
-from serve.gateway.keys import ApiKeys
-from serve.gateway.kserve.grpc import KServeMethods, server_options
-from serve.gateway.limits import Admission, StreamSlots
-from serve.gateway.models import Models
+from serve.gateway.kserve.grpc import kserve_methods, server_options
 from serve.gateway.observe import log
-from serve.gateway.observe.metrics import Metrics, tritons_page, whole_page
-from serve.gateway.observe.spans import open_tracer
+from serve.gateway.observe.metrics import tritons_page, whole_page
 from serve.gateway.page.state import EngineStateReader
-from serve.gateway.shadow.monitor import ShadowMonitor
-from serve.gateway.target import LatencyTarget
-from serve.gateway.usage import Usage
-from serve.wire.folder import CONFIG, engine_links, gateway_alive, gateway_door, signing_key
+from serve.wire.folder import CONFIG, engine_links, gateway_door
 
 if TYPE_CHECKING:
     from serve.gateway.jobs.routes import JobRoutes
@@ -62,47 +51,46 @@ class GatewayServer:
         config: the whole configuration.
         folder: the run's folder, with links to Triton's sockets.
         engines: the addresses of the run's engines.
-        number: the number of this process among the `gateway.processes`.
 
     Raises:
         UnavailableError: it cannot listen.
         ConfigError: the keys cannot be read, or are needed and missing.
     """
 
-    def __init__(
-        self, config: Config, folder: Path, engines: Sequence[EngineAddress], number: int = 0
-    ) -> None:
-        processes, config = config.gateway.processes, share_of(config)
+    def __init__(self, config: Config, folder: Path, engines: Sequence[EngineAddress]) -> None:
+        number, processes = engines[0].process, config.gateway.processes
+        config = share_of(config)
         server, shared = config.server, processes > 1
-        self._watch, budget = LoopWatch(gateway_alive(folder, number)), SharedBudget()
-        self.services = open_services(config, folder, engines, self._watch, budget)
+        self.services = Services(config, folder, engines)
         admission, metrics = self.services.admission, self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
         pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
         self.state = EngineStateReader(self.services, pages)
-        whole = functools.partial(whole_page, folder, tritons, metrics, number, processes)
+        metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, whole, self.state, jobs)
-        monitoring = build_monitoring_app(self.services, whole)
-        inside = dataclasses.replace(server, tls_certificate="", tls_key="")
+        clients = build_app(self.services, metrics_page, self.state, jobs)
+        monitoring = build_monitoring_app(self.services, metrics_page)
+        without_tls = dataclasses.replace(server, tls_certificate="", tls_key="")
         self.http = [
-            HttpServer(app, listener, within, admission, budget, connections)
-            for app, listener, within in (
+            HttpServer(app, listener, server_config, admission, self.services.budget, connections)
+            for app, listener, server_config in (
                 (clients, listening_socket(server, "http_port", shared), server),
                 (monitoring, listening_socket(server, "metrics_port", shared), server),
-                (monitoring, unix_listener(gateway_door(folder, number)), inside),
+                (monitoring, unix_listener(gateway_door(folder, number)), without_tls),
             )
         ]
         options = server_options(admission.max_request_bytes, connections, shared)
         self._grpc = grpc.aio.server(options=options)
-        self._grpc.add_generic_rpc_handlers((KServeMethods(self.services),))
+        self._grpc.add_generic_rpc_handlers((kserve_methods(self.services),))
         host = f"[{server.host}]" if ":" in server.host else server.host
         try:
             if server.tls_certificate:
-                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", grpc_credentials(server))
+                files = Path(server.tls_key), Path(server.tls_certificate)
+                credentials = grpc.ssl_server_credentials([tuple(map(Path.read_bytes, files))])
+                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", credentials)
             else:
                 self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
         except RuntimeError as error:
@@ -115,9 +103,9 @@ class GatewayServer:
         """Start all services, and accept connections."""
         services = self.services
         await services.usage.exchange()  # the usage of the day
-        parts = services.usage, services.uploads, *services.engines.all, services.shadow
-        for part in (*parts, self.state, self._watch):
-            part.start()
+        tasks = services.usage, services.uploads, *services.engines.all, services.shadow
+        for task in (*tasks, self.state, services.watch):
+            task.start()
         for server in self.http:
             server.start()
         await self._grpc.start()
@@ -136,7 +124,7 @@ class GatewayServer:
         services.streams.end_all()
         if await services.admission.wait_until_empty(self._drain_s):
             return True
-        services.admission.end_arrivals()
+        services.admission.drain_over.set()
         services.engines.end_all(
             errors.overloaded(
                 f"the server stopped before the answer was there (server.drain_timeout_s = "
@@ -147,60 +135,18 @@ class GatewayServer:
         return False
 
     async def close(self) -> None:
-        """Close all connections; those that still send rejected requests once the drain is over."""
+        """Close all connections; wait until the drain's end for clients that still send."""
         services = self.services
         if self.jobs:
             await self.jobs.close()
         await self.state.close()
-        left_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
-        closing = [server.close(left_s) for server in self.http]
+        remaining_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
+        closing = [server.close(remaining_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)
-        parts = services.uploads, services.shadow, *services.engines.all, self._watch
-        for part in (*parts, services.usage):
-            await part.close()
+        tasks = services.uploads, services.shadow, *services.engines.all, services.watch
+        for task in (*tasks, services.usage):
+            await task.close()
         await services.tracer.close()
-
-
-def open_services(
-    config: Config,
-    folder: Path,
-    addresses: Sequence[EngineAddress],
-    watch: LoopWatch,
-    budget: SharedBudget,
-) -> Services:
-    """Open the services of a gateway.
-
-    Args:
-        config: the configuration of this process.
-        folder: the run's folder.
-        addresses: the addresses of the run's engines.
-        watch: measures the event loop.
-        budget: the loop's time for connections beyond their own budgets.
-
-    Raises:
-        ConfigError: the keys, or OpenTelemetry's variables, cannot be used.
-    """
-    models, usage, admission = Models(config), Usage(config, folder), Admission(config.server)
-    streams, target_s = StreamSlots(config.live), config.gateway.target_p99_s
-    slots = config.runtime.slots * len(addresses)
-    target = LatencyTarget(target_s, slots) if target_s else None
-    metrics = Metrics(admission, streams, watch, budget, usage, target, models.default)
-    engines = Engines(config, folder, addresses, target, metrics.upstreams)
-    return Services(
-        config=config,
-        models=models,
-        keys=ApiKeys(config),
-        client_secrets=ClientSecrets(signing_key(folder)),
-        usage=usage,
-        admission=admission,
-        uploads=Uploads(admission),
-        streams=streams,
-        engines=engines,
-        target=target,
-        shadow=ShadowMonitor(config, engines, metrics.shadow),
-        metrics=metrics,
-        tracer=open_tracer(metrics.spans),
-    )
 
 
 def _open_jobs(services: Services) -> "JobRoutes":
@@ -231,12 +177,11 @@ def _max_connections(server: ServerConfig) -> int:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     possible = max(1, (descriptors - _SPARE_DESCRIPTORS) // 4)
     if possible < wanted:
-        message = (
+        logger.warning(
             "accepting at most %d connections instead of %d: the process may open %d files; "
-            "raise the limit with ulimit -n %d"
+            "raise the limit with ulimit -n %d",
+            *(possible, wanted, descriptors, 4 * wanted + _SPARE_DESCRIPTORS),
         )
-        needed = 4 * wanted + _SPARE_DESCRIPTORS
-        logger.warning(message, possible, wanted, descriptors, needed)
     return min(wanted, possible)
 
 
@@ -253,30 +198,23 @@ def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) 
         UnavailableError: it cannot listen.
     """
     config = load_config(folder / CONFIG)
-    _prepare(config, requests_to)
-    names = names_of(config.runtime.device)
-    links = engine_links(folder, len(names))
-    engines = [EngineAddress(name, link, number) for name, link in zip(names, links, strict=True)]
-    return asyncio.run(_serve(config, folder, engines, number))
-
-
-def _prepare(config: Config, requests_to: int | None) -> None:
-    """Set up log, descriptors, memory and metrics of the process."""
     log.prepare(config.gateway.log, requests_to)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes one
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one for each connection
     prepare_memory()
     # They would be a second series of each counter.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    names = names_of(config.runtime.device)
+    links = engine_links(folder, len(names))
+    engines = [EngineAddress(name, link, number) for name, link in zip(names, links, strict=True)]
+    return asyncio.run(_serve(config, folder, engines))
 
 
-async def _serve(
-    config: Config, folder: Path, engines: Sequence[EngineAddress], number: int
-) -> int:
+async def _serve(config: Config, folder: Path, engines: Sequence[EngineAddress]) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
-    gateway = GatewayServer(config, folder, engines, number)
+    gateway = GatewayServer(config, folder, engines)
     await gateway.start()
     await stop.wait()
     loop.remove_signal_handler(signal.SIGINT)

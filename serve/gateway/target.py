@@ -35,25 +35,24 @@ WINDOW_S = 30.0
 HEAD_BYTES = 2**16
 """The bytes at a file's beginning from which its length is estimated."""
 
-_MODEST = 0.9  # part of a fair share below which a key may fill the limit
-_GREEDY = 0.8  # share of the limit up to which files of other keys are admitted
+_MODEST_SHARE = 0.9  # part of a fair share below which a key may fill the limit
+_GREEDY_SHARE = 0.8  # share of the limit up to which files of other keys are admitted
 _JOBS = 0.5  # share of the limit, of all work, up to which jobs are admitted
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
 _DEMAND_S = 10.0  # time over which the demand of a key is averaged
 _LIVE_SHARE = 0.9  # share of the rate that live text may take
 _RETRY_LIVE_S = 10  # the end of a stream is unknown
 _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
-_BYTES_PER_S = 8_000.0  # of files of a kind of which none has been answered yet
-_LEARNED = 0.1  # weight of each answer
-_MEMORY_S = 20.0  # busy time in which a rate is forgotten
+_BYTES_PER_S = 8_000.0  # of a file's kind before the first answer
+_ANSWER_WEIGHT = 0.1  # weight of each answer
 _INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval, whose rate is kept
 _INTERVALS = 12  # intervals kept; the fastest one gives the capacity
-_FEW = 4  # answers before a rate is known
+_FIRST_ANSWERS = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged
 _QUANTILE = 0.99
 _LATEST = 50  # answers; the slowest of them corrects a limit that keeps the engine idle
 _FAST, _SLOW = 0.6, 0.8  # share of the target
-_STEP_UP, _STEP_DOWN, _MAX_MORE = 1.02, 0.97, 4.0
+_STEP_UP, _STEP_DOWN, _MAX_FACTOR = 1.02, 0.97, 4.0
 _MAX_FULL = 1.5  # times all slots: more at a time do not help an engine
 _FIRST_MARGIN = 0.3  # share of the target
 _MIN_MARGIN = 0.05
@@ -85,51 +84,49 @@ class Forecast:
 
     Args:
         target_s: the time within which 99 of 100 answers are to come.
-        slots: windows that decode at the same time; as many may be in flight at first.
+        slots: windows that decode at the same time; the first limit of windows in flight.
         clock: monotonic seconds.
     """
 
     def __init__(self, target_s: float, slots: int, clock: Clock) -> None:
         self.margin_s = _FIRST_MARGIN * target_s
         """Seconds by which answers are later than forecast, at the 99th percentile."""
-        self.rate: float | None = None
-        """Work that is done in a second; None: unknown yet."""
-        self._target_s = target_s
+        self.rate = 0.0
+        """Work that was done in a second of the last interval; 0: unknown yet."""
+        self.target_s = target_s
         self._first_limit = slots * WINDOW_S
         self._clock = clock
-        self._running: dict[InflightRequest, None] = {}
-        self._at_s = clock()
-        self._done = self._busy_s = 0.0  # recently
-        self._answers = 0
-        self._interval_work = self._interval_s = 0.0
-        self._interval_answers = 0
+        self._inflight: dict[InflightRequest, None] = {}
+        self._updated_s = clock()
+        self._work = self._busy_s = 0.0  # of this interval
+        self._answers = 0  # in this interval
         self._rates: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
-        self._more = 1.0  # factor of the limit, above 1 if answers come far too early
+        self._limit_factor = 1.0  # factor of the limit, above 1 if answers come far too early
         self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
         self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
 
     @property
-    def capacity(self) -> float | None:
-        """The highest recent rate, that of a busy engine; None: unknown yet.
+    def capacity(self) -> float:
+        """The highest recent rate, which is a busy engine's; 0: unknown yet.
 
         The present rate is low if few requests are admitted, and a limit by it would stay low.
         """
-        return None if self.rate is None else max(self.rate, *self._rates, 0.0)
+        return max(self._rates, default=self.rate)
 
     @property
     def limit(self) -> float:
         """The maximum work in flight with which a request keeps the target."""
-        if (capacity := self.capacity) is None:
+        if not self.capacity:
             return self._first_limit
-        limit = (self._target_s - self.margin_s) * capacity
-        return max(limit, min(self._more * limit, _MAX_FULL * self._first_limit))
+        limit = (self.target_s - self.margin_s) * self.capacity
+        return max(limit, min(self._limit_factor * limit, _MAX_FULL * self._first_limit))
 
     def queued_work(self, work: float, priority: Priority) -> float:
-        """Return the work that a request of so much work finds ahead of it."""
-        most = max(work, WINDOW_S)
+        """Return the work ahead of a request with this work."""
+        max_work = max(work, WINDOW_S)
         return sum(
-            min(running.work, most)
-            for running in self._running
+            min(running.work, max_work)
+            for running in self._inflight
             if priority == "job" or running.priority != "job"
         )
 
@@ -137,65 +134,57 @@ class Forecast:
         """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
         return sum(
             running.work
-            for running in self._running
+            for running in self._inflight
             if key in (None, running.key) and jobs == (running.priority == "job")
         )
 
     def begin(self, work: float, priority: Priority, key: str) -> InflightRequest:
         """Count a request as in flight."""
-        now = self._advance()
-        capacity = self.capacity
-        all_s = None if not capacity else (self.queued_work(work, priority) + work) / capacity
-        running = InflightRequest(work, priority, key, now, all_s)
-        self._running[running] = None
+        now, forecast_s = self._advance(), None
+        if self.capacity:
+            forecast_s = (self.queued_work(work, priority) + work) / self.capacity
+        running = InflightRequest(work, priority, key, now, forecast_s)
+        self._inflight[running] = None
         return running
 
     def end(self, running: InflightRequest, answered: bool) -> None:
         """Count a request as ended; once for each."""
         now = self._advance()
-        del self._running[running]
+        del self._inflight[running]
         if not answered:
             return
-        self._done += running.work
+        self._work += running.work
         self._answers += 1
-        if self._answers >= _FEW and self._busy_s > 0:
-            self.rate = self._done / self._busy_s
-            self._record_rate(running.work)
+        if self._answers >= _INTERVAL_ANSWERS and self._busy_s >= _INTERVAL_S:
+            self.rate = self._work / self._busy_s
+            self._rates.append(self.rate)
+            self._work = self._busy_s = 0.0
+            self._answers = 0
+        elif self._answers >= _FIRST_ANSWERS and self._busy_s and not self._rates:
+            self.rate = self._work / self._busy_s
         if running.forecast_s is not None and running.priority == "file":
             took_s = now - running.began_s
             self._errors_s.append(took_s - running.forecast_s)
             self._took_s.append(took_s)
-            self._judge()
+            self._update_margin()
 
-    def _record_rate(self, work: float) -> None:
-        """Record the rate of an interval once it is long enough and has enough answers."""
-        self._interval_work += work
-        self._interval_answers += 1
-        if self._interval_answers >= _INTERVAL_ANSWERS and self._interval_s >= _INTERVAL_S:
-            self._rates.append(self._interval_work / self._interval_s)
-            self._interval_work = self._interval_s = 0.0
-            self._interval_answers = 0
-
-    def _judge(self) -> None:
+    def _update_margin(self) -> None:
         late_s = sorted(self._errors_s)
         worst_s = late_s[min(len(late_s) - 1, int(_QUANTILE * len(late_s)))]
         # A few answers tell little.
-        least = _FIRST_MARGIN if len(late_s) < _ERRORS / 4 else _MIN_MARGIN
-        self.margin_s = min(max(worst_s, least * self._target_s), _MAX_MARGIN * self._target_s)
-        slowest = max(self._took_s) / self._target_s
+        min_margin = _FIRST_MARGIN if len(late_s) < _ERRORS / 4 else _MIN_MARGIN
+        self.margin_s = min(max(worst_s, min_margin * self.target_s), _MAX_MARGIN * self.target_s)
+        slowest = max(self._took_s) / self.target_s
         if slowest < _FAST and len(self._took_s) == _LATEST:
-            self._more = min(self._more * _STEP_UP, _MAX_MORE)
+            self._limit_factor = min(self._limit_factor * _STEP_UP, _MAX_FACTOR)
         elif slowest > _SLOW:
-            self._more = max(self._more * _STEP_DOWN, 1.0)
+            self._limit_factor = max(self._limit_factor * _STEP_DOWN, 1.0)
 
     def _advance(self) -> float:
         now = self._clock()
-        if self._running:
-            self._interval_s += now - self._at_s
-            kept = math.exp((self._at_s - now) / _MEMORY_S)
-            self._done *= kept
-            self._busy_s = self._busy_s * kept + _MEMORY_S * (1 - kept)
-        self._at_s = now
+        if self._inflight:
+            self._busy_s += now - self._updated_s
+        self._updated_s = now
         return now
 
 
@@ -234,12 +223,12 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
         header = None
     if header is None:
         return AudioLength(None, kind_of(head), size)
-    # All bytes, not those declared: the declared size may be that of a first write or a first part.
+    # The file's size, not the declared one, which may be the size of a first write or part.
     samples = (size - header.begin) / 2 / header.channels
     return AudioLength(samples / max(1, header.rate))
 
 
-class LatencyTarget:
+class LatencyTarget(Forecast):
     """Admits requests so that the latency target is kept. For one event loop.
 
     Args:
@@ -249,10 +238,8 @@ class LatencyTarget:
     """
 
     def __init__(self, target_s: float, slots: int, clock: Clock = time.monotonic) -> None:
-        self.target_s = target_s
-        self._clock = clock
-        self._forecast = Forecast(target_s, slots, clock)
-        self._asked: dict[str, _DemandRate] = {}  # by key
+        super().__init__(target_s, slots, clock)
+        self._demand: dict[str, _DemandRate] = {}  # by key
         self._live = _DemandRate()
         self._spread = 0.0
         self._bytes_per_s: dict[str, float] = {}  # by kind of file
@@ -271,9 +258,9 @@ class LatencyTarget:
         now, work = self._clock(), work_of(self.seconds(audio))
         if priority == "live":
             self._live.add(work, now)
-            return self._forecast.begin(work, priority, key)
+            return self.begin(work, priority, key)
         if priority == "file":
-            self._asked.setdefault(key, _DemandRate()).add(work, now)
+            self._demand.setdefault(key, _DemandRate()).add(work, now)
         wait_s = self._wait_s(work, priority, key, now)
         if wait_s > 0:
             whole_s = min(max(1, math.ceil(wait_s)), _MAX_RETRY_S)
@@ -283,11 +270,7 @@ class LatencyTarget:
                 "latency_target",
                 whole_s,
             )
-        return self._forecast.begin(work, priority, key)
-
-    def end(self, request: InflightRequest, answered: bool) -> None:
-        """Count a request as ended; once for each."""
-        self._forecast.end(request, answered)
+        return self.begin(work, priority, key)
 
     def require_live(self, streams: int) -> None:
         """Reject a new live stream if all streams together would take too much.
@@ -298,7 +281,7 @@ class LatencyTarget:
         Raises:
             ApiError: 429, they would.
         """
-        rate, now = self._forecast.rate, self._clock()
+        rate, now = self.rate, self._clock()
         if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
             raise errors.overloaded(
                 f"{streams} live streams are open, and one more would miss the latency target "
@@ -316,46 +299,41 @@ class LatencyTarget:
     def learn(self, audio: AudioLength, seconds: float) -> None:
         """Correct the estimate by an answer, which tells the length."""
         if audio.seconds is None and audio.size and seconds > 0:
-            one = audio.size / seconds
-            before = self._bytes_per_s.get(audio.kind, one)
-            self._bytes_per_s[audio.kind] = before + _LEARNED * (one - before)
+            measured = audio.size / seconds
+            estimate = self._bytes_per_s.get(audio.kind, measured)
+            self._bytes_per_s[audio.kind] = estimate + _ANSWER_WEIGHT * (measured - estimate)
 
     @property
     def forecast_s(self) -> float:
         """The time within which a whole window would be answered, 99 times of 100; 0: unknown."""
-        forecast = self._forecast
-        work = forecast.queued_work(WINDOW_S, "file") + WINDOW_S
-        return work / forecast.capacity + forecast.margin_s if forecast.capacity else 0.0
-
-    @property
-    def rate(self) -> float:
-        """Seconds of audio in whole windows that are decoded in a second; 0: unknown."""
-        return self._forecast.rate or 0.0
+        work = self.queued_work(WINDOW_S, "file") + WINDOW_S
+        return work / self.capacity + self.margin_s if self.capacity else 0.0
 
     def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
         """Forecast the seconds until there is room for a request; 0: there is room now."""
-        forecast, jobs = self._forecast, priority == "job"
-        if not forecast.inflight_work(jobs=jobs):  # an idle server admits every request
+        jobs = priority == "job"
+        if not self.inflight_work(jobs=jobs):  # an idle server admits every request
             return 0.0
-        rate, limit = forecast.rate or forecast.limit / self.target_s, forecast.limit
+        rate, limit = self.rate or self.limit / self.target_s, self.limit
+        queued = self.queued_work(work, priority)
         # A request longer than half the target by itself cannot keep it; it is admitted for less.
-        least = min(work, limit / 2)
-        over = forecast.queued_work(work, priority) + least
+        work = min(work, limit / 2)
+        queued += work
         if jobs:
-            return max((over - _JOBS * limit) / rate, 0.0)
-        left = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
-        others = (flow.rate(now) for other, flow in self._asked.items() if other != key)
-        fair, asked = fair_share(left, others), self._asked[key].rate(now)
-        if asked <= _MODEST * fair:
-            return max((over - limit) / rate, 0.0)
-        limit *= _GREEDY
-        wait_s = (over - limit) / rate
-        if has := forecast.inflight_work(key=key):
-            wait_s = max(wait_s, (has + least - limit * fair / left) / fair)
+            return max((queued - _JOBS * limit) / rate, 0.0)
+        file_rate = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
+        others = (demand.rate(now) for other, demand in self._demand.items() if other != key)
+        key_rate, demand = fair_share(file_rate, others), self._demand[key].rate(now)
+        if demand <= _MODEST_SHARE * key_rate:
+            return max((queued - limit) / rate, 0.0)
+        limit *= _GREEDY_SHARE
+        wait_s = (queued - limit) / rate
+        if inflight := self.inflight_work(key=key):
+            wait_s = max(wait_s, (inflight + work - limit * key_rate / file_rate) / key_rate)
         if wait_s <= 0:
             return 0.0
         # The retries of a key are spread over the time that its recent demand takes.
-        drain_s = (asked / fair - 1) * _DEMAND_S
+        drain_s = (demand / key_rate - 1) * _DEMAND_S
         self._spread = (self._spread + _GOLDEN) % 1
         return wait_s + self._spread * max(drain_s - wait_s, 0.0)
 

@@ -12,8 +12,10 @@ import itertools
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
@@ -132,8 +134,8 @@ class UsageFile:
             FileError: the file cannot be read.
         """
         try:
-            found = self._opened().execute(_ROWS, (first, last, key))
-            return list(itertools.starmap(UsageRecord, found))
+            rows = self._opened().execute(_ROWS, (first, last, key))
+            return list(itertools.starmap(UsageRecord, rows))
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -172,12 +174,13 @@ class Usage(Background):
     ) -> None:
         self._file = UsageFile(Path(config.server.usage_file or folder / FILE))
         self._clock = clock
-        self._counted: dict[tuple[str, str, str], UsageRecord] = {}  # not in the file yet
-        self._written: dict[tuple[str, str, str], UsageRecord] = {}  # being written
+        # By day, key and model; not in the file yet. Counter's types know integers alone.
+        self._requests: Counter[tuple[str, str, str]] = Counter()
+        self._audio_s: Any = Counter()
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
-        self._one = asyncio.Lock()
-        self._works = True
+        self._file_lock = asyncio.Lock()
+        self._file_works = True
 
     @property
     def day(self) -> str:
@@ -187,7 +190,7 @@ class Usage(Background):
     @property
     def unwritten_s(self) -> float:
         """Seconds of audio that were counted and are not in the file."""
-        return sum(row.audio_s for row in self._unwritten())
+        return float(sum(self._audio_s.values()))
 
     def require(self, api_key: ApiKey) -> None:
         """Reject a key that has had its audio of the day.
@@ -195,14 +198,16 @@ class Usage(Background):
         Raises:
             ApiError: 429, it has.
         """
-        most = api_key.key.audio_s_per_day if api_key.key else 0.0
-        if most and self._had_s(api_key.name) >= most:
+        quota_s = api_key.key.audio_s_per_day if api_key.key else 0.0
+        if quota_s and self._used_s(api_key.name) >= quota_s:
             wait_s = _DAY_S - self._clock() % _DAY_S
             raise errors.key_limit("audio_s_per_day", api_key.name, wait_s, "insufficient_quota")
 
     def count(self, key: str, model: str, requests: int, audio_s: float) -> None:
         """Count usage of a key."""
-        self._add(UsageRecord(self.day, key, model, requests, audio_s))
+        label = self.day, key, model
+        self._requests[label] += requests
+        self._audio_s[label] += audio_s
 
     async def rows(self, key: str, first: str, last: str) -> list[UsageRecord]:
         """Return the usage of a key from one day to another.
@@ -211,12 +216,12 @@ class Usage(Background):
             ApiError: 503, the file cannot be read or written.
         """
         await self.exchange()
-        if self._works:
+        if self._file_works:
             try:
-                async with self._one:
+                async with self._file_lock:
                     return await asyncio.to_thread(self._file.rows, first, last, key)
             except FileError as error:
-                self._tell(error)
+                self._log_state(error)
         raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
 
     async def exchange(self) -> None:
@@ -235,42 +240,32 @@ class Usage(Background):
             await self.exchange()
 
     async def _exchange(self) -> None:
-        async with self._one:
-            day = self.day
-            self._written, self._counted = self._counted, {}
-            rows = list(self._written.values())
+        async with self._file_lock:
+            day, requests, audio_s = self.day, self._requests.copy(), self._audio_s.copy()
+            labels: set[tuple[str, str, str]] = requests.keys() | audio_s.keys()
+            rows = [UsageRecord(*label, requests[label], audio_s[label]) for label in labels]
             try:
                 self._spent = await asyncio.to_thread(self._file.add, rows, day)
             except FileError as error:
-                for row in rows:
-                    self._add(row)
-                self._tell(error)
+                self._log_state(error)
             else:
                 self._spent_day = day
-                self._tell(None)
-            self._written = {}
+                self._requests -= requests  # what was counted meanwhile stays
+                self._audio_s -= audio_s
+                self._log_state(None)
 
-    def _tell(self, error: FileError | None) -> None:
+    def _log_state(self, error: FileError | None) -> None:
         """Log that the file fails, or works again, when that changes."""
-        if error and self._works:
+        if error and self._file_works:
             logger.error("%s; requests are answered, and counted in memory until it can", error)
-        if not (error or self._works):
+        if not (error or self._file_works):
             logger.info("usage is counted in %s again", self._file.path)
-        self._works = error is None
+        self._file_works = error is None
 
-    def _add(self, row: UsageRecord) -> None:
-        place = (row.day, row.key, row.model)
-        if before := self._counted.get(place):
-            requests, audio_s = before.requests + row.requests, before.audio_s + row.audio_s
-            row = dataclasses.replace(row, requests=requests, audio_s=audio_s)
-        self._counted[place] = row
-
-    def _had_s(self, key: str) -> float:
+    def _used_s(self, key: str) -> float:
         """Return a key's seconds of today: of all processes a second ago, and of this one now."""
-        day = self.day
-        in_file = self._spent.get(key, 0.0) if day == self._spent_day else 0.0
-        own = (row.audio_s for row in self._unwritten() if (row.day, row.key) == (day, key))
-        return in_file + sum(own)
-
-    def _unwritten(self) -> tuple[UsageRecord, ...]:
-        return (*self._counted.values(), *self._written.values())
+        today = self.day
+        in_file = self._spent.get(key, 0.0) if today == self._spent_day else 0.0
+        counts = self._audio_s.items()
+        own_s = (audio_s for (day, name, _), audio_s in counts if (day, name) == (today, key))
+        return in_file + float(sum(own_s))

@@ -6,6 +6,7 @@ on sending a rejected request.
 """
 
 import asyncio
+import functools
 import socket
 from collections.abc import Sized
 from typing import Any, cast
@@ -18,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget
 from serve.gateway.errors import ApiError
-from serve.gateway.limits import Admission, PendingBytes
+from serve.gateway.limits import LARGE_BYTES, Admission
 
 LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
@@ -35,7 +36,7 @@ MAX_FRAGMENTS = 1024
 """Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
-FRESH_S = 1.0
+FIRST_REQUEST_S = 1.0
 """Seconds within which a new client sends its request."""
 MAX_CONTROLS = 100
 """Maximum pings and pongs of a WebSocket in a second."""
@@ -89,10 +90,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._admission = admission
         self._patience_s = patience_s
         self._limit: asyncio.TimerHandle | None = None
-        self._working: RequestResponseCycle | None = None  # `cycle` is the latest request
-        self._begun = False  # the head of the request that is being received is complete
-        self._useless = 0  # bytes since the last part of a request
-        self._invalid: str | None = None  # the error after which nothing is read
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
+        self._head_complete = False  # the head of the request that is being received is complete
+        self._head_bytes = 0  # bytes since the last part of a request
+        self._invalid_reason: str | None = None  # the error after which nothing is read
         self.budget: ConnectionBudget
         self.transport: Any
 
@@ -104,8 +105,8 @@ class HttpProtocol(HttpToolsProtocol):
         return 2**14 if self.cycle is not None and self.cycle.more_body else 2**10
 
     @property
-    def unread(self) -> bool:
-        return self._invalid is not None or (self.cycle is not None and self.cycle.more_body)
+    def unfinished(self) -> bool:
+        return self._invalid_reason is not None or (self.cycle is not None and self.cycle.more_body)
 
     @property
     def linger_s(self) -> float:
@@ -117,23 +118,23 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         self._limit_idleness()
-        first = next(iter(self._idle), self)
-        if len(self.connections) > self._max_connections and first is not self:
-            first.close_idle()
+        longest_idle = next(iter(self._idle), self)
+        if len(self.connections) > self._max_connections and longest_idle is not self:
+            longest_idle.close_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._working is not None and not self._working.response_complete:
-            self._working.disconnected = True
-            self._working.message_event.set()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         self._end_limit()
 
     def data_received(self, data: bytes) -> None:
-        if self._invalid is not None:
+        if self._invalid_reason is not None:
             return
-        self._useless += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._useless > MAX_HEAD_BYTES and self._invalid is None:
+        if self._head_bytes > MAX_HEAD_BYTES and self._invalid_reason is None:
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
         self._limit_idleness()
 
@@ -143,15 +144,19 @@ class HttpProtocol(HttpToolsProtocol):
         if not (self._busy() or self._upgraded()):
             self.transport.abort()
 
-    def is_owed(self, waited_s: float) -> bool:
-        """Return whether an answer is due, or will be, so long after the last connection came."""
+    def expects_answer(self, waited_s: float) -> bool:
+        """Return whether the client expects an answer.
+
+        Args:
+            waited_s: seconds since the server accepted its last connection.
+        """
         if self.cycle is None and not self.transport.is_closing():
-            return waited_s < FRESH_S
-        return self._busy() or self.transport.is_closing() or self.transport.holds
+            return waited_s < FIRST_REQUEST_S
+        return self._busy() or self.transport.is_closing() or self.transport.has_unread
 
     def shutdown(self) -> None:
         """Close the connection once the requests that have come are answered; see uvicorn."""
-        if self._busy() or not self.transport.holds:
+        if self._busy() or not self.transport.has_unread:
             super().shutdown()
 
     def _limit_idleness(self) -> None:
@@ -173,7 +178,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _busy(self) -> bool:
         return bool(self.pipeline) or (
-            self._working is not None and not self._working.response_complete
+            self._answering is not None and not self._answering.response_complete
         )
 
     def _upgraded(self) -> bool:
@@ -183,12 +188,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._begun = False
+        self._head_complete = False
         cast(dict[str, Any], self.scope)[BUDGET] = self.budget
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header, and drop a trailer."""
-        if self._begun:
+        if self._head_complete:
             return
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError("too many headers")
@@ -197,18 +202,18 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_QUEUED:
             raise ValueError("too many requests wait")
-        self._begun = True
-        self._useless = 0
+        self._head_complete = True
+        self._head_bytes = 0
         super().on_headers_complete()
         if self.parser.should_upgrade() and not self._should_upgrade():
             self.cycle.keep_alive = False  # the parser takes the rest for another protocol
 
     def on_body(self, body: bytes) -> None:
-        self._useless = 0
+        self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._useless = 0
+        self._head_bytes = 0
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
@@ -223,8 +228,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request, after the answers that are due before."""
-        self._invalid = msg
-        broken = self._begun and self._working is self.cycle and self.cycle.more_body
+        self._invalid_reason = msg
+        broken = self._head_complete and self._answering is self.cycle and self.cycle.more_body
         if broken and self.cycle.response_started:
             self.transport.close()
         elif broken:  # the rest of the request's body will not come
@@ -239,45 +244,45 @@ class HttpProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ as a server
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._working = cycle
-        super()._start_asgi_task(cycle, cast(Any, self._watched(app, cycle)))
+        self._answering = cycle
+        watched = functools.partial(self._watched, app, cycle)
+        super()._start_asgi_task(cycle, cast(Any, watched))
 
-    def _watched(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    async def _watched(
+        self, app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Close the connection after an answer that precedes the end of the request's body.
 
         A client that does not take an answer counts as gone.
         """
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-            async def watch(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    if cycle.more_body:
-                        cycle.keep_alive = False
-                    if message["status"] >= 400:
-                        self.budget.charge(REJECTED_S)
-                try:
-                    async with asyncio.timeout(SEND_S):
-                        await send(message)
-                except TimeoutError:
-                    cycle.disconnected = True
-                    self.transport.abort()
-                    raise SlowClientError from None
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if cycle.more_body:
+                    cycle.keep_alive = False
+                if message["status"] >= 400:
+                    self.budget.charge(REJECTED_S)
+            try:
+                async with asyncio.timeout(SEND_S):
+                    await send(message)
+            except TimeoutError:
+                cycle.disconnected = True
+                self.transport.abort()
+                raise SlowClientError from None
 
-            await app(scope, receive, watch)
-
-        return watched
+        await app(scope, receive, watch)
 
     def on_response_complete(self) -> None:
         """Go on with the next request, within the budget."""
         if self.pipeline and self.budget.spent:
-            self.budget.shared.call(self._go_on)
+            self.budget.call(self._go_on)
         else:
             self._go_on()
 
     def _go_on(self) -> None:
         super().on_response_complete()
-        if self._invalid is not None and not (self._busy() or self.transport.is_closing()):
-            super().send_400_response(self._invalid)
+        if self._invalid_reason is not None and not (self._busy() or self.transport.is_closing()):
+            super().send_400_response(self._invalid_reason)
         self._limit_idleness()
 
 
@@ -293,26 +298,26 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """
 
     piece_bytes = 2**11  # 5 ms in frames of 2 bytes
-    unread = False
+    unfinished = False
     linger_s = LINGER_S
 
-    def is_owed(self, waited_s: float) -> bool:
-        """Return that none is; its session has ended by then."""
+    def expects_answer(self, waited_s: float) -> bool:
+        """Return False; the session has ended before the server closes."""
         return False
 
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)
-        self._unfinished = PendingBytes(admission)
-        self._fragment_bytes = 0
+        self._admission = admission
+        self._counted_bytes = 0  # of messages that are not whole, or were not taken yet
         self._waiting_bytes = 0  # of whole messages that were not taken yet
-        self._controls, self._second = 0, 0
+        self._pings, self._pings_second = 0, 0
         self._accepted = False
+        self.lost = asyncio.Event()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unfinished.set(0)
-        if hasattr(self, "lost"):
-            self.lost.set()
+        self._set_counted(0)
+        self.lost.set()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -354,9 +359,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _count(self) -> None:
         if not self.disconnected:
-            self._unfinished.set(
-                len(self.conn.reader.buffer) + self._fragment_bytes + self._waiting_bytes
-            )
+            incomplete = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+            self._set_counted(incomplete + self._waiting_bytes)
+
+    def _set_counted(self, size: int) -> None:
+        """Count bytes as in flight.
+
+        Raises:
+            ApiError: 413 or 429, they or all bytes in flight exceed a limit.
+        """
+        more = size - self._counted_bytes
+        if more > 0:
+            self._admission.require_room(size, more)
+        self._admission.trim_due |= -more >= LARGE_BYTES
+        self._admission.bytes += more
+        self._counted_bytes = size
 
     def _end(self, code: int, reason: str) -> None:
         if not (self.close_sent or self.transport.is_closing()):
@@ -364,38 +381,26 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_connect(self, event: Any) -> None:
-        self.lost = asyncio.Event()
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
             scope = cast(dict[str, Any], self.scope)
             scope[LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
 
-    def handle_text(self, event: Any) -> None:
-        self._fragment_bytes = len(event.data)
-        super().handle_text(event)
-
-    def handle_bytes(self, event: Any) -> None:
-        self._fragment_bytes = len(event.data)
-        super().handle_bytes(event)
-
     def handle_cont(self, event: Any) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:
             self._end(1008, f"a message came in more than {MAX_FRAGMENTS} frames")
             return
-        self._fragment_bytes += len(event.data)
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text":
-            try:
-                text = b"".join(self.frames).decode()
-            except UnicodeDecodeError:  # which uvicorn would log with the text
-                self._end(1007, "")
-                return
-            self._waiting_bytes += 0 if self.close_sent else len(text)
-        elif not self.close_sent:
-            self._waiting_bytes += self._fragment_bytes
-        self._fragment_bytes = 0
+        whole = b"".join(self.frames)
+        try:
+            size = len(whole.decode() if self.curr_msg_data_type == "text" else whole)
+        except UnicodeDecodeError:  # which uvicorn would log with the text
+            self._end(1007, "")
+            return
+        if not self.close_sent:
+            self._waiting_bytes += size
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
@@ -412,7 +417,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _control(self) -> None:
         second = int(self.loop.time())
-        self._controls = self._controls + 1 if second == self._second else 1
-        self._second = second
-        if self._controls > MAX_CONTROLS:
+        self._pings = self._pings + 1 if second == self._pings_second else 1
+        self._pings_second = second
+        if self._pings > MAX_CONTROLS:
             self._end(1008, f"more than {MAX_CONTROLS} pings in a second")

@@ -38,42 +38,25 @@ _TLS = {"strict-transport-security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 _REJECTED = 400
 _HEALTH = ("/health", "/ready", "/live")  # polled again and again, so not in the log
-_SERVED_BY = "x-earshot-model"
-_WARNING = "x-earshot-warning"
-_IGNORED = "x-earshot-ignored"
 _MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
-_LIMITS = tuple(  # see `serve.gateway.keys.ApiKey.limit_headers`
-    f"x-ratelimit-{what}-{of}"
-    for of in ("requests", "audio-seconds")
-    for what in ("limit", "remaining", "reset")
-)
-_READABLE = (  # by pages of allowed origins
-    "x-request-id",
-    "retry-after",
-    _SERVED_BY,
-    _WARNING,
-    _IGNORED,
-    "traceresponse",
-    *_LIMITS,
-)
 
 
 def served_by(model: str) -> dict[str, str]:
     """Return the header that names the model which answers."""
-    return {_SERVED_BY: urllib.parse.quote(model, safe="/:@ ")}
+    return {"x-earshot-model": urllib.parse.quote(model, safe="/:@ ")}
 
 
 def warnings(texts: Sequence[str]) -> dict[str, str]:
     """Return the header of an answer's warnings, if there are any."""
     text = urllib.parse.quote("; ".join(texts), safe=" :;,.()")
-    return {_WARNING: text[:_MAX_HEADER]} if text else {}
+    return {"x-earshot-warning": text[:_MAX_HEADER]} if text else {}
 
 
 def ignored(names: Iterable[str]) -> dict[str, str]:
     """Return the header that names the ignored fields of a form, if there are any."""
     text = ", ".join(urllib.parse.quote(name, safe="[]") for name in names)
-    return {_IGNORED: text[:_MAX_HEADER]} if text else {}
+    return {"x-earshot-ignored": text[:_MAX_HEADER]} if text else {}
 
 
 def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> ASGIApp:
@@ -125,13 +108,11 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
 
 def _write_rejected(record: LogRecord) -> None:
     """Write the record of a rejected request that was not known to be for a transcript."""
-    if record.route:  # its `RequestContext` has written the record
-        return
-    if record.http_status < _REJECTED or record.path.endswith(_HEALTH):
-        return
-    record.route = record.path[:60]
-    record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
-    record.write()
+    own = not record.route  # else its `RequestContext` has written the record
+    if own and record.http_status >= _REJECTED and not record.path.endswith(_HEALTH):
+        record.route = record.path[:60]
+        record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
+        record.write()
 
 
 def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
@@ -141,35 +122,38 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         allow_origins=server.allowed_origins,
         allow_methods=("GET", "POST"),
         allow_headers=("authorization", "content-type", "traceparent", "tracestate"),
-        expose_headers=_READABLE,
+        expose_headers=("*",),
     )
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        host, origin = headers.get("host"), headers.get("origin")
-        error = _error_of(server, host, origin, crowded=scope.get(CROWDED, False))
-        if error is not None:
-            await _reject(error, scope, receive, send)
-        elif origin is None or origin in server.allowed_origins:
-            await shared(scope, receive, send)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        error = _rejection(server, host, origin, crowded=scope.get(CROWDED, False))
+        if error is not None and scope["type"] == "websocket":  # uvicorn answers 403
+            await receive()
+            await send({"type": "websocket.close", "code": error.status.close})
+        elif error is not None:
+            hang_up = {"Connection": "close"} if error.reason == "connections" else {}
+            await as_openai(error, headers=hang_up)(scope, receive, send)
         else:
-            await app(scope, receive, send)  # a page of this server's own
+            await shared(scope, receive, send)
 
     return checked
 
 
-def _error_of(
-    server: ServerConfig, host: str | None, origin: str | None, crowded: bool
+def _rejection(
+    server: ServerConfig, host: str, origin: str | None, crowded: bool
 ) -> ApiError | None:
     if crowded:
         return ApiError(OverloadedError("too many connections are open; try again"), "connections")
-    if not may_be_called(server, host or ""):
+    if not may_be_called(server, host):
         error = RequestError(
-            f"the request is for the host {shown(host or '')}; expected localhost, an address of "
+            f"the request is for the host {shown(host)}; expected localhost, an address of "
             "loopback or one of server.allowed_hosts"
         )
         return ApiError(error, "host")
-    if not (origin is None or origin in server.allowed_origins or _is_of(origin, host)):
+    own = origin is None or origin.partition("://")[2] == host
+    if not (own or origin in server.allowed_origins):
         error = RequestError(
             f"requests from web pages of {shown(origin)} are not allowed; expected an origin in "
             "server.allowed_origins"
@@ -198,19 +182,3 @@ def _is_of_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _is_of(origin: str, host: str | None) -> bool:
-    try:
-        return urllib.parse.urlsplit(origin).netloc == host
-    except ValueError:  # brackets that hold no address
-        return False
-
-
-async def _reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":  # uvicorn answers 403
-        await receive()
-        await send({"type": "websocket.close", "code": error.status.close})
-    else:
-        hang_up = {"Connection": "close"} if error.reason == "connections" else {}
-        await as_openai(error, headers=hang_up)(scope, receive, send)

@@ -5,6 +5,7 @@ limit of an upload, and before that if others need its place.
 """
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import errno
 import functools
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,6 +40,7 @@ logger = logging.getLogger("earshot.gateway")
 
 _BACKLOG = 1024
 _ACCEPTS = 64  # maximum of connections that are accepted in a turn of the loop
+_TLS_READ_BYTES = 2**14
 _KEEP_ALIVE_S = 60
 PING_S = 10.0
 _STOP_S = 2  # limit of answers on their way
@@ -96,63 +97,35 @@ class _Acceptor(socket.socket):
         super().__init__(fileno=listener.detach())
         self._accepted = 0  # in this turn of the loop
         self.taken = 0  # in total
-        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._spare = open(os.devnull, "rb")  # noqa: SIM115
 
     def accept(self) -> tuple[socket.socket, Any]:
         self._accepted += 1
-        if self._accepted > _ACCEPTS:
-            raise self._no_more()
-        try:
-            accepted = super().accept()
-            self.taken += 1
-            return accepted
-        except BlockingIOError:
-            raise self._no_more() from None
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            logger.warning("a connection is refused: %s", error.strerror)
-            self._refuse_one()
-            raise self._no_more() from None
+        if self._accepted <= _ACCEPTS:
+            try:
+                accepted = super().accept()
+                self.taken += 1
+                return accepted
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                logger.warning("a connection is refused: %s", error.strerror)
+                self._refuse_one()
+        self._accepted = 0
+        raise BlockingIOError
 
     def close(self) -> None:
         super().close()
-        self._close_spare()
-
-    def _no_more(self) -> BlockingIOError:
-        self._accepted = 0
-        return BlockingIOError()
+        self._spare.close()
 
     def _refuse_one(self) -> None:
-        self._close_spare()
+        self._spare.close()
         try:
             super().accept()[0].close()
         finally:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
-
-    def _close_spare(self) -> None:
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-
-
-def grpc_credentials(server: ServerConfig) -> grpc.ServerCredentials:
-    """Return the credentials of TLS for gRPC.
-
-    Raises:
-        UnavailableError: their files cannot be read.
-    """
-    try:
-        key, chain = Path(server.tls_key).read_bytes(), Path(server.tls_certificate).read_bytes()
-    except OSError as error:
-        raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
-    return grpc.ssl_server_credentials([(key, chain)])
-
-
-def _tls_files(server: ServerConfig) -> str:
-    return (
-        f"server.tls_certificate = {server.tls_certificate} with server.tls_key = {server.tls_key}"
-    )
+            self._spare = open(os.devnull, "rb")  # noqa: SIM115
 
 
 class HttpServer(uvicorn.Server):
@@ -181,11 +154,13 @@ class HttpServer(uvicorn.Server):
         max_connections: int,
     ) -> None:
         idle: dict[HttpProtocol, None] = {}
+        # Under TLS too, a connection reads pieces that cost few milliseconds.
+        asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
             limits = max_connections, admission, server.upload_timeout_s
-            behind = HttpProtocol(idle, *limits, **options)
-            return ThrottledConnection(ConnectionBudget(budget), behind)
+            connection = HttpProtocol(idle, *limits, **options)
+            return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[CROWDED] = len(self.server_state.connections) > max_connections
@@ -216,7 +191,10 @@ class HttpServer(uvicorn.Server):
         try:
             config.load()
         except OSError as error:  # of ssl, too
-            raise UnavailableError(f"{_tls_files(server)} cannot be used: {error}") from error
+            raise UnavailableError(
+                f"server.tls_certificate = {server.tls_certificate} with server.tls_key = "
+                f"{server.tls_key} cannot be used: {error}"
+            ) from error
         super().__init__(config)
         self.max_connections = max_connections
         self._listener = listener
@@ -245,7 +223,8 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (waited_s := loop.time() - began_s) < patience_s:
-            if not any(connection.is_owed(waited_s) for connection in self._connections()):
+            connections: Any = self.server_state.connections
+            if not any(connection.expects_answer(waited_s) for connection in connections):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
@@ -259,6 +238,3 @@ class HttpServer(uvicorn.Server):
             taken = self._listener.taken
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
-
-    def _connections(self) -> list[HttpProtocol | WebSocketProtocol]:
-        return list(cast(Any, self.server_state.connections))

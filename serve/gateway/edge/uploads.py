@@ -8,7 +8,7 @@ The memory of large requests goes back to the system once they are gone. By itse
 reference cycles only after many objects, however large they are: a rejected request's message hangs
 on its error's traceback. And the C library keeps freed memory. Measured with 40 messages of 115 MB
 at once and a limit of 400 MiB in flight: the process took 1,800 to 3,400 MiB without this, and kept
-most of it.
+most of the memory.
 """
 
 import asyncio
@@ -42,9 +42,6 @@ _COUNTER = struct.Struct("@Q")
 
 T = TypeVar("T")
 
-Received = Callable[[Iterable[str]], Mapping[str, int]]
-"""Returns, for the peers of connections, the bytes that have come in over each since it began."""
-
 
 async def body_chunks(
     request: Request, permit: Permit, check: Callable[[int], object] = int
@@ -53,47 +50,53 @@ async def body_chunks(
 
     Args:
         request: a request with an unread body.
-        permit: is charged with the declared size at first, and with what comes beyond it.
-        check: may raise an ApiError for a body of so many bytes or more.
+        permit: is charged with the declared size at first, and with bytes beyond it.
+        check: gets a lower bound of the body's size; may raise an ApiError.
 
     Raises:
-        ApiError: 408, 413, 429, 499 or 503.
+        ApiError: 413 or 429.
     """
-    known = int(request.headers.get("content-length", 0))
-    check(known)
-    permit.charge(known)
-    stream, received = request.stream(), 0
-    limit_s = permit.admission.upload_timeout_s
-    end_s = asyncio.get_running_loop().time() + limit_s
-    while True:
-        try:  # not around the yield, where the time is another's
-            async with asyncio.timeout_at(end_s) as limit:
-                with permit.admission.arriving(limit):
-                    chunk = await anext(stream, None)
-        except TimeoutError:
-            if asyncio.get_running_loop().time() < end_s:  # the server stops
-                raise errors.stopping() from None
-            raise _too_slow(limit_s) from None
-        except ClientDisconnect:
-            raise errors.client_gone() from None
-        if chunk is None:
-            return
+    charged = int(request.headers.get("content-length", 0))
+    check(charged)
+    permit.charge(charged)
+    received = 0
+    async for chunk in request.stream():
         received += len(chunk)
-        if received > known:  # it was not declared
+        if received > charged:  # it was not declared
             check(received)
-            permit.charge(received - known)
-            known = received
+            permit.charge(received - charged)
+            charged = received
         yield chunk
 
 
+async def in_time(admission: Admission, reading: Awaitable[T]) -> T:
+    """Await the reading of a body, within the limits of time.
+
+    Raises:
+        ApiError: 408, it takes too long; 499, the client has gone; 503, the server stops; or the
+            error of the reading.
+    """
+    limit_s = admission.upload_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await unless(admission.drain_over.wait(), errors.stopping, reading)
+    except TimeoutError:
+        raise _too_slow(limit_s) from None
+    except ClientDisconnect:
+        raise errors.client_gone() from None
+
+
 async def whole_body(request: Request, permit: Permit, check: Callable[[int], object]) -> bytes:
-    """Return a request's body; see `body_chunks`."""
-    chunks = body_chunks(request, permit, check)
-    return b"".join([chunk async for chunk in chunks])
+    """Return a request's body; see `body_chunks` and `in_time`."""
+
+    async def read() -> bytes:
+        return b"".join([chunk async for chunk in body_chunks(request, permit, check)])
+
+    return await in_time(permit.admission, read())
 
 
 async def small_body(request: Request, permit: Permit, max_bytes: int, name: str) -> bytes:
-    """Return a request's body; see `body_chunks`.
+    """Return a request's body; see `whole_body`.
 
     Args:
         request: a request with an unread body.
@@ -118,17 +121,17 @@ async def json_object(
         empty: the JSON for which an empty body stands.
 
     Raises:
-        ApiError: those of `small_body`; 400, the body is no JSON object.
+        ApiError: see `small_body`; 400, the body is no JSON object.
     """
     text = await small_body(request, permit, max_bytes, name)
     check_json(text, name)
     try:
-        found = parse_json(text or empty)
+        value = parse_json(text or empty)
     except ValueError as error:
         raise errors.invalid(f"{name} is not JSON: {error}") from None
-    if not isinstance(found, Mapping):
-        raise errors.invalid(f"{name} is {shown(found)}; expected a JSON object")
-    return found
+    if not isinstance(value, Mapping):
+        raise errors.invalid(f"{name} is {shown(value)}; expected a JSON object")
+    return value
 
 
 async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
@@ -163,13 +166,12 @@ class Uploads(Background):
     """Receives gRPC messages, and measures the incomplete ones as long as it is started.
 
     Args:
-        admission: limits the bytes in flight, and counts those of incomplete messages.
-        received: asks the kernel for the bytes of connections.
+        admission: limits the bytes in flight, and counts bytes of incomplete messages.
     """
 
-    def __init__(self, admission: Admission, received: Received | None = None) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._received = received or TcpPeers().received
+        self._peers = TcpPeers()
         self.connections: dict[str, _ConnectionUploads] = {}
 
     async def receive(
@@ -182,7 +184,7 @@ class Uploads(Background):
 
         Args:
             context: the call's context of gRPC.
-            timeout_s: the limit of time; None: that of uploads.
+            timeout_s: the limit of time; None: the limit of uploads.
             needed: whether the call must not be evicted, for it has other requests.
 
         Raises:
@@ -210,7 +212,9 @@ class Uploads(Background):
         return bytes(message)
 
     def _count(self) -> None:
-        self._admission.uploading_bytes = sum(each.bytes for each in self.connections.values())
+        self._admission.uploading_bytes = sum(
+            connection.bytes for connection in self.connections.values()
+        )
 
     async def _run(self) -> None:
         while True:
@@ -229,9 +233,9 @@ class Uploads(Background):
             if upload.since_s <= before_s and upload.error is None
         ]
         peers = {upload.peer for upload in old}
-        received = self._received(peers) if peers else {}
-        for gone in self.connections.keys() - received.keys():
-            del self.connections[gone]
+        received = self._peers.received(peers) if peers else {}
+        for closed in self.connections.keys() - received.keys():
+            del self.connections[closed]
         for peer, count in received.items():
             connection = self.connections.setdefault(peer, _ConnectionUploads(count))
             connection.bytes = count - connection.begin
@@ -270,43 +274,38 @@ class TcpPeers:
         self._descriptors: dict[str, int] = {}
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """Return the bytes that have come in over each of these connections; see `Received`."""
-        wanted = set(peers)
-        counts = self._look(wanted)
-        if wanted - counts.keys():
-            looked = ((_look(int(name)), int(name)) for name in os.listdir("/proc/self/fd"))
-            self._descriptors = {found[0]: number for found, number in looked if found is not None}
-            counts = self._look(wanted)
+        """Return the bytes that have come in over each of these connections since it began."""
+        counts = self._counts(peers)
+        if set(peers) - counts.keys():
+            descriptors = map(int, os.listdir("/proc/self/fd"))
+            peers_of = {number: _peer_and_bytes(number)[0] for number in descriptors}
+            self._descriptors = {peer: number for number, peer in peers_of.items() if peer}
+            counts = self._counts(peers)
         return counts
 
-    def _look(self, peers: set[str]) -> dict[str, int]:
-        looked = [_look(self._descriptors[peer]) for peer in peers & self._descriptors.keys()]
-        return {found[0]: found[1] for found in looked if found is not None and found[0] in peers}
+    def _counts(self, peers: Iterable[str]) -> dict[str, int]:
+        known = [self._descriptors[peer] for peer in peers if peer in self._descriptors]
+        counts = dict(map(_peer_and_bytes, known))  # a descriptor may be another connection's now
+        return {peer: counts[peer] for peer in peers if peer in counts}
 
 
-def _look(descriptor: int) -> tuple[str, int] | None:
-    """Return a TCP connection's peer and received bytes; None: it is none, or has gone."""
+def _peer_and_bytes(descriptor: int) -> tuple[str, int]:
+    """Return a TCP connection's peer and received bytes; ("", 0): it is no such connection."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return None
+        return "", 0
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = _COUNTER.unpack_from(info, _BYTES_RECEIVED)
-        return _peer(connection), count
+        host, port = connection.getpeername()[:2]
     except (OSError, struct.error):  # no TCP, or not connected
-        return None
+        return "", 0
     finally:
         connection.detach()  # gRPC closes it
-
-
-def _peer(connection: socket.socket) -> str:
-    host, port = connection.getpeername()[:2]
-    if connection.family == socket.AF_INET:
-        return f"ipv4:{host}:{port}"
-    if host.startswith("::ffff:"):
-        return f"ipv4:{host.removeprefix('::ffff:')}:{port}"
-    return f"ipv6:{urllib.parse.quote(f'[{host}]', safe=':')}:{port}"
+    if ":" in (host := host.removeprefix("::ffff:")):
+        return f"ipv6:{urllib.parse.quote(f'[{host}]', safe=':')}:{port}", count
+    return f"ipv4:{host}:{port}", count
 
 
 def prepare_memory() -> None:

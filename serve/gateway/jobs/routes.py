@@ -66,18 +66,17 @@ class _ResultReaders:
 
 
 class _ResultResponse(Response):
-    """A result; its bytes count in `sending` until the client has taken them."""
+    """A result; the permit is charged with its bytes until the client has taken them."""
 
-    def __init__(
-        self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
-    ) -> None:
+    def __init__(self, permit: Permit, body: bytes, **options: Any) -> None:
         super().__init__(body, **options)
-        self._sending = sending
+        self._permit = permit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         body = {"body": self.body, "more_body": True}
-        with self._sending:
+        with self._permit:
+            self._permit.charge(len(self.body))
             await send({"type": "http.response.start", **start})
             await send({"type": "http.response.body", **body})
             await send({"type": "http.response.body"})  # waits for the client to take the body
@@ -297,8 +296,8 @@ class JobRoutes:
         wire.require_result(job)
         rendering = self._rendered(job, request.query_params.multi_items())
         body, kind, headers = await while_client_waits(request, rendering)
-        sending = self._services.admission.sending(caller, len(body))
-        return _ResultResponse(sending, body, media_type=kind, headers=headers)
+        permit = self._services.admission.admit_unchecked(caller)
+        return _ResultResponse(permit, body, media_type=kind, headers=headers)
 
     async def _rendered(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
         """Return a result as the query asks for it.

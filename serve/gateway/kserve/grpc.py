@@ -35,11 +35,11 @@ Method = Callable[[Rpc, LogRecord], Awaitable[None]]
 
 MAX_CALLS = 512
 """Maximum of calls in flight on one connection; a client's further calls wait in the client."""
-# gRPC keeps the calls that no handler has taken yet in one queue, some 5 kB each. From so many on,
-# by default 1,000, it ends new calls at random, and from twice as many on each: with CANCELLED.
+# gRPC queues calls that no handler has taken yet, some 5 kB each. Beyond this length, by default
+# 1,000, it ends new calls at random with CANCELLED, and beyond twice the length all new calls.
 _MAX_QUEUED = 10_000
 _IDLE_S = 600.0  # limit of the time that a stream is open without a request
-_WRITE_S = 60.0  # a client that takes no answer for so long has gone
+_WRITE_S = 60.0  # after which a client that takes no answer counts as gone
 _TRITON_ERROR = "triton_grpc_error"
 
 
@@ -69,85 +69,69 @@ def server_options(
     ]
 
 
-class KServeMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """The methods that a client can call."""
+def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
+    """Return the handler of the methods that a client can call."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        methods: dict[str, Method] = {
-            "ServerLive": self._small(self._server_live),
-            "ServerReady": self._small(self._server_ready),
-            "ModelReady": self._small(self._model_ready),
-            "ServerMetadata": self._small(self._server_metadata, needs_key=True),
-            "ModelMetadata": self._small(self._model_metadata, needs_key=True),
-            "ModelInfer": self._infer,
-            "ModelStreamInfer": self._stream,
-        }
-        self._handlers = {
-            SERVICE + name: _handler(name, method) for name, method in methods.items()
-        }
-        self._unknown = _handler("unknown", self._reject)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a call, for gRPC."""
-        return self._handlers.get(handler_call_details.method, self._unknown)
-
-    async def _reject(self, rpc: Rpc, record: LogRecord) -> None:
-        names = ", ".join(sorted(path.removeprefix(SERVICE) for path in self._handlers))
-        await rpc.abort(
-            grpc.StatusCode.UNIMPLEMENTED, f"this server offers {names} of {SERVICE.strip('/')}"
-        )
-
-    # ------------------------------------------------------------ transcripts
-
-    async def _infer(self, rpc: Rpc, record: LogRecord) -> None:
-        async with _context(self._services, rpc, record, "grpc") as context:
+    async def infer(rpc: Rpc, record: LogRecord) -> None:
+        async with _context(services, rpc, record, "grpc") as context:
             with context.admit() as permit:
-                message = await self._services.uploads.receive(rpc)
+                message = await services.uploads.receive(rpc)
                 if message is None:
                     raise errors.invalid("the call ended without a message")
-                call = _start(self._services, context, message, permit, streamed=False)
+                call = _start(context, message, permit, streamed=False)
                 del message
             with call:
                 answer = await call.response()
             context.kserve_answered(answer)
             await _write(rpc, answer.SerializeToString())
 
-    async def _stream(self, rpc: Rpc, record: LogRecord) -> None:
-        await InferStream(self._services, rpc, record).run()
+    async def stream(rpc: Rpc, record: LogRecord) -> None:
+        await InferStream(services, rpc, record).run()
 
-    # ------------------------------------------------------------ health and metadata
-
-    def _small(self, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False) -> Method:
-        async def handle(rpc: Rpc, record: LogRecord) -> None:
-            if needs_key:
-                self._services.keys.identify(_metadata(rpc, "authorization"))
-            message = await self._services.uploads.receive(rpc)
-            if message is None or len(message) > MAX_SMALL_BYTES:
-                raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
-            await _write(rpc, (await answer(message)).SerializeToString())
-
-        return handle
-
-    async def _server_live(self, message: bytes) -> Any:
+    async def server_live(message: bytes) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, message: bytes) -> Any:
-        return service_pb2.ServerReadyResponse(ready=await self._services.ready())
+    async def server_ready(message: bytes) -> Any:
+        return service_pb2.ServerReadyResponse(ready=await services.ready())
 
-    async def _model_ready(self, message: bytes) -> Any:
+    async def model_ready(message: bytes) -> Any:
         request = _parse(service_pb2.ModelReadyRequest, message)
-        target = self._services.models.target(request.name, request.version)
-        ready = await self._services.ready(target.model)
-        return service_pb2.ModelReadyResponse(ready=ready)
+        target = services.models.target(request.name, request.version)
+        return service_pb2.ModelReadyResponse(ready=await services.ready(target.model))
 
-    async def _server_metadata(self, message: bytes) -> Any:
-        return await self._services.engines.server_metadata()
+    async def server_metadata(message: bytes) -> Any:
+        return await services.engines.server_metadata()
 
-    async def _model_metadata(self, message: bytes) -> Any:
+    async def model_metadata(message: bytes) -> Any:
         request = _parse(service_pb2.ModelMetadataRequest, message)
-        target = self._services.models.target(request.name, request.version)
-        return await self._services.engines.metadata(target, request.version)
+        target = services.models.target(request.name, request.version)
+        return await services.engines.metadata(target, request.version)
+
+    methods: dict[str, Method] = {
+        "ServerLive": _small(services, server_live),
+        "ServerReady": _small(services, server_ready),
+        "ModelReady": _small(services, model_ready),
+        "ServerMetadata": _small(services, server_metadata, needs_key=True),
+        "ModelMetadata": _small(services, model_metadata, needs_key=True),
+        "ModelInfer": infer,
+        "ModelStreamInfer": stream,
+    }
+    handlers = {name: _handler(name, method) for name, method in methods.items()}
+    return grpc.method_handlers_generic_handler(SERVICE.strip("/"), handlers)
+
+
+def _small(
+    services: Services, answer: Callable[[bytes], Awaitable[Any]], needs_key: bool = False
+) -> Method:
+    async def handle(rpc: Rpc, record: LogRecord) -> None:
+        if needs_key:
+            services.keys.identify(_metadata(rpc, "authorization"))
+        message = await services.uploads.receive(rpc)
+        if message is None or len(message) > MAX_SMALL_BYTES:
+            raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
+        await _write(rpc, (await answer(message)).SerializeToString())
+
+    return handle
 
 
 class InferStream:
@@ -167,7 +151,7 @@ class InferStream:
         # A client that asks for it gets the first error as the stream's status, as from Triton.
         self._error_is_status = _metadata(rpc, _TRITON_ERROR) == "true"
         self._writing = asyncio.Lock()
-        self._requests: set[asyncio.Task[None]] = set()
+        self._inflight = 0
         # From a client that takes no answers no more is read than could have been admitted.
         self._room = asyncio.Semaphore(services.admission.max_requests)
 
@@ -195,7 +179,7 @@ class InferStream:
         wait_s: float | None = None
         while True:
             message = await self._services.uploads.receive(
-                self._rpc, wait_s, needed=lambda: bool(self._requests)
+                self._rpc, wait_s, needed=lambda: self._inflight > 0
             )
             if message is None:
                 return
@@ -203,13 +187,8 @@ class InferStream:
             await self._room.acquire()
             if self._services.admission.draining:  # since the message came
                 raise errors.stopping()
-            task = group.create_task(self._answer(message))
-            self._requests.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
-        self._room.release()
+            self._inflight += 1
+            group.create_task(self._answer(message))
 
     async def _answer(self, message: bytes) -> None:
         """Answer a request; raise its error if that is to be the stream's status."""
@@ -218,6 +197,8 @@ class InferStream:
         if (error := await answering) is not None:
             answer = service_pb2.ModelStreamInferResponse(error_message=error)
             await self._write(answer.SerializeToString())
+        self._inflight -= 1
+        self._room.release()
 
     async def _answered(self, message: bytes) -> str | None:
         """Pass on the answers of a request; return the text of the error that ends it, if one does.
@@ -229,7 +210,7 @@ class InferStream:
         try:
             async with _context(self._services, self._rpc, record, "grpc_stream") as context:
                 with context.admit() as permit:
-                    call = _start(self._services, context, message, permit, streamed=True)
+                    call = _start(context, message, permit, streamed=True)
                     del message
                 with call:
                     await self._pass_on(call, context)
@@ -244,9 +225,10 @@ class InferStream:
 
     async def _pass_on(self, call: EngineCall, context: RequestContext) -> None:
         while (answer := await call.next()) is not None:
-            parsed = service_pb2.ModelStreamInferResponse.FromString(answer)
-            context.kserve_answered(parsed.infer_response)
-            await self._write(answer)
+            message = service_pb2.ModelStreamInferResponse.FromString(answer)
+            message.infer_response.model_name = call.client_name
+            context.kserve_answered(message.infer_response)
+            await self._write(message.SerializeToString())
             context.text_sent()
 
     async def _write(self, answer: bytes) -> None:
@@ -259,13 +241,10 @@ def _context(services: Services, rpc: Rpc, record: LogRecord, route: str) -> Req
     return RequestContext(services, record, route, identify)
 
 
-def _start(
-    services: Services, context: RequestContext, message: bytes, permit: Permit, streamed: bool
-) -> EngineCall:
+def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bool) -> EngineCall:
     """Check a serialised `ModelInferRequest`, count it, and give it to an engine.
 
     Args:
-        services: the gateway's services.
         context: the request's context.
         message: the request.
         permit: the request's permit.
@@ -274,15 +253,14 @@ def _start(
     Raises:
         ApiError: the request is wrong, or cannot be taken now.
     """
-    envelope = messages.read_envelope(message)
-    permit.charge(len(message) + (EXPANSION - 1) * envelope.structure_bytes)
-    request = envelope.request
-    target = services.models.target(request.model_name, request.model_version)
+    request, raw, structure_bytes = messages.read_head(message)
+    permit.charge(len(message) + (EXPANSION - 1) * structure_bytes)
+    target = context.services.models.target(request.model_name, request.model_version)
     context.record.model = target.model
     messages.check_streamed(target, streamed)
-    messages.check_request(request, envelope.raw, streamed)
-    context.api_key.require_duration([each.name for each in request.outputs], target.segments)
-    measure = functools.partial(messages.audio_of_tensors, request, envelope.raw)
+    contents = messages.check_request(request, raw, streamed)
+    context.api_key.require_duration([output.name for output in request.outputs], target.segments)
+    measure = functools.partial(messages.audio_of_tensors, request, contents)
     return context.start(EngineRequest(target, [message], streamed), permit, measure)
 
 
@@ -292,10 +270,10 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
         record = LogRecord(header=functools.partial(_metadata, rpc))
         rpc.set_trailing_metadata(_id_metadata(record))
-        error: ApiError | None = None
         try:
             await method(rpc, record)
             rpc.set_trailing_metadata(_id_metadata(record))  # the record has a trace id now
+            return
         except ApiError as failed:
             error = failed
         except grpc.aio.AbortError:
@@ -303,8 +281,6 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
         except Exception:
             logger.exception("call %s failed in the gateway", record.id)
             error = errors.failed()
-        if error is None:
-            return
         if not record.route:  # with a route, the request context has written the record
             record.route, record.outcome = name, errors.status_of(error)[1]
             record.write()

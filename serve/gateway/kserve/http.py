@@ -13,9 +13,9 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 import dataclasses
 import functools
-import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,9 @@ from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_DEFAULT_BINARY = "binary_data_output"
-_BINARY = "binary_data"
-_BINARY_SIZE = "binary_data_size"
 
-Parameters = Mapping[str, Any]
+Datatype = TypeVar("Datatype")
+Value = TypeVar("Value")
 Float = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT, allow_inf_nan=False)]
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Dim = Annotated[int, Field(ge=0, lt=2**31)]
@@ -72,12 +70,9 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
         return _message(await services.engines.metadata(target, version))
 
     async def ready(request: Request) -> Response:
-        if not await services.ready():
-            raise errors.server_away()
-        return Response()
-
-    async def model_ready(request: Request) -> Response:
-        if not await services.ready(services.models.target(*_model(request)).model):
+        name, version = _model(request)
+        model = services.models.target(name, version).model if name else None
+        if not await services.ready(model):
             raise errors.server_away()
         return Response()
 
@@ -89,7 +84,7 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         routes += [
             Route(model, model_metadata),
-            Route(f"{model}/ready", model_ready),
+            Route(f"{model}/ready", ready),
             Route(f"{model}/infer", _InferRoute(services), methods=["POST"]),
         ]
     return routes
@@ -101,7 +96,7 @@ async def live(request: Request) -> Response:
 
 
 def _model(request: Request) -> tuple[str, str]:
-    return request.path_params["name"], request.path_params.get("version", "")
+    return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
 def _message(message: Any) -> Response:
@@ -151,7 +146,7 @@ class _InferRoute:
         budget: ConnectionBudget = request.scope[BUDGET]
         await budget.pay(json_size * JSON_S_PER_BYTE)
         translated = request_from_http(name, version, body, json_size)
-        context.api_key.require_duration([each.name for each in translated.request.outputs])
+        context.api_key.require_duration([output.name for output in translated.request.outputs])
         raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
         parts = [translated.request.SerializeToString(), *raw]
         measure = functools.partial(messages.audio_of_tensors, translated.request, translated.raw)
@@ -159,45 +154,42 @@ class _InferRoute:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tensor:
+class _TensorParameters:
+    binary_data_size: Annotated[int, Field(ge=0)] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor(Generic[Datatype, Value]):
     name: str
     shape: Shape
-    parameters: Parameters = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _StringTensor(_Tensor):
-    datatype: Literal["BYTES"]
-    data: Annotated[list[str], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _FloatTensor(_Tensor):
-    datatype: Literal["FP32", "FP64"]
-    data: Annotated[list[Float], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _IntTensor(_Tensor):
-    datatype: Literal["INT32"]
-    data: Annotated[list[Int], Field(fail_fast=True)] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _BoolTensor(_Tensor):
-    datatype: Literal["BOOL"]
-    data: Annotated[list[bool], Field(fail_fast=True)] | None = None
+    datatype: Datatype
+    data: Annotated[list[Value], Field(fail_fast=True)] | None = None
+    parameters: _TensorParameters = _TensorParameters()
 
 
 _AnyTensor = Annotated[
-    _StringTensor | _FloatTensor | _IntTensor | _BoolTensor, Field(discriminator="datatype")
+    _Tensor[Literal["BYTES"], str]
+    | _Tensor[Literal["FP32", "FP64"], Float]
+    | _Tensor[Literal["INT32"], Int]
+    | _Tensor[Literal["BOOL"], bool],
+    Field(discriminator="datatype"),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OutputParameters:
+    binary_data: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Output:
     name: str
-    parameters: Parameters = dataclasses.field(default_factory=dict)
+    parameters: _OutputParameters = _OutputParameters()
+
+
+@dataclasses.dataclass(frozen=True)
+class _RequestParameters:
+    binary_data_output: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +197,7 @@ class _InferRequest:
     inputs: Annotated[tuple[_AnyTensor, ...], Field(max_length=len(INPUTS))]
     outputs: Annotated[tuple[_Output, ...], Field(max_length=len(OUTPUTS))] = ()
     id: str = ""
-    parameters: Parameters = dataclasses.field(default_factory=dict)
+    parameters: _RequestParameters = _RequestParameters()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,29 +205,26 @@ class Translated:
     """A request over HTTP as a message of gRPC."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
-    raw: tuple[memoryview, ...]  # these; views of the body if it has them
-    binary: Mapping[str, bool]  # whether outputs that were named are wanted as binary data
+    raw: list[messages.Chunk]  # these; views of the body if it has them
+    binary: Mapping[str, bool | None]  # whether outputs that were named are wanted as binary data
     binary_default: bool  # whether the other outputs are
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
-    """Return the number of bytes of a body that are JSON.
+    """Return how many bytes of a body are JSON, as `Inference-Header-Content-Length` says.
 
     Args:
         body_bytes: the size of the body, or of the part that is known.
-        header: the value of `Inference-Header-Content-Length`, if there is one.
+        header: the header's value; None: all of the body is JSON.
 
     Raises:
         ApiError: 400, the header is wrong; 413, they are too many.
     """
-    size = body_bytes
-    if header is not None:
-        if not (header.isascii() and header.isdigit() and len(header) < 20):
-            raise errors.invalid(
-                "Inference-Header-Content-Length is no number; expected how many bytes of the "
-                "body are JSON"
-            )
-        size = int(header)
+    if header is not None and not re.fullmatch("[0-9]{1,19}", header):
+        raise errors.invalid(
+            f"{_HEADER} is no number; expected how many bytes of the body are JSON"
+        )
+    size = body_bytes if header is None else int(header)
     if size > MAX_JSON_BYTES:
         raise errors.too_large(
             f"the request has {size} bytes of JSON or more; expected at most {MAX_JSON_BYTES}: "
@@ -261,79 +250,44 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
             f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
             "with JSON, and Inference-Header-Content-Length says how long it is"
         )
-    content = _parse(body if json_size == len(body) else body[:json_size])
-    messages.check_parameters("the request", content.parameters, (_DEFAULT_BINARY,))
-    # `check_request` repeats it at the end; messages before it name inputs and outputs.
-    messages.check_names("inputs", [tensor.name for tensor in content.inputs], INPUTS)
-    messages.check_names("outputs", [output.name for output in content.outputs], OUTPUTS)
-    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
-    binary = {}
-    for output in content.outputs:
-        request.outputs.add(name=output.name)
-        messages.check_parameters(output.name, output.parameters, (_BINARY,))
-        if _BINARY in output.parameters:
-            binary[output.name] = _flag(output.name, output.parameters, _BINARY)
-    for tensor in content.inputs:
-        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    raw = tuple(_contents(content.inputs, memoryview(body)[json_size:]))
-    messages.check_request(request, raw, streamed=False)
-    default = _flag("the request", content.parameters, _DEFAULT_BINARY)
-    return Translated(request, raw, binary, default)
-
-
-def _parse(text: bytes) -> _InferRequest:
+    text = body if json_size == len(body) else body[:json_size]
     check_json(text, "the request")
     try:
-        return from_json(_InferRequest, text, "the request", error=RequestError)
+        content = from_json(_InferRequest, text, "the request", error=RequestError)
     except RequestError as error:
         raise ApiError(error) from error
+    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
+    for output in content.outputs:
+        request.outputs.add(name=output.name)
+    for tensor in content.inputs:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    raw = _contents(content.inputs, memoryview(body)[json_size:])
+    messages.check_request(request, raw, streamed=False)
+    binary = {output.name: output.parameters.binary_data for output in content.outputs}
+    return Translated(request, raw, binary, content.parameters.binary_data_output)
 
 
-def _flag(where: str, parameters: Parameters, name: str) -> bool:
-    value = parameters.get(name, False)
-    if not isinstance(value, bool):
-        raise errors.invalid(f"{where}: the parameter {name} is not true or false")
-    return value
-
-
-def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[memoryview]:
+def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[messages.Chunk]:
     """Return the raw bytes of each tensor; `binary` follows the JSON."""
-    contents, begin = [], 0
+    contents: list[messages.Chunk] = []
+    begin = 0
     for tensor in tensors:
-        messages.check_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
-        size = tensor.parameters.get(_BINARY_SIZE)
+        size = tensor.parameters.binary_data_size
         if (size is None) == (tensor.data is None):
-            raise errors.invalid(
-                f"{tensor.name} has {'neither' if size is None else 'both'} data "
-                f"{'nor' if size is None else 'and'} {_BINARY_SIZE}; expected one of them"
-            )
+            raise errors.invalid(f"{tensor.name}: expected either data or binary_data_size")
         if tensor.data is not None:
-            contents.append(memoryview(_raw(tensor)))
-            continue
-        if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
-            raise errors.invalid(f"{tensor.name}: {_BINARY_SIZE} is no number of bytes")
-        contents.append(binary[begin : begin + size])
-        begin += size
+            texts = tensor.datatype == "BYTES"
+            values = [str(text).encode() for text in tensor.data] if texts else tensor.data
+            contents.append(messages.raw_values(tensor.datatype, values))
+        elif size is not None:
+            contents.append(binary[begin : begin + size])
+            begin += size
     if begin != len(binary):
         raise errors.invalid(
             f"the tensors have {begin} bytes of binary data, and {len(binary)} follow the JSON; "
             "expected as many"
         )
     return contents
-
-
-def _raw(tensor: _AnyTensor) -> bytes:
-    """Return values from JSON as raw bytes."""
-    data = tensor.data or ()
-    if len(data) != math.prod(tensor.shape):
-        raise errors.invalid(
-            f"{tensor.name} has {len(data)} values; expected {math.prod(tensor.shape)} for "
-            f"shape {list(tensor.shape)}"
-        )
-    if isinstance(tensor, _StringTensor):
-        encoded = [text.encode() for text in tensor.data or ()]
-        return b"".join(messages.LENGTH.pack(len(text)) + text for text in encoded)
-    return np.asarray(data, NUMPY_TYPES[tensor.datatype]).tobytes()
 
 
 def answer_to_http(
@@ -346,7 +300,7 @@ def answer_to_http(
         request: its request.
 
     Returns:
-        The body, and how many bytes of it are JSON; None: all.
+        The body, and the number of its bytes that are JSON; None: all.
     """
     outputs, binary = [], []
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
@@ -355,8 +309,9 @@ def answer_to_http(
             "datatype": output.datatype,
             "shape": list(output.shape),
         }
-        if request.binary.get(output.name, request.binary_default):
-            described["parameters"] = {_BINARY_SIZE: len(raw)}
+        wanted = request.binary.get(output.name)
+        if request.binary_default if wanted is None else wanted:
+            described["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:
             described["data"] = _values(output.datatype, raw)

@@ -10,7 +10,8 @@ import dataclasses
 import math
 import reprlib
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
@@ -39,7 +40,6 @@ LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
-_FP64 = struct.Struct("<d")
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
 _BYTES = 2  # wire type of a field with a length
@@ -52,12 +52,6 @@ _CONTENTS = {
     "INT32": "int_contents",
     "BOOL": "bool_contents",
 }
-_REASONS = {
-    "shared_memory": "this server has no shared memory; send the tensor itself",
-    "sequence": "the models keep nothing between requests; leave it out",
-    "classification": "these outputs are no scores; leave it out",
-}
-
 Chunk = bytes | memoryview
 """Bytes of a serialised message."""
 
@@ -65,17 +59,14 @@ Chunk = bytes | memoryview
 # ------------------------------------------------------------ reading requests
 
 
-@dataclasses.dataclass(frozen=True)
-class InferRequestHead:
-    """A request without the tensors' bytes."""
+def read_head(
+    message: bytes,
+) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
+    """Read a serialised `ModelInferRequest` without copying its tensors.
 
-    request: service_pb2.ModelInferRequest  # without raw_input_contents
-    structure_bytes: int  # bytes of the message outside its raw tensors
-    raw: tuple[memoryview, ...]  # the raw tensors, views of the message
-
-
-def read_envelope(message: bytes) -> InferRequestHead:
-    """Read a serialised `ModelInferRequest` without its tensors.
+    Returns:
+        The request without raw_input_contents, these as views of the message, and the number of
+        bytes outside of them.
 
     Raises:
         ApiError: 400 or 413, it is malformed, or has too many or too large fields beside its raw
@@ -97,34 +88,27 @@ def read_envelope(message: bytes) -> InferRequestHead:
         request = service_pb2.ModelInferRequest.FromString(bytes(structure))
     except Exception as error:  # no module has DecodeError in all versions of protobuf
         raise _malformed() from error
-    return InferRequestHead(request, len(structure), tuple(raw))
+    return request, raw, len(structure)
 
 
 def audio_of_tensors(
-    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk]
+    request: service_pb2.ModelInferRequest, contents: Sequence[Chunk]
 ) -> AudioLength | None:
     """Return the length of a checked request's audio; None: it has no audio.
 
     Args:
         request: the request without its raw tensors.
-        raw: the raw tensors in the order of the inputs; empty if the inputs hold their values.
+        contents: the bytes of each input, see `check_request`.
     """
-    inputs = {tensor.name: at for at, tensor in enumerate(request.inputs)}
-    if (at := inputs.get("SAMPLES")) is not None:
-        return AudioLength(math.prod(request.inputs[at].shape) / _rate(request, raw, inputs))
-    if (at := inputs.get("AUDIO")) is None:
+    inputs = dict(zip((tensor.name for tensor in request.inputs), contents, strict=True))
+    if (samples := inputs.get("SAMPLES")) is not None:
+        rate = inputs.get("SAMPLE_RATE", np.int32(SAMPLE_RATE).tobytes())  # without, it is rejected
+        count = len(samples) / np.dtype(np.float32).itemsize
+        return AudioLength(count / max(1, int(np.frombuffer(rate, np.int32)[0])))
+    if (audio := inputs.get("AUDIO")) is None:
         return None
-    file = raw[at][LENGTH.size :] if raw else request.inputs[at].contents.bytes_contents[0]
+    file = audio[LENGTH.size :]
     return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
-
-
-def _rate(
-    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk], inputs: Mapping[str, int]
-) -> int:
-    if (at := inputs.get("SAMPLE_RATE")) is None:  # it will be rejected
-        return SAMPLE_RATE
-    values = np.frombuffer(raw[at], np.int32) if raw else request.inputs[at].contents.int_contents
-    return max(1, int(values[0]))
 
 
 # ------------------------------------------------------------ checking requests
@@ -145,9 +129,9 @@ def check_streamed(target: Target, streamed: bool) -> None:
 
 
 def check_request(
-    request: service_pb2.ModelInferRequest, raw: Sequence[memoryview], streamed: bool
-) -> None:
-    """Reject a request that the models cannot answer.
+    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk], streamed: bool
+) -> list[Chunk]:
+    """Reject a request that the models cannot answer; return the raw bytes of each input.
 
     Args:
         request: the request without its raw tensors.
@@ -155,32 +139,33 @@ def check_request(
         streamed: whether several answers can be sent.
 
     Raises:
-        ApiError: 400, the message names the wrong part and what was expected.
+        ApiError: 400, the message names the wrong part and the expected one.
     """
-    check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
-    check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
+    _check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
+    _check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
+    _check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
     for output in request.outputs:
-        check_parameters(output.name, output.parameters)
+        _check_parameters(output.name, output.parameters)
     if raw and len(raw) != len(request.inputs):
         raise errors.invalid(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
             "expected one for each, or none"
         )
-    for index, tensor in enumerate(request.inputs):
-        check_parameters(tensor.name, tensor.parameters)
+    contents = list(raw)
+    for tensor in request.inputs:
+        _check_parameters(tensor.name, tensor.parameters)
         _check_tensor(tensor.name, tensor.datatype, tensor.shape)
-        if raw:
-            _check_raw(tensor.name, tensor.shape, raw[index])
-            if tensor.HasField("contents"):
-                raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
-        else:
-            _check_contents(tensor)
+        if not raw:
+            values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+            contents.append(raw_values(tensor.datatype, values))
+        elif tensor.HasField("contents"):
+            raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
+    for tensor, content in zip(request.inputs, contents, strict=True):
+        _check_size(tensor.name, tensor.shape, content)
+    return contents
 
 
-def check_parameters(
-    where: str, parameters: Mapping[str, object], known: Collection[str] = ()
-) -> None:
+def _check_parameters(where: str, parameters: Iterable[str], known: Collection[str] = ()) -> None:
     """Reject parameters that would have no effect.
 
     Raises:
@@ -188,14 +173,13 @@ def check_parameters(
     """
     for name in parameters:
         if name not in known:
-            reason = next(
-                (reason for prefix, reason in _REASONS.items() if name.startswith(prefix)),
-                f"known: {', '.join(known)}" if known else "none is known",
+            raise errors.invalid(
+                f"{where} has the parameter {reprlib.repr(name)}; expected "
+                f"{', '.join(known) or 'none'}: leave it out, and send tensors themselves"
             )
-            raise errors.invalid(f"{where} has the parameter {reprlib.repr(name)}; {reason}")
 
 
-def check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
+def _check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
     """Reject unknown and repeated names.
 
     Raises:
@@ -215,10 +199,7 @@ def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
         ApiError: 400, it is not.
     """
     spec = tensors.INPUTS[name]
-    fits = len(shape) == len(spec.dims) and all(
-        size == expected or (expected == -1 and size >= 0)
-        for size, expected in zip(shape, spec.dims, strict=True)
-    )
+    fits = len(shape) == 1 and shape[0] >= 0 and spec.dims[0] in (-1, shape[0])
     if datatype != spec.datatype or not fits:
         raise errors.invalid(
             f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
@@ -226,51 +207,36 @@ def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
         )
 
 
-def _check_raw(name: str, shape: Sequence[int], raw: memoryview) -> None:
-    """Reject raw bytes beyond the input's limit, or of another number than its shape says.
+def _check_size(name: str, shape: Sequence[int], content: Chunk) -> None:
+    """Reject an input beyond its limit, or with another number of bytes than its shape says.
 
     Raises:
         ApiError: 400, they are more or less.
     """
     spec, count = tensors.INPUTS[name], math.prod(shape)
-    if spec.max_bytes is not None and len(raw) > spec.max_bytes + LENGTH.size:
+    if spec.max_bytes is not None and len(content) > spec.max_bytes + LENGTH.size:
         raise errors.invalid(
-            f"{name} has {len(raw)} raw bytes; expected at most {spec.max_bytes + LENGTH.size}"
+            f"{name} has {len(content)} bytes; expected at most {spec.max_bytes + LENGTH.size}"
         )
     if spec.datatype == "BYTES":
-        expected = _texts_bytes(raw, count)
+        expected = _texts_bytes(content, count)
     else:
         expected = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
-    if len(raw) != expected:
+    if len(content) != expected:
         raise errors.invalid(
-            f"{name} has {len(raw)} raw bytes; expected {expected} for {spec.datatype} of shape "
+            f"{name} has {len(content)} bytes; expected {expected} for {spec.datatype} of shape "
             f"{list(shape)}"
         )
 
 
-def _texts_bytes(raw: memoryview, count: int) -> int:
+def _texts_bytes(content: Chunk, count: int) -> int:
     """Return the bytes that the elements of a BYTES tensor take: each is a length and its bytes."""
     size = 0
     for _ in range(count):
-        if len(raw) < size + LENGTH.size:
+        if len(content) < size + LENGTH.size:
             return size + LENGTH.size
-        size += LENGTH.size + LENGTH.unpack_from(raw, size)[0]
+        size += LENGTH.size + LENGTH.unpack_from(content, size)[0]
     return size
-
-
-def _check_contents(tensor: service_pb2.ModelInferRequest.InferInputTensor) -> None:
-    """Reject values of another number than the tensor's shape says, or of another datatype.
-
-    Raises:
-        ApiError: 400, they are more or less.
-    """
-    count = len(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
-    expected = math.prod(tensor.shape)
-    if count != expected:
-        raise errors.invalid(
-            f"{tensor.name} has {count} values in {_CONTENTS[tensor.datatype]}; expected "
-            f"{expected} for shape {list(tensor.shape)}"
-        )
 
 
 # ------------------------------------------------------------ making requests
@@ -307,12 +273,8 @@ def request_parts(
             raw += raw_chunks(LENGTH.pack(len(audio)), audio)
         elif name == "SAMPLES" and samples:
             raw += raw_chunks(*(piece.data.cast("B") for piece in samples))
-        elif spec.datatype == "BYTES":
-            raw += raw_chunks(
-                *(piece for text in tensor for piece in (LENGTH.pack(len(text)), text))
-            )
         else:
-            raw += raw_chunks(tensor.tobytes())
+            raw += raw_chunks(raw_values(spec.datatype, tensor))
     return [message.SerializeToString(), *raw]
 
 
@@ -329,7 +291,7 @@ def for_triton(
 
     Args:
         parts: the chunks of the request.
-        key: the key by which it can be cancelled.
+        key: the key with which it can be cancelled.
         segments: whether it is to be answered segment by segment.
         phases: whether the answer lists the request's phases.
         priority: its priority among the engine's requests.
@@ -352,6 +314,13 @@ def cancel_of(key: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
+def raw_values(datatype: str, values: Iterable[Any]) -> bytes:
+    """Serialise a tensor's values, which are bytes for the datatype BYTES."""
+    if datatype == "BYTES":
+        return b"".join(LENGTH.pack(len(value)) + value for value in values)
+    return np.asarray(values, tensors.NUMPY_TYPES[datatype]).tobytes()
+
+
 def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
     """Serialise a raw tensor, in one or more pieces, as a field that follows the other fields."""
     yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
@@ -365,28 +334,21 @@ def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:
-        ApiError: 500, it has none.
+        EarshotError: it has none.
     """
-    result = InferResult(answer)
-    try:
-        return tensors.transcript_from_outputs(result.as_numpy)
-    except EarshotError as error:
-        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    return tensors.transcript_from_outputs(InferResult(answer).as_numpy)
 
 
 def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
     """Read a `ModelStreamInferResponse`.
 
     Raises:
-        ApiError: 500, it is malformed.
+        EarshotError: it is malformed.
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
-    try:
-        if tensors.is_whole(result.as_numpy):
-            return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
-        (segment,) = tensors.segments_from_outputs(result.as_numpy)
-    except EarshotError as error:
-        raise errors.from_upstream("INTERNAL", tensors.error_to_text(error)) from error
+    if tensors.is_whole(result.as_numpy):
+        return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
+    (segment,) = tensors.segments_from_outputs(result.as_numpy)
     return SegmentReady(segment)
 
 
@@ -402,23 +364,16 @@ class AnswerFigures:
 
 def answer_figures(answer: service_pb2.ModelInferResponse) -> AnswerFigures:
     """Read the figures of an answer without its text."""
-    raw = {
-        output.name: bytes(content)
-        for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False)
-    }
-
-    def element(name: str) -> bytes | None:
-        return raw[name][LENGTH.size :] if name in raw else None
-
+    output = InferResult(answer).as_numpy
+    duration, timings, phases = map(output, ("DURATION", "TIMINGS", "PHASES"))
     segments: tuple[Segment, ...] = ()
-    if "DURATION" not in raw and (found := element("SEGMENTS")) is not None:
-        segments = from_json(tuple[Segment, ...], found, "SEGMENTS", extra="ignore")
-    timings, phases = element("TIMINGS"), element("PHASES")
+    if duration is None and output("SEGMENTS") is not None:
+        segments = tensors.segments_from_outputs(output)
     return AnswerFigures(
-        audio_s=float(_FP64.unpack(raw["DURATION"])[0]) if "DURATION" in raw else 0.0,
+        audio_s=0.0 if duration is None else float(duration[0]),
         segment_end_s=segments[-1].end if segments else 0.0,
-        queue_s=None if timings is None else from_json(Timings, timings, "TIMINGS").queue_s,
-        phases=() if phases is None else from_json(tuple[Phase, ...], phases, "PHASES"),
+        queue_s=None if timings is None else from_json(Timings, timings[0], "TIMINGS").queue_s,
+        phases=() if phases is None else from_json(tuple[Phase, ...], phases[0], "PHASES"),
     )
 
 

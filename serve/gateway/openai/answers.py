@@ -32,15 +32,17 @@ def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
     """Return the body of an answer, and its media type."""
     if fields.format == "json":
         answer = {"text": transcript.text, **_languages(transcript)}
-        answer |= _logprobs(transcript.segments, fields) | _warnings(transcript, fields)
-        return to_json({**answer, "usage": _usage(transcript)}), "application/json"
-    if fields.format == "verbose_json":
-        return to_json(_verbose(transcript, fields)), "application/json"
-    if fields.format == "diarized_json":
-        return to_json(_diarized(transcript, fields)), "application/json"
-    if fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
+        answer |= _logprobs(transcript.segments, fields)
+    elif fields.format == "verbose_json":
+        answer = _verbose(transcript, fields)
+    elif fields.format == "diarized_json":
+        answer = _diarized(transcript, fields)
+    elif fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
         return f"{transcript.text}\n", "text/plain"
-    return render(transcript, "", fields.format, fields.cues), "text/plain"
+    else:
+        return render(transcript, "", fields.format, fields.cues), "text/plain"
+    usage = {"type": "duration", "seconds": _seconds(transcript)}
+    return to_json({**answer, **_warnings(transcript, fields), "usage": usage}), "application/json"
 
 
 def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) -> dict[str, Any]:
@@ -123,12 +125,7 @@ def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
 
 
 def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    answer = _whole(transcript, fields)
-    answer |= {
-        "text": transcript.text,
-        "usage": _usage(transcript),
-        **_warnings(transcript, fields),
-    }
+    answer = _whole(transcript, fields) | {"text": transcript.text}
     if fields.segments:
         answer["segments"] = list(itertools.starmap(_segment, enumerate(transcript.segments)))
     if fields.words:
@@ -137,14 +134,11 @@ def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
 
 
 def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    segments = [segment_event(index, segment) for index, segment in enumerate(transcript.segments)]
     return {
         "task": fields.request.task,
         "duration": _seconds(transcript),
         "text": transcript.text,
-        "segments": segments,
-        "usage": _usage(transcript),
-        **_warnings(transcript, fields),
+        "segments": list(itertools.starmap(segment_event, enumerate(transcript.segments))),
     }
 
 
@@ -163,10 +157,6 @@ def _warnings(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     return {"warnings": warnings} if warnings else {}
 
 
-def _usage(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": _seconds(transcript)}
-
-
 def _seconds(transcript: Transcript) -> float:
     """Return the duration without the rounding errors of sums."""
     return round(transcript.duration, 6)
@@ -174,11 +164,12 @@ def _seconds(transcript: Transcript) -> float:
 
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
-    del fields["words"]  # they are a separate list
-    del fields["token_logprobs"]  # not in verbose_json
-    for name in ("language", "speaker"):
-        if fields[name] is None:
-            del fields[name]
+    del fields["words"], fields["token_logprobs"]  # words are a separate list
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("language", "speaker") or value is not None
+    }
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
@@ -186,11 +177,11 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
     """Return the field that `include[]=logprobs` adds."""
     if not fields.request.token_logprobs:
         return {}
-    pieces = [piece for segment in segments for piece in segment.token_logprobs or ()]
     return {
         "logprobs": [
             {"token": piece.token, "bytes": list(piece.token.encode()), "logprob": piece.logprob}
-            for piece in pieces
+            for segment in segments
+            for piece in segment.token_logprobs or ()
         ]
     }
 
@@ -198,14 +189,14 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
     """Return the words of segments, with their speakers if these are known."""
     return [
-        {**word_fields(word), "word": word.word.strip(), **_speaker(segment)}
+        {
+            **word_fields(word),
+            "word": word.word.strip(),
+            **({} if segment.speaker is None else {"speaker": segment.speaker}),
+        }
         for segment in segments
         for word in segment.words or ()
     ]
-
-
-def _speaker(segment: Segment) -> dict[str, str]:
-    return {} if segment.speaker is None else {"speaker": segment.speaker}
 
 
 class Events:
@@ -228,12 +219,8 @@ class Events:
         if not self.begun:
             self.begun = True
             headers = [(name.encode(), text.encode()) for name, text in self.headers.items()]
-            start = {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": _EVENTS_HEADERS + headers,
-            }
-            await self._send(start)
+            start = {"status": 200, "headers": _EVENTS_HEADERS + headers}
+            await self._send({"type": "http.response.start", **start})
         data = f"data: {to_json(event)}\n\n".encode()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

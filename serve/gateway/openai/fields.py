@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field as Bounds
 
-from serve.contract.codec import from_json, from_table, nearest, parse_json
+from serve.contract.codec import from_json, nearest, parse_json, to_json
 from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
@@ -36,11 +36,7 @@ _INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keyw
 _MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
 
-def _by_name(*options: Option) -> dict[str, Option]:
-    return {option.name: option for option in options}
-
-
-_HAVE_THEIR_OWN = (
+_NOT_FIELDS = (
     "sample_rate",
     "task",
     "word_timestamps",
@@ -52,9 +48,9 @@ _HAVE_THEIR_OWN = (
 _OPTIONS = {  # the meaning of one with choices names them
     name: option if option.choices == SWITCH else dataclasses.replace(option, choices=())
     for name, option in OPTIONS.items()
-    if name not in _HAVE_THEIR_OWN
+    if name not in _NOT_FIELDS
 }
-FIELDS = _by_name(
+_ALL = (
     Option(
         "model",
         str,
@@ -88,6 +84,7 @@ FIELDS = _by_name(
     ),
     *_OPTIONS.values(),
 )
+FIELDS = {option.name: option for option in _ALL}
 """All fields beside `file`, by their names."""
 FIELDS["temperature"] = dataclasses.replace(
     FIELDS["temperature"], meaning="0 to 1; 0, the default, rises where the text looks wrong"
@@ -147,38 +144,60 @@ def read_fields(
     """
     pairs = tuple(pairs)
     ignored = _unknown_names(pairs, unknown)
-    values, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
-    read = _Values(values)
-    format: Format = read.value("response_format") or "json"
-    words, segments = _granularities(read, format)
-    if not words and read.value("low_confidence") is not None:
+    texts, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
+    form = _Texts(texts)
+    format: Format = form.value("response_format") or "json"
+    stream, logprobs = bool(form.value("stream")), bool(form.many("include"))
+    granularities = form.many("timestamp_granularities")
+    words = "word" in granularities
+    cues = {name: value for name in CUE_OPTIONS if (value := form.value(name)) is not None}
+    for name, wanted, formats in (
+        ("stream", stream, _STREAMED),
+        ("include", logprobs, ("json",)),
+        ("timestamp_granularities", words, ("verbose_json",)),
+        *((name, True, SUBTITLES) for name in cues),
+    ):
+        if wanted and format not in formats:
+            expected = f"{name} with response_format = {format}; expected {', '.join(formats)}"
+            raise field_error(name, expected)
+    for name, value in cues.items():
+        try:
+            check_bounds(name, value)
+        except OptionError as error:
+            raise field_error(name, f"{name} = {error}") from error
+    cue_options = CueOptions(**cues)
+    if not words and form.value("low_confidence") is not None:
         raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
-    stream = bool(read.value("stream"))
-    if stream and format not in _STREAMED:
-        message = f"stream = true with response_format = {format}; expected {', '.join(_STREAMED)}"
-        raise field_error("stream", message)
-    logprobs = _logprobs(read, format)
-    cues = _cues(read, format)
-    options = {name: read.value(name) for name in _OPTIONS}
-    options |= _chunking(strategy, read)
-    options["hotwords"] = _hotwords(read)
-    options["phrases"] = _phrases(read)
-    options |= {name: tuple(read.many(name)) or None for name in _KNOWN}
+    request = Request(
+        b"",
+        task=task,
+        word_timestamps=words or cue_options.needs_words,
+        # A translation's words are not said in their order.
+        try_word_timestamps=format in SUBTITLES and task == "transcribe",
+        token_logprobs=logprobs,
+        **_options(form, strategy, format),
+    )
+    segments = not words or "segment" in granularities
+    model = form.value("model")
+    return FormFields(request, model, format, stream, segments, words, cue_options, ignored)
+
+
+def _options(form: "_Texts", parts: dict[str, str], format: Format) -> dict[str, Any]:
+    """Return the options of the request that a form has; `parts`: of a `chunking_strategy`."""
+    options = {name: form.value(name) for name in _OPTIONS}
+    options |= _chunking(parts, form)
+    if keywords := form.many("keywords"):  # OpenAI's name of our hotwords
+        if options["hotwords"]:
+            raise field_error("keywords", "keywords came beside hotwords; expected one of them")
+        options["hotwords"] = ", ".join(keywords)
+    if len(phrases := form.many("phrases")) > 1:  # each as it is; a single text is split at commas
+        options["phrases"] = tuple(phrases)
+    options |= {name: tuple(form.many(name)) or None for name in _KNOWN}
     if format == "diarized_json" and options["channels"] != "split":
         options["diarize"] = True
     if options["temperature"] == 0.0:
         options["temperature"] = None  # OpenAI's 0 rises by itself, ours stays
-    given = {name: value for name, value in options.items() if value is not None}
-    request = Request(
-        b"",
-        task=task,
-        word_timestamps=words or cues.needs_words,
-        # A translation's words are not said in their order.
-        try_word_timestamps=format in SUBTITLES and task == "transcribe",
-        token_logprobs=logprobs,
-        **given,
-    )
-    return FormFields(request, read.value("model"), format, stream, segments, words, cues, ignored)
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> tuple[str, ...]:
@@ -221,26 +240,27 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], di
     return values, strategy
 
 
-class _Values:
-    """The texts of fields, as typed values."""
+class _Texts:
+    """The texts of fields, which become typed values."""
 
     def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
         self._texts = texts
 
     def value(self, name: str) -> Any:
         """Return the value of a field; None: the form lacks it."""
-        field, texts = FIELDS[name], self._texts.get(name)
-        return None if texts is None else read_field(field, ",".join(texts))
+        texts = self._texts.get(name)
+        return None if texts is None else read_field(FIELDS[name], ",".join(texts))
 
     def many(self, name: str) -> Sequence[str]:
         """Return the texts of a field that may be repeated, or be a list in one text."""
         texts, choices = self._texts.get(name, ()), FIELDS[name].choices
-        if choices:
-            texts = [part for text in texts for part in _listed(text)]
+        if not choices:
+            return texts
+        texts = [part for text in texts for part in _listed(text)]
         for text in texts:
-            if choices and text not in choices:
-                expected = " or ".join(choices)
-                raise field_error(name, f"{name}[] = {shown(text)}; expected {expected}")
+            if text not in choices:
+                expected = f"{name}[] = {shown(text)}; expected {' or '.join(choices)}"
+                raise field_error(name, expected)
         return texts
 
 
@@ -265,103 +285,42 @@ def _listed(text: str) -> list[str]:
     return [str(item).strip() for item in items]
 
 
-def _granularities(read: _Values, format: Format) -> tuple[bool, bool]:
-    """Return whether verbose_json has words, and whether it has segments."""
-    name = "timestamp_granularities"
-    wanted = read.many(name)
-    words = "word" in wanted
-    if words and format != "verbose_json":
-        raise field_error(
-            name,
-            f"{name}[] = word with response_format = {format}; expected verbose_json, which alone "
-            "holds words",
-        )
-    return words, not words or "segment" in wanted
-
-
-def _logprobs(read: _Values, format: Format) -> bool:
-    """Return whether json has the log-probabilities of tokens, as OpenAI's."""
-    name = "include"
-    wanted = read.many(name)
-    if wanted and format != "json":
-        raise field_error(
-            name, f"{name}[] = logprobs with response_format = {format}; expected json"
-        )
-    return bool(wanted)
-
-
-def _cues(read: _Values, format: Format) -> CueOptions:
-    """Return the options of subtitles."""
-    options = {name: value for name in CUE_OPTIONS if (value := read.value(name)) is not None}
-    for name, value in options.items():
-        if format not in SUBTITLES:
-            raise field_error(
-                name, f"{name} with response_format = {format}; expected srt or vtt, which have it"
-            )
-        try:
-            check_bounds(name, value)
-        except OptionError as error:
-            raise field_error(name, f"{name} = {error}") from error
-    return CueOptions(**options)
-
-
-def _hotwords(read: _Values) -> str | None:
-    """Return our hotwords, or OpenAI's keywords, which mean the same."""
-    hotwords: str | None = read.value("hotwords")
-    keywords = read.many("keywords")
-    if hotwords and keywords:
-        raise field_error("keywords", "keywords came beside hotwords; expected one of them")
-    return ", ".join(keywords) or hotwords
-
-
-def _phrases(read: _Values) -> Sequence[str] | None:
-    """Return the phrases between commas, or those of a repeated field as they are."""
-    texts = read.many("phrases")
-    return tuple(texts) if len(texts) > 1 else read.value("phrases")
-
-
-def _chunking(strategy: dict[str, str], read: _Values) -> dict[str, Any]:
-    """Return a `chunking_strategy` as our options."""
-    text = read.value(_STRATEGY)
-    if text is not None and strategy:
+def _chunking(parts: dict[str, str], form: _Texts) -> dict[str, Any]:
+    """Return a `chunking_strategy`, as one text or in parts, as our options."""
+    text = form.value(_STRATEGY)
+    if text is not None and parts:
         raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
-    if text == "auto" or (text is None and not strategy):
+    if text == "auto" or (text is None and not parts):
         return {}
-    vad = _server_vad(text, strategy)
+    try:
+        if text is None:
+            table = {
+                name: part if name == "type" else _number(part) for name, part in parts.items()
+            }
+            text = to_json(table)
+        vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"')
+    except OptionError as error:
+        raise field_error(_STRATEGY, str(error)) from error
     options = {
         "vad": "on",
         "vad_threshold": vad.threshold,
         "vad_pad_s": _seconds(vad.prefix_padding_ms),
         "vad_min_silence_s": _seconds(vad.silence_duration_ms),
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        if read.value(name) not in (None, value):
+    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in options.items():
+        if form.value(name) not in (None, value):
             raise field_error(name, f"{name} says otherwise than {_STRATEGY}; expected one of them")
-    return given
+    return options
+
+
+def _number(text: str) -> Any:
+    """Return the number in a part of a `chunking_strategy`; no number stays a text."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
 
 
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
-
-
-def _server_vad(text: str | None, parts: Mapping[str, str]) -> _ChunkingStrategy:
-    """Parse a `chunking_strategy` in either spelling."""
-    try:
-        if text is not None:
-            return from_json(
-                _ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"'
-            )
-        table = {
-            name: part
-            if name == "type"
-            else read_field(Option(f"{_STRATEGY}[{name}]", float, ""), part)
-            for name, part in parts.items()
-        }
-        whole = {
-            name: int(part) if isinstance(part, float) and part.is_integer() else part
-            for name, part in table.items()
-        }
-        return from_table(_ChunkingStrategy, whole, _STRATEGY, error=OptionError)
-    except OptionError as error:
-        raise field_error(_STRATEGY, str(error)) from error

@@ -7,18 +7,18 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from serve.contract.errors import AudioError
 from serve.gateway import errors
-from serve.gateway.edge.uploads import body_chunks
+from serve.gateway.edge.uploads import body_chunks, in_time
 from serve.gateway.errors import field_error
 from serve.gateway.limits import Permit
 from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
@@ -73,14 +73,29 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
             too slow.
     """
     _check_headers(request)
-    form = await _parse(request, permit, folder)
+    parser = _Parser(
+        request.headers,
+        body_chunks(request, permit),
+        folder,
+        max_files=2,  # the second one is rejected by name
+        max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_FIELD_BYTES,
+    )
     try:
-        yield Form(
-            tuple((name, text) for name, text in form.multi_items() if isinstance(text, str)),
-            _only_file(form),
-        )
+        try:
+            form = await in_time(permit.admission, parser.parse())
+        except MultiPartException as error:
+            raise errors.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
+        except OSError as error:
+            logger.error("an upload cannot be kept in %s: %s", folder, error)
+            raise errors.no_room_for_upload() from error
+        pairs = form.multi_items()
+        file = _only_file(pairs)
+        _put_header(file, file.size or 0)  # the size is known now
+        file.file.flush()
+        yield Form(tuple((name, text) for name, text in pairs if isinstance(text, str)), file)
     finally:
-        await form.close()
+        parser.close()
 
 
 def _check_headers(request: Request) -> None:
@@ -94,24 +109,6 @@ def _check_headers(request: Request) -> None:
         raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise errors.media_type("the body has a Content-Encoding; send it as it is")
-
-
-async def _parse(request: Request, permit: Permit, folder: Path) -> FormData:
-    parser = _Parser(
-        request.headers,
-        body_chunks(request, permit),
-        folder,
-        max_files=2,  # the second one is rejected by name
-        max_fields=_MAX_FIELDS,
-        max_part_size=_MAX_FIELD_BYTES,
-    )
-    try:
-        return await parser.form()
-    except MultiPartException as error:
-        raise errors.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
-    except OSError as error:
-        logger.error("an upload cannot be kept in %s: %s", folder, error)
-        raise errors.no_room_for_upload() from error
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):
@@ -144,22 +141,10 @@ class _Parser(MultiPartParser):
         super().__init__(headers, self._until_end(stream), **limits)
         self._ended = False
 
-    async def form(self) -> FormData:
-        """Parse the form; if that fails, close its files.
-
-        An exception's traceback would keep the files, and so their space on the disk, for long.
-        """
-        try:
-            form = await self.parse()
-            for part in form.values():
-                if isinstance(part, UploadFile):
-                    _put_header(part, part.size or 0)  # the size is known now
-                    part.file.flush()
-            return form
-        except BaseException:
-            for file in self._files_to_close_on_error:
-                file.close()
-            raise
+    def close(self) -> None:
+        """Close the files; an exception's traceback would keep their space on the disk for long."""
+        for file in self._files_to_close_on_error:
+            file.close()
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
@@ -168,16 +153,6 @@ class _Parser(MultiPartParser):
             spool = _Spool(SPOOL_BYTES, self._folder)
             upload.file, self._files_to_close_on_error[-1] = cast(BinaryIO, spool), spool
             _put_header(upload, 0)
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        part = self._current_part
-        if part.file is None and len(part.data) + end - start > _MAX_FIELD_BYTES:
-            raise field_error(
-                part.field_name[:60],
-                f"{part.field_name[:60]} has more than {_MAX_FIELD_BYTES} bytes; expected at most "
-                "that: send less text",
-            )
-        super().on_part_data(data, start, end)
 
     def on_part_end(self) -> None:
         part = self._current_part
@@ -218,16 +193,15 @@ def _put_header(file: UploadFile, size: int) -> None:
             file.file.seek(0)
 
 
-def _only_file(form: FormData) -> UploadFile:
-    files = [(name, part) for name, part in form.multi_items() if isinstance(part, UploadFile)]
+def _only_file(pairs: Sequence[tuple[str, UploadFile | str]]) -> UploadFile:
+    files = [(name, part) for name, part in pairs if isinstance(part, UploadFile)]
     for name, _ in files:
         if name != _FILE:
             raise field_error(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
-    if not files:
-        problem = "came as text" if _FILE in form else "is missing"
+    if len(files) != 1:
+        problem = "came as text" if _FILE in dict(pairs) else "is missing"
+        problem = f"came {len(files)} times" if files else problem
         raise field_error(_FILE, f"file {problem}; {_EXPECTED}")
-    if len(files) > 1:
-        raise field_error(_FILE, f"{len(files)} files came; expected one a request")
     ((_, file),) = files
     if not file.size:
         raise field_error(_FILE, "file has 0 bytes; expected an audio file")

@@ -13,7 +13,6 @@ had, by day in UTC and model; both days count, and the default is the month unti
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
@@ -53,8 +52,6 @@ _OFFERED = (
     "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and jobs at "
     "/v1/audio/jobs"
 )
-_BATCHES = ("/batches", "/files", "/uploads")  # the routes of OpenAI's Batch API
-_ANY = ["GET", "POST", "DELETE"]
 
 
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -84,7 +81,6 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             Route("/realtime/client_secrets", make_secret, methods=["POST"]),
             *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
             Route("/shadow", functools.partial(_shadow, services)),
-            *(Route(f"{path}{{rest:path}}", _no_batches, methods=_ANY) for path in _BATCHES),
         ],
         exception_handlers=exception_handlers(render, _OFFERED),
     )
@@ -131,23 +127,20 @@ class _AudioRoute:
     ) -> Response | None:
         """Return the response; None: it was sent as events."""
         services, config = self._services, self._services.config
-        async with contextlib.AsyncExitStack() as stack:
-            with context.admit() as permit:
-                received = received_form(request, permit, services.engines.uploads)
-                form = await stack.enter_async_context(received)
+        with context.admit() as permit:
+            async with received_form(request, permit, services.engines.uploads) as form:
                 fields = read_fields(form.pairs, self._task, config.gateway.unknown_fields)
                 target = Target(services.models.named(fields.model), fields.stream)
                 context.record.model = target.model
                 parts = request_parts(fields.request, form.audio())
                 engine_request = EngineRequest(target, parts, fields.stream, form.path)
-                call = context.start(engine_request, permit, form.audio_length)
-            stack.enter_context(call)
-            events.headers = served_by(target.model) | ignored(fields.ignored)
-            if fields.stream:
-                transcript = await _pass_on(request, call, events, fields, context)
-            else:
-                transcript = await while_client_waits(request, call.transcript())
-            context.answered(transcript)
+                with context.start(engine_request, permit, form.audio_length) as call:
+                    events.headers = served_by(target.model) | ignored(fields.ignored)
+                    if fields.stream:
+                        transcript = await _pass_on(request, call, events, fields, context)
+                    else:
+                        transcript = await while_client_waits(request, call.transcript())
+                context.answered(transcript)  # the shadow monitor may keep the file
         if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
@@ -192,7 +185,7 @@ def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
 
 
 async def _usage(services: Services, request: Request) -> Response:
-    """Answer with what the caller's key has had."""
+    """Answer with the usage of the caller's key."""
     api_key = services.keys.of_request(request)
     errors.require_known(request.query_params, ("start", "end"))
     last = _day(request, "end", services.usage.day)
@@ -212,7 +205,7 @@ async def _usage(services: Services, request: Request) -> Response:
 
 
 async def _shadow(services: Services, request: Request) -> Response:
-    """Answer with what the shadow monitor has found.
+    """Answer with the findings of the shadow monitor.
 
     Raises:
         ApiError: 403, the request's key is not a reader's.
@@ -233,10 +226,3 @@ def _day(request: Request, name: str, default: str) -> str:
 
 async def _no_jobs(request: Request) -> Response:
     raise errors.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
-
-
-async def _no_batches(request: Request) -> Response:
-    raise errors.not_found(
-        "there are no batches and files here: OpenAI's are of JSON, which holds no audio; send "
-        "each recording, or its url, to POST /v1/audio/jobs, and ask for its result later"
-    )

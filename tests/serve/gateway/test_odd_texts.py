@@ -113,12 +113,12 @@ def test_tensors_of_several_texts_are_taken_up_to_their_bytes(running):
     (request,) = running.triton.requests.values()
     assert "Anna" in inputs_of(request)["PHRASES"]
     for phrases, count, says in (
-        (texts(b"a" * 262_145), 1, "PHRASES has 262149 raw bytes; expected at most 262148"),
-        (texts(*[b""] * 70_000), 70_000, "PHRASES has 280000 raw bytes"),
-        (texts(b"Anna"), 2, "PHRASES has 8 raw bytes; expected 12"),
-        (texts(b"Anna", b"Zo"), 1, "PHRASES has 14 raw bytes; expected 8"),
-        (texts(b"Anna")[:-1], 1, "PHRASES has 7 raw bytes; expected 8"),
-        (b"", 2**40, "PHRASES has 0 raw bytes"),
+        (texts(b"a" * 262_145), 1, "PHRASES has 262149 bytes; expected at most 262148"),
+        (texts(*[b""] * 70_000), 70_000, "PHRASES has 280000 bytes"),
+        (texts(b"Anna"), 2, "PHRASES has 8 bytes; expected 12"),
+        (texts(b"Anna", b"Zo"), 1, "PHRASES has 14 bytes; expected 8"),
+        (texts(b"Anna")[:-1], 1, "PHRASES has 7 bytes; expected 8"),
+        (b"", 2**40, "PHRASES has 0 bytes"),
     ):
         call = running.call().future(asked(phrases, count), timeout=WAIT_S)
         assert call.code().name == "INVALID_ARGUMENT"

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from serve.contract.config import Config
-from serve.gateway.background import LoopWatch
-from serve.gateway.edge.budget import SharedBudget
+from serve.gateway.context import Services
 from serve.gateway.engine import EngineAddress
 from serve.gateway.page import routes, state
 from serve.gateway.page.state import EngineStateReader
-from serve.gateway.run import open_services
 from tests.gateways import json_request
 
 WEB = Path(state.__file__).parent / "web"
@@ -64,8 +62,7 @@ def told(tmp_path):
 
     def told(*pages, others=(), took_s=()):
         async def run():
-            watch, address = LoopWatch(tmp_path / "alive"), EngineAddress("cpu", tmp_path)
-            services = open_services(Config(), tmp_path, [address], watch, SharedBudget())
+            services = Services(Config(), tmp_path, [EngineAddress("cpu", tmp_path)])
             object.__setattr__(services, "ready", ready)
             services.metrics.recent_s = lambda window_s: list(took_s)
             looking = EngineStateReader(services, [reader(pages), *map(reader, others)])

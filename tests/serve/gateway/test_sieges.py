@@ -25,8 +25,7 @@ def resident_mb():
 
 
 @pytest.fixture
-def keys_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.keys.LOOK_S", 0.0)
+def keys_file(tmp_path):
     path = tmp_path / "keys.toml"
     add_key(path, "alice", {"sha256": hash_of("secret-a"), "audio_s_per_day": 1.0})
     return path

@@ -112,7 +112,7 @@ def test_what_is_given_up_may_have_run_out_of_time_in_that_moment():
     async def receive():
         loop = asyncio.get_running_loop()
         admission = Admission(ServerConfig())
-        found = uploads.Uploads(admission, lambda peers: {})
+        found = uploads.Uploads(admission)
         upload = asyncio.create_task(found.receive(Silent(), 0.01))
         await asyncio.sleep(0)
         ended = loop.create_future()

@@ -27,9 +27,8 @@ PATH = "/v1/realtime/client_secrets"
 
 
 @pytest.fixture
-def keys(tmp_path, monkeypatch):
+def keys(tmp_path):
     """A file of two keys, and these."""
-    monkeypatch.setattr("serve.gateway.keys.LOOK_S", 0.0)
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("alice", "bob")}
     for name, key in keys.items():
         add_key(path, name, {"sha256": hash_of(key)})

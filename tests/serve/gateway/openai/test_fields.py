@@ -147,7 +147,7 @@ def test_lists_may_be_spelled_in_several_ways(pairs):
             "stream",
             "expected json, text, verbose",
         ),
-        ([("max_words_per_line", "3")], "max_words_per_line", "srt or vtt"),
+        ([("max_words_per_line", "3")], "max_words_per_line", "srt, vtt"),
         ([VERBOSE, ("low_confidence", "0.5")], "low_confidence", "granularities[]=word"),
         ([("response_format", "srt"), ("max_line_width", "1")], "max_line_width", "2 to 1000"),
         ([("try_word_timestamps", "1")], "try_word_timestamps", "by themselves"),
