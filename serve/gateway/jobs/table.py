@@ -10,12 +10,11 @@ The table is created when it is first needed. While the database cannot be used 
 later calls succeed.
 """
 
-import contextlib
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
@@ -32,6 +31,11 @@ QUEUED, RUNNING = "queued", "in_progress"
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 OPEN = (QUEUED, RUNNING)
 """The statuses of jobs without an end."""
+
+Work = Literal["transcribe", "fetch", "webhook"]
+"""The kinds of work: on jobs with audio, on jobs whose url is not fetched, on webhooks."""
+MAX_FETCHED_OF_KEY = 4
+"""Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
 _AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
@@ -113,9 +117,6 @@ _INDEXES = (
         postgresql_where=_PENDING,
     ),
 )
-_ADD_STORED_BYTES = sa.text(
-    f"ALTER TABLE {JOBS.name} ADD COLUMN stored_bytes BIGINT DEFAULT 0 NOT NULL"
-)
 _JOB = [_C[field.name] for field in dataclasses.fields(JobRecord)]
 _BRIEF = [column for column in _JOB if column.name != "pairs"]
 
@@ -155,23 +156,13 @@ class JobTable:
 
     def _create(self) -> None:
         """Create the table if it does not exist. Other processes or threads may do the same now."""
-        steps: list[sa.Executable] = [CreateTable(JOBS, if_not_exists=True)]
-        steps += (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
-        self._repeat(steps[0])
-        columns = {column["name"] for column in sa.inspect(self._engine).get_columns(JOBS.name)}
-        if _C.stored_bytes.name not in columns:  # an older version created the table
-            # Another process may have added it; if not, an index below fails.
-            with contextlib.suppress(SQLAlchemyError):
-                self._execute(_ADD_STORED_BYTES)
-        for step in steps[1:]:
-            self._repeat(step)
+        indexes = (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
+        for step in (CreateTable(JOBS, if_not_exists=True), *indexes):
+            try:
+                self._execute(step)
+            except IntegrityError:  # PostgreSQL's, if two begin at once
+                self._execute(step)
         self._made = True
-
-    def _repeat(self, step: sa.Executable) -> None:
-        try:
-            self._execute(step)
-        except IntegrityError:  # PostgreSQL's, if two begin at once
-            self._execute(step)
 
     # ------------------------------------------------------------ for clients
 
@@ -184,13 +175,13 @@ class JobTable:
             self._rows(sa.insert(JOBS).values(row))
         except IntegrityError:
             same = sa.and_(_C.key == job.key, _C.idempotency == job.idempotency)
-            (there,) = self._jobs(sa.select(*_BRIEF).where(same))
-            return there
+            (earlier,) = self._jobs(sa.select(*_BRIEF).where(same))
+            return earlier
         return job
 
     def find(self, key: str, id: str) -> JobRecord | None:
         """Return a key's job, without `pairs`."""
-        return _first(self._jobs(sa.select(*_BRIEF).where(_C.key == key, _C.id == id)))
+        return self._job(sa.select(*_BRIEF).where(_C.key == key, _C.id == id))
 
     def result(self, id: str) -> tuple[str, str] | None:
         """Return the `pairs` of a completed job, and its transcript as JSON."""
@@ -223,29 +214,37 @@ class JobTable:
     # ------------------------------------------------------------ for workers
 
     def keys(
-        self, now: float, not_keys: Sequence[str], not_models: Sequence[str], urls: bool
+        self, work: Work, now: float, not_keys: Collection[str], not_models: Collection[str]
     ) -> list[str]:
-        """List the keys with claimable jobs; `urls`: jobs with a url, else jobs with a file."""
-        free = sa.and_(_free(now, not_models, urls), _C.key.not_in(not_keys))
-        return [key for (key,) in self._rows(sa.select(_C.key).where(free).distinct())]
+        """List the keys that have work of a kind due, without some keys and models."""
+        due = sa.and_(_due(work, now, not_models), _C.key.not_in(not_keys))
+        if work == "fetch":
+            fetched = sa.select(_C.key).where(_IS_OPEN, _C.url != "", _C.audio_bytes > 0)
+            many = sa.func.count() >= MAX_FETCHED_OF_KEY
+            due = sa.and_(due, _C.key.not_in(fetched.group_by(_C.key).having(many)))
+        return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
 
     def claim(
-        self, now: float, until: float, key: str, not_models: Sequence[str], urls: bool
+        self, work: Work, now: float, until: float, key: str, not_models: Collection[str]
     ) -> JobRecord | None:
-        """Claim a key's oldest job with a url, or with a file, until a time."""
-        free = _free(now, not_models, urls)
-        oldest = sa.select(_C.number).where(free, _C.key == key).order_by(_C.number).limit(1)
-        taken = sa.update(JOBS).where(
-            _C.number == oldest.with_for_update(skip_locked=True).scalar_subquery(), free
-        )
-        taken = taken.values(
-            status=RUNNING,
-            due=until,
-            token=secrets.token_hex(16),
-            tries=_C.tries + 1,
-            started=sa.func.coalesce(_C.started, now),
-        )
-        return _first(self._jobs(taken.returning(*_JOB)))
+        """Claim a key's oldest job with work of a kind due, until a time."""
+        due = sa.and_(_due(work, now, not_models), _C.key == key)
+        if work == "webhook":
+            columns, order = _BRIEF, _C.webhook_due
+            values = {"webhook_due": until, "webhook_tries": _C.webhook_tries + 1}
+        else:
+            columns, order = _JOB, _C.number
+            values = {
+                "status": RUNNING,
+                "due": until,
+                "token": secrets.token_hex(16),
+                "tries": _C.tries + 1,
+                "started": sa.func.coalesce(_C.started, now),
+            }
+        oldest = sa.select(_C.number).where(due).order_by(order).limit(1)
+        number = oldest.with_for_update(skip_locked=True).scalar_subquery()
+        claim = sa.update(JOBS).where(_C.number == number, due).values(values)
+        return self._job(claim.returning(*columns))
 
     def renew(self, job: JobRecord, until: float) -> bool:
         """Extend a claim; return whether it was still the latest."""
@@ -254,6 +253,10 @@ class JobTable:
     def put_back(self, job: JobRecord, due: float, counted: bool) -> bool:
         """Give up a claim; the job is due at a time. `counted`: whether this try counts."""
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
+
+    def fetched(self, job: JobRecord, now: float, size: int) -> bool:
+        """Give up a claim, with the bytes of the url's audio; 0: it is to be fetched again."""
+        return self._change(job, due=now, token="", tries=job.tries - 1, audio_bytes=size)
 
     def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:
         """Record a claimed job's result; return whether this is its only end."""
@@ -264,10 +267,6 @@ class JobTable:
     def fail(self, job: JobRecord, now: float, error: str) -> bool:
         """Record why a job has no result; return whether this is its only end."""
         return self._change(job, **_ending(FAILED, now), error=error)
-
-    def note_size(self, job: JobRecord, size: int) -> bool:
-        """Record the bytes of the audio that was fetched for a claimed job."""
-        return self._change(job, audio_bytes=size)
 
     def overdue(self, before: float) -> list[JobRecord]:
         """List jobs without an end that were accepted before a time."""
@@ -296,21 +295,6 @@ class JobTable:
         """Return the ids of all jobs that have no end."""
         return {id for (id,) in self._rows(sa.select(_C.id).where(_IS_OPEN))}
 
-    def webhook_keys(self, now: float, not_keys: Sequence[str]) -> list[str]:
-        """List the keys, without some, that have a webhook that is due."""
-        due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key.not_in(not_keys))
-        return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
-
-    def claim_webhook(self, now: float, until: float, key: str) -> JobRecord | None:
-        """Claim a key's webhook that is due. If its sender dies it is due again at `until`."""
-        due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key == key)
-        first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
-        taken = sa.update(JOBS).where(
-            _C.number == first.with_for_update(skip_locked=True).scalar_subquery(), due
-        )
-        taken = taken.values(webhook_due=until, webhook_tries=_C.webhook_tries + 1)
-        return _first(self._jobs(taken.returning(*_BRIEF)))
-
     def webhook_done(self, job: JobRecord, how: str, due: float = 0.0) -> None:
         """Record how a webhook's try ended: "pending" until `due`, "delivered" or "given_up"."""
         change = sa.update(JOBS).where(_C.id == job.id, _PENDING)
@@ -324,8 +308,11 @@ class JobTable:
 
     def _change(self, job: JobRecord, **values: Any) -> bool:
         """Change a job if its token is still the latest; return whether it was."""
-        mine = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
-        return bool(self._rows(sa.update(JOBS).where(mine).values(values).returning(_C.id)))
+        claimed = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
+        return bool(self._rows(sa.update(JOBS).where(claimed).values(values).returning(_C.id)))
+
+    def _job(self, statement: sa.Executable) -> JobRecord | None:
+        return next(iter(self._jobs(statement)), None)
 
     def _jobs(self, statement: sa.Executable) -> list[JobRecord]:
         return [JobRecord(**row._mapping) for row in self._rows(statement)]
@@ -357,9 +344,12 @@ class JobTable:
             return found.all() if found.returns_rows else ()
 
 
-def _free(now: float, not_models: Sequence[str], urls: bool) -> "sa.ColumnElement[bool]":
-    """Return the condition of jobs that may be claimed."""
-    kind = _C.url != "" if urls else _C.url == ""
+def _due(work: Work, now: float, not_models: Collection[str]) -> "sa.ColumnElement[bool]":
+    """Return the condition of jobs whose work of a kind may be claimed."""
+    if work == "webhook":
+        return sa.and_(_PENDING, _C.webhook_due <= now)
+    to_fetch = sa.and_(_C.url != "", _C.audio_bytes == 0)
+    kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
     return sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
 
 
@@ -367,10 +357,6 @@ def _ending(status: str, now: float) -> Mapping[str, Any]:
     """Return the values of a job that ends. Its claim ends with it."""
     pending = sa.case((_C.webhook_url == "", ""), else_="pending")
     return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
-
-
-def _first(jobs: Sequence[JobRecord]) -> JobRecord | None:
-    return jobs[0] if jobs else None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

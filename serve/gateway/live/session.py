@@ -30,8 +30,8 @@ from serve.gateway.live.settings import (
     ServerVad,
     SessionSettings,
     SettingWarning,
-    read_update,
     unknown_keys,
+    updated,
 )
 from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
@@ -144,9 +144,8 @@ class LiveSession:
 
     async def _update(self, event: ClientEvent) -> None:
         await self._take(await self._hearing.flush())
-        after, warnings = read_update(
-            event.fields["session"], self.settings, self.check_model, begun=self._heard > 0
-        )
+        session, begun = event.fields["session"], self._heard > 0
+        after, warnings = updated(self.settings, session, self.check_model, begun)
         self.settings = after
         self._pace.tune(self.config.update_s * DELAYS[after.input.transcription.delay])
         self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)

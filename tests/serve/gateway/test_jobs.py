@@ -349,8 +349,7 @@ def test_audio_is_fetched_from_a_url(start, config, hearer, monkeypatch):
     assert job["url"] == f"{hearer.place}/b.wav"
     done = ended(running, job["id"])
     assert (done["status"], done["tries"]) == ("completed", 2), done["error"]
-    (request,) = running.triton.requests.values()
-    assert b"RIFF from outside" in request.SerializeToString()
+    assert [file[:] for file in running.triton.files.values()] == [b"RIFF from outside"]
     missing = ended(running, accepted(running, None, url=f"{hearer.place}/none")["id"])
     assert (missing["status"], "404" in missing["error"]["message"]) == ("failed", True)
     hearer.statuses = ["http://elsewhere.example.org/"]

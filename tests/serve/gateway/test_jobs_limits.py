@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import socket
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -206,15 +205,6 @@ class Asked(list):
     readers = 0
 
 
-def test_readers_of_one_result_share_it(long_jobs, rendered):
-    running, id, _ = long_jobs
-    rendered.readers = 16
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: result(running, id, "", ALICE), range(16)))
-    assert answers == [answers[0]] * 16 and answers[0][0] == 200
-    assert len(rendered) < 16
-
-
 @pytest.mark.nightly
 def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
     running, id, others = long_jobs
@@ -284,20 +274,6 @@ def test_a_damaged_table_keeps_the_rest_of_the_server_going(start, config, caplo
     path.rename(path.with_name("damaged"))
     until(lambda: running.ask("GET", JOBS)[0] == 200)
     assert ended(running, accepted(running)["id"])["status"] == "completed"
-
-
-def test_a_table_of_before_is_taken_over(running, start, config):
-    """One that does not count what is stored."""
-    job = accepted(running)
-    ended(running, job["id"])
-    running.run(running.gateway.jobs.close())
-    path = Path(config.folder) / "jobs.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP INDEX earshot_jobs_load")
-        connection.execute("ALTER TABLE earshot_jobs DROP COLUMN stored_bytes")
-    again = start(jobs=config)
-    assert result(again, job["id"])[0] == 200
-    assert ended(again, accepted(again)["id"])["status"] == "completed"
 
 
 def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):

@@ -21,10 +21,8 @@ from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
     DriftCusum,
-    ScoreGaps,
     baseline_of,
     compare,
-    gaps_of,
     pooled_cer,
 )
 from serve.gateway.shadow.monitor import LOOK_S
@@ -300,21 +298,25 @@ def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", s
     return Transcript(text, language, sure, 1.0, segments, Timings(0.0, 0.0, 0.0, 0.0))
 
 
+def gaps(log_probability=None, no_speech=None, language=None):
+    return {"log_probability": log_probability, "no_speech": no_speech, "language": language}
+
+
 def test_texts_are_compared_without_case_and_punctuation():
     assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
     assert compare(transcript("well"), transcript("...")) == Comparison(
-        "en", 4, 0, ScoreGaps(language=0.0)
+        "en", 4, 0, gaps(language=0.0)
     )
     assert compare(transcript(""), transcript("well")).cer == 1.0
 
 
 def test_gaps_are_of_what_both_answers_tell():
     served = transcript("a b", (-0.1, 1), (-0.5, 3), no_speech=0.25, sure=0.9)
-    found = gaps_of(served, transcript("a", (-0.3, 2)))
-    assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
+    found = compare(served, transcript("a", (-0.3, 2))).gaps
+    assert found == pytest.approx(gaps(0.1, math.log(3), math.log(9)))
     sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
-    assert gaps_of(served, sampled) == ScoreGaps(None, pytest.approx(math.log(3)), None)
-    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == ScoreGaps()
+    assert compare(served, sampled).gaps == gaps(no_speech=pytest.approx(math.log(3)))
+    assert compare(served, transcript("", no_speech=0.5, sure=None)).gaps == gaps()
 
 
 @pytest.mark.nightly
@@ -325,29 +327,29 @@ def test_the_interval_holds_the_rate_as_often_as_it_says():
         lengths = chance.integers(10, 100, 200)
         edits = chance.binomial(lengths, true)
         rate = pooled_cer(
-            [Comparison("en", int(e), int(n)) for e, n in zip(edits, lengths, strict=True)]
+            [Comparison("en", int(e), int(n), gaps()) for e, n in zip(edits, lengths, strict=True)]
         )
         held += rate.low <= true <= rate.high
     assert 0.92 <= held / 400 <= 0.98
-    assert pooled_cer([Comparison("en", 1, 0)]) is None
+    assert pooled_cer([Comparison("en", 1, 0, gaps())]) is None
 
 
 def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_none():
     chance = np.random.default_rng(0)
 
-    def gaps(count, rise=0.0):
+    def draw(count, rise=0.0):
         values = np.exp(chance.normal((-1.0 + rise, 1.0 + rise), (1.0, 0.5), (count, 2)))
-        return [ScoreGaps(log, None, language) for log, language in values]
+        return [gaps(log, None, language) for log, language in values]
 
     def drifted_after(rise):
         drift = DriftCusum(baseline)
-        for count, found in enumerate(gaps(2000, rise), start=1):
+        for count, found in enumerate(draw(2000, rise), start=1):
             drift.add(found)
             if drift.value > BOUND:
                 return count
         return None
 
-    baseline = baseline_of([Comparison("en", 0, 1, one) for one in gaps(500)])
+    baseline = baseline_of([Comparison("en", 0, 1, one) for one in draw(500)])
     assert (baseline.language, baseline.no_speech) == (pytest.approx((1.0, 0.5), abs=0.1), (0, 0))
     assert [drifted_after(0.0) for _ in range(20)] == [None] * 20
     assert max(drifted_after(0.7) for _ in range(20)) < 200
@@ -355,7 +357,7 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
 def test_without_a_baseline_no_drift_is_told():
     drift = DriftCusum(ShadowBaseline())
-    drift.add(ScoreGaps(100.0, 100.0, 100.0))
+    drift.add(gaps(100.0, 100.0, 100.0))
     assert drift.value == 0.0
 
 
