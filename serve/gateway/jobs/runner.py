@@ -194,17 +194,14 @@ class JobRunner(Background):
             not_keys: the keys without room.
             models: the models without room.
         """
-        now, work = time.time(), workers.work
+        now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
-        full = {key for key, count in counts.items() if count >= workers.max_of_key}
-        keys = await self._quietly(self._table.keys, work, now, not_keys | full, models)
-        if not keys:
-            return False
-        key = min((key for key in keys if key > workers.last_key), default=min(keys))
-        workers.last_key, until = key, now + workers.lease_s
-        job = await self._quietly(self._table.claim, work, now, until, key, models)
+        not_keys |= {key for key, count in counts.items() if count >= workers.max_of_key}
+        claim = workers.work, now, now + workers.lease_s, last_key, not_keys, models
+        job = await self._quietly(self._table.claim, *claim)
         if job is None:
             return False
+        workers.last_key = job.key
         task = asyncio.create_task(workers.run(job))
         workers.tasks[task] = job
         task.add_done_callback(functools.partial(self._task_done, workers))

@@ -213,27 +213,33 @@ class JobTable:
 
     # ------------------------------------------------------------ for workers
 
-    def keys(
-        self, work: Work, now: float, not_keys: Collection[str], not_models: Collection[str]
-    ) -> list[str]:
-        """List the keys that have work of a kind due, without some keys and models."""
-        due = sa.and_(_due(work, now, not_models), _C.key.not_in(not_keys))
-        if work == "fetch":
-            fetched = sa.select(_C.key).where(_IS_OPEN, _C.url != "", _C.audio_bytes > 0)
-            many = sa.func.count() >= MAX_FETCHED_OF_KEY
-            due = sa.and_(due, _C.key.not_in(fetched.group_by(_C.key).having(many)))
-        return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
-
     def claim(
-        self, work: Work, now: float, until: float, key: str, not_models: Collection[str]
+        self,
+        work: Work,
+        now: float,
+        until: float,
+        last_key: str = "",
+        not_keys: Collection[str] = (),
+        not_models: Collection[str] = (),
     ) -> JobRecord | None:
-        """Claim a key's oldest job with work of a kind due, until a time."""
-        due = sa.and_(_due(work, now, not_models), _C.key == key)
+        """Claim the oldest job of the next key that has work of a kind due.
+
+        Args:
+            work: the kind of work.
+            now: the time.
+            until: the time at which the claim expires.
+            last_key: the key whose turn was last; keys take turns in their order.
+            not_keys: keys that get no turn.
+            not_models: models whose jobs are not claimed.
+        """
+        values: dict[str, Any] = {"webhook_due": until, "webhook_tries": _C.webhook_tries + 1}
         if work == "webhook":
-            columns, order = _BRIEF, _C.webhook_due
-            values = {"webhook_due": until, "webhook_tries": _C.webhook_tries + 1}
+            due, columns, age = sa.and_(_PENDING, _C.webhook_due <= now), _BRIEF, _C.webhook_due
         else:
-            columns, order = _JOB, _C.number
+            to_fetch = sa.and_(_C.url != "", _C.audio_bytes == 0)
+            kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
+            due = sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
+            columns, age = _JOB, _C.number
             values = {
                 "status": RUNNING,
                 "due": until,
@@ -241,7 +247,13 @@ class JobTable:
                 "tries": _C.tries + 1,
                 "started": sa.func.coalesce(_C.started, now),
             }
-        oldest = sa.select(_C.number).where(due).order_by(order).limit(1)
+        free = sa.and_(due, _C.key.not_in(not_keys))
+        if work == "fetch":
+            fetched = sa.select(_C.key).where(_IS_OPEN, _C.url != "", _C.audio_bytes > 0)
+            many = sa.func.count() >= MAX_FETCHED_OF_KEY
+            free = sa.and_(free, _C.key.not_in(fetched.group_by(_C.key).having(many)))
+        turns = _C.key <= last_key, _C.key, age
+        oldest = sa.select(_C.number).where(free).order_by(*turns).limit(1)
         number = oldest.with_for_update(skip_locked=True).scalar_subquery()
         claim = sa.update(JOBS).where(_C.number == number, due).values(values)
         return self._job(claim.returning(*columns))
@@ -342,15 +354,6 @@ class JobTable:
         with self._engine.connect() as connection:
             found = connection.execute(statement)
             return found.all() if found.returns_rows else ()
-
-
-def _due(work: Work, now: float, not_models: Collection[str]) -> "sa.ColumnElement[bool]":
-    """Return the condition of jobs whose work of a kind may be claimed."""
-    if work == "webhook":
-        return sa.and_(_PENDING, _C.webhook_due <= now)
-    to_fetch = sa.and_(_C.url != "", _C.audio_bytes == 0)
-    kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
-    return sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
 
 
 def _ending(status: str, now: float) -> Mapping[str, Any]:

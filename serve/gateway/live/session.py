@@ -78,18 +78,18 @@ class LiveSession:
     metrics: LiveMetrics
     streams: Callable[[], int]  # returns the number of open streams, with this one
     settings: SessionSettings
-    warnings: Sequence[SettingWarning] = ()  # not sent yet
+    warnings: list[SettingWarning]  # not sent yet
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.id = events.new_id("sess")
         self._warned = set[str]()  # types of events with unknown keys that were warned of
         self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
-        self._heard = 0  # samples
+        self._position = 0  # samples that have come
         self._recent = collections.deque[Samples]()  # before an utterance
         self._open: LiveUtterance | None = None
         self._queue = collections.deque[LiveUtterance]()  # not done; the open one is the last
-        self._before: LiveUtterance | None = None  # the latest that is done
+        self._previous: LiveUtterance | None = None  # the latest that is done
         self._last_id: str | None = None  # of the last item
         self._spoken_until = 0  # of the last utterance
         self._changed = asyncio.Event()  # for `work`
@@ -118,7 +118,7 @@ class LiveSession:
             if event.unknown and event.type not in self._warned:
                 self._warned.add(event.type)
                 named = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings = (*self.warnings, unknown_keys(named))
+                self.warnings.append(unknown_keys(named))
             await self._do(event)
         except EventError as error:
             self._errors += 1
@@ -144,12 +144,12 @@ class LiveSession:
 
     async def _update(self, event: ClientEvent) -> None:
         await self._take(await self._hearing.flush())
-        session, begun = event.fields["session"], self._heard > 0
+        session, begun = event.fields["session"], self._position > 0
         after, warnings = updated(self.settings, session, self.check_model, begun)
         self.settings = after
         self._pace.tune(self.config.update_s * DELAYS[after.input.transcription.delay])
         self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
-        self.warnings = (*self.warnings, *warnings)
+        self.warnings += warnings
         await self._send(self._session_event("session.updated"))
 
     def _session_event(self, event: str) -> Event:
@@ -157,7 +157,7 @@ class LiveSession:
 
     async def _send(self, event: Event) -> None:
         """Send an event, and with it the warnings that wait."""
-        warnings, self.warnings = self.warnings, ()
+        warnings, self.warnings = self.warnings, []
         await self.send_event(events.with_warnings(event, warnings))
 
     # ------------------------------------------------------------ audio
@@ -185,7 +185,7 @@ class LiveSession:
             await self._begin(vad)
         if self._open is not None:
             self._open.add(frame.samples, frame.speech)
-        self._heard += len(frame.samples)
+        self._position += len(frame.samples)
         if vad is None:
             self._recent.clear()
             return
@@ -193,29 +193,29 @@ class LiveSession:
         while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
             self._recent.popleft()
         if frame.ends and self._open is not None:
-            stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._heard)}
+            stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
             await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
             await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
         """Open an utterance at the next frame, or at the silence before it."""
-        before = np.zeros(0, np.float32)
+        padding = np.zeros(0, np.float32)
         if vad is not None:
-            most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
-            if most and self._recent:
-                before = np.concatenate(list(self._recent))[-most:]
-        wanted = self.settings.input.transcription
-        start = self._heard - len(before)
+            length = min(_samples(vad.prefix_padding_ms), self._position - self._spoken_until)
+            if length and self._recent:
+                padding = np.concatenate(list(self._recent))[-length:]
+        settings = self.settings.input.transcription
+        start = self._position - len(padding)
         self._open = LiveUtterance(
             events.new_id("item"),
             start,
-            named_language(wanted.language),
-            wanted.prompt or "",
-            tuple(wanted.languages or ()),
-            wanted.boosted,
-            SURE_S * DELAYS[wanted.delay],
+            named_language(settings.language),
+            settings.prompt or "",
+            tuple(settings.languages or ()),
+            settings.boosted,
+            SURE_S * DELAYS[settings.delay],
         )
-        self._open.add(before, speech=False)
+        self._open.add(padding, speech=False)
         self._queue.append(self._open)
         self._pace.speech(_now_s())
         if vad is not None:
@@ -225,9 +225,9 @@ class LiveSession:
     async def _commit(self) -> None:
         client_commits = self.settings.input.turn_detection is None
         await self._take(await self._hearing.flush(end=client_commits))
-        if self._open is not None and len(rest := self._hearing.rest()):
-            self._open.add(rest, speech=False)
-            self._heard += len(rest)
+        if self._open is not None and len(samples := self._hearing.take_partial_frame()):
+            self._open.add(samples, speech=False)
+            self._position += len(samples)
         if self._open is None or self._open.end - self._open.start < _MIN_SAMPLES:
             found_s = 0.0 if self._open is None else self._open.duration_s
             message = f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms"
@@ -251,10 +251,10 @@ class LiveSession:
         if self._open is not None:
             with contextlib.suppress(ValueError):
                 self._queue.remove(self._open)
-            self._spoken_until = self._heard
+            self._spoken_until = self._position
             self._open = None
         self._recent.clear()
-        self._heard += self._hearing.clear()
+        self._position += self._hearing.clear()
         self._changed.set()
         self._progress.set()
 
@@ -297,9 +297,9 @@ class LiveSession:
     async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
         # The utterance before is decoded again with the first one that has speech.
-        if self._before is not None and not utterance.silent:
-            utterance.follow(self._before, self._pace.hold_s)
-            self._before = None
+        if self._previous is not None and not utterance.silent:
+            utterance.follow(self._previous, self._pace.hold_s)
+            self._previous = None
         window = utterance.window()
         try:
             model = self.settings.input.transcription.model
@@ -325,7 +325,7 @@ class LiveSession:
         await self._send_text(utterance, utterance.finish())
         self._done(utterance)
         if not utterance.silent:
-            self._before = utterance
+            self._previous = utterance
         self.metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 

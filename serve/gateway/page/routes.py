@@ -64,9 +64,9 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 
-    async def tell_state(request: Request) -> Response:
+    async def state_as_json(request: Request) -> Response:
         services.keys.of_request(request)
-        return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
+        return JSONResponse(state.latest, headers={"Cache-Control": "no-store"})
 
     async def write_subtitles(request: Request) -> Response:
         api_key = services.keys.of_request(request)
@@ -81,7 +81,7 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
 
     return [
         Route("/", page),
-        Route("/state", tell_state),
+        Route("/state", state_as_json),
         Route("/subtitles", write_subtitles, methods=["POST"]),
         Mount("/page", files),
     ]
@@ -133,15 +133,16 @@ def _subtitles(body: bytes) -> str:
         for segment in transcript.segments
     )
     timings = Timings(0.0, 0.0, 0.0, 0.0)
-    whole = Transcript("", None, None, transcript.duration, segments, timings)
-    return render(whole, "", transcript.format)
+    return render(
+        Transcript("", None, None, transcript.duration, segments, timings), "", transcript.format
+    )
 
 
 def _spaced(text: str, words: Sequence[_PageWord]) -> Iterator[Word]:
     """Return words with the spaces before them in the text; the API's words have none."""
-    at = 0
+    end = 0
     for word in words:
-        place = text.find(word.word, at)
-        before = text[at:place] if place >= 0 else " "
-        at = max(at, place + len(word.word))
-        yield Word(word.start, word.end, f"{before}{word.word}", 1.0)
+        begin = text.find(word.word, end)
+        space = text[end:begin] if begin >= 0 else " "
+        end = max(end, begin + len(word.word))
+        yield Word(word.start, word.end, f"{space}{word.word}", 1.0)

@@ -83,7 +83,7 @@ class EngineStateReader(Background):
         self._services = services
         self._engines = list(map(_EngineMetrics, pages))
         self._ready = False
-        self.found = self._as_json()
+        self.latest = self._as_json()
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
@@ -91,7 +91,7 @@ class EngineStateReader(Background):
         self._ready = await self._services.ready()
         for engine in self._engines:
             await engine.read()
-        self.found = self._as_json()
+        self.latest = self._as_json()
 
     def _as_json(self) -> dict[str, Any]:
         services, config = self._services, self._services.config

@@ -170,53 +170,28 @@ def test_slow_webhooks_of_a_key_do_not_delay_anothers(keyed, hearer):
     until(lambda: len(hearer.hooks) == 25)
 
 
-@pytest.fixture
-def long_jobs(start, config, keys_file):
-    """A gateway, and a long job of each key's that is completed."""
-    running = start(jobs=config, keys_file=keys_file)
+@pytest.mark.nightly
+def test_a_keys_results_are_written_one_after_another(keyed, monkeypatch):
     ids = [
-        accepted(running, headers=key, prompt="one two " * 500, response_format="srt")["id"]
+        accepted(keyed, headers=key, prompt="one two " * 500, response_format="srt")["id"]
         for key in (ALICE, BOB)
     ]
     for id, key in zip(ids, (ALICE, BOB), strict=True):
-        assert ended(running, id, key)["status"] == "completed"
-    return running, *ids
-
-
-@pytest.fixture
-def rendered(long_jobs, monkeypatch):
-    """The options of each result that was rendered, in order.
-
-    The first is not written before the server has `rendered.readers` connections.
-    """
-    render, asked, (running, *_) = wire.render_result, Asked(), long_jobs
-    state = running.gateway.http[0].server_state
+        assert ended(keyed, id, key)["status"] == "completed"
+    render, rendered, state = wire.render_result, [], keyed.gateway.http[0].server_state
 
     def counted(fields, transcript, options):
-        asked.append(options)
-        until(lambda: len(asked) > 1 or len(state.connections) >= asked.readers)
+        rendered.append(options)  # the first is written once all requests have come
+        until(lambda: len(rendered) > 1 or len(state.connections) >= 9)
         return render(fields, transcript, options)
 
     monkeypatch.setattr(wire, "render_result", counted)
-    return asked
-
-
-class Asked(list):
-    readers = 0
-
-
-@pytest.mark.nightly
-def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
-    running, id, others = long_jobs
-    rendered.readers = 9
     with ThreadPoolExecutor(9) as threads:
-        asked = [
-            threads.submit(result, running, id, f"?max_line_width={20 + i}", ALICE)
-            for i in range(8)
-        ]
+        queries = [f"?max_line_width={20 + i}" for i in range(8)]
+        answers = [threads.submit(result, keyed, ids[0], query, ALICE) for query in queries]
         until(lambda: rendered)
-        assert result(running, others, "", BOB)[0] == 200
-        assert {one.result()[0] for one in asked} == {200}
+        assert result(keyed, ids[1], "", BOB)[0] == 200
+        assert {answer.result()[0] for answer in answers} == {200}
     assert rendered.index([]) < 5, "it has not waited for all of the other key's"
 
 

@@ -49,12 +49,11 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
         table.add(
             JobRecord(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w")
         )
-    assert sorted(table.keys("transcribe", 10.0, [], [])) == ["a", "b"]
-    assert table.keys("transcribe", 10.0, ["a"], []) == ["b"]
-    jobs = [table.claim("transcribe", 10.0, 20.0, key, []) for key in ("a", "b", "a", "b")]
+    assert table.claim("transcribe", 10.0, 20.0, not_keys=["a", "b"]) is None
+    jobs = [table.claim("transcribe", 10.0, 20.0, last_key) for last_key in ("", "a", "b", "a")]
     assert [job and job.id for job in jobs] == ["job_0", "job_2", "job_1", None]
     stale = jobs[0]
-    fresh = table.claim("transcribe", 21.0, 30.0, "a", [])
+    fresh = table.claim("transcribe", 21.0, 30.0)
     assert (fresh.id, fresh.tries) == (stale.id, 2)
     assert not table.renew(stale, 99.0)
     assert not table.complete(stale, 22.0, "stale", 1.0)
@@ -63,10 +62,10 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
     assert not table.complete(fresh, 24.0, "again", 1.0)
     assert not table.cancel("a", fresh.id, 25.0)
     assert table.result(fresh.id) == ("[]", "fresh")
-    hook = table.claim("webhook", 25.0, 60.0, "a", [])
+    hook = table.claim("webhook", 25.0, 60.0)
     assert (hook.id, hook.webhook_tries) == (fresh.id, 1)
-    assert table.claim("webhook", 26.0, 60.0, "a", []) is None
-    assert table.claim("webhook", 61.0, 70.0, "a", []).webhook_tries == 2  # its sender had died
+    assert table.claim("webhook", 26.0, 60.0) is None
+    assert table.claim("webhook", 61.0, 70.0).webhook_tries == 2  # its sender had died
     assert table.forget(100.0) == 0  # it owes a webhook
     table.webhook_done(hook, "delivered")
     assert (table.forget(100.0), table.find("a", fresh.id)) == (1, None)
@@ -80,7 +79,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
     taken, lock = [], threading.Lock()
 
     def work():
-        while (job := table.claim("transcribe", 10.0, 99.0, "a", [])) is not None:
+        while (job := table.claim("transcribe", 10.0, 99.0)) is not None:
             with lock:
                 taken.append(job.id)
 

@@ -72,7 +72,7 @@ def told(tmp_path):
             for _ in pages:
                 await looking.read()
             await services.engines.own[0].close()
-            return json.loads(json.dumps(looking.found))
+            return json.loads(json.dumps(looking.latest))
 
         async def ready():
             return pages[-1] is not None

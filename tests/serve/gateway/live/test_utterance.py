@@ -149,6 +149,10 @@ def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
     assert pace.due_s == 11.0
     pace.speech(10.7)  # after a short pause
     assert pace.due_s == 11.2
+    pace.tune(1.5)
+    pace.began(11.2)
+    pace.ended(11.3, 1)
+    assert pace.due_s == 12.7
 
 
 def test_slow_ones_rest_the_longer_the_more_streams_there_are(pace):
@@ -174,13 +178,6 @@ def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
     assert decode(0.3, 30) == 24.0
     assert decode(0.5) == pytest.approx(19.2)
     assert decode(0.5, 9) == 9.0
-
-
-def test_a_pace_may_change(pace):
-    pace.tune(1.5)
-    pace.began(10.0)
-    pace.ended(10.1, 1)
-    assert pace.due_s == 11.5
 
 
 def test_what_failed_is_tried_again_later_and_later(pace):
