@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -141,17 +142,15 @@ class AudioFolder:
         Raises:
             OSError: it cannot be written.
         """
-        part, digest = self.part(id, "new"), hashlib.sha256()
+        part = self.part(id, "new")
         try:
             with part.open("wb") as file:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
             self.seal(part, id)
-        except BaseException:
+        finally:
             part.unlink(missing_ok=True)
-            raise
-        return digest.hexdigest()
+        source.seek(0)
+        return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def seal(self, part: Path, id: str) -> None:
         """Make a part, which is whole now, the audio of a job.
