@@ -252,11 +252,13 @@ class JobTable:
             fetched = sa.select(_C.key).where(_IS_OPEN, _C.url != "", _C.audio_bytes > 0)
             many = sa.func.count() >= MAX_FETCHED_OF_KEY
             free = sa.and_(free, _C.key.not_in(fetched.group_by(_C.key).having(many)))
-        turns = _C.key <= last_key, _C.key, age
-        oldest = sa.select(_C.number).where(free).order_by(*turns).limit(1)
-        number = oldest.with_for_update(skip_locked=True).scalar_subquery()
-        claim = sa.update(JOBS).where(_C.number == number, due).values(values)
-        return self._job(claim.returning(*columns))
+        for turn in (_C.key > last_key, _C.key <= last_key):  # in the order of an index
+            oldest = sa.select(_C.number).where(free, turn).order_by(_C.key, age).limit(1)
+            number = oldest.with_for_update(skip_locked=True).scalar_subquery()
+            claim = sa.update(JOBS).where(_C.number == number, due).values(values)
+            if (job := self._job(claim.returning(*columns))) is not None:
+                return job
+        return None
 
     def renew(self, job: JobRecord, until: float) -> bool:
         """Extend a claim; return whether it was still the latest."""

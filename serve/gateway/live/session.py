@@ -103,7 +103,7 @@ class LiveSession:
 
     async def start(self) -> None:
         """Send the client the session's first event."""
-        await self._send(self._session_event("session.created"))
+        await self._send(events.session("session.created", self.id, self.settings))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
@@ -129,31 +129,25 @@ class LiveSession:
 
     async def _do(self, event: ClientEvent) -> None:
         if event.type == events.UPDATE:
-            await self._update(event)
+            await self._update(event.fields["session"])
         elif event.type == events.APPEND:
-            data = events.read_audio(event.fields["audio"])
-            step = round(self._hearing.bytes_per_s * _BLOCK_S)
-            for begin in range(0, len(data), step):
-                await self._room()
-                await self._hear(data[begin : begin + step])
+            await self._append(events.read_audio(event.fields["audio"]))
         elif event.type == events.COMMIT:
             await self._commit()
         else:
             await self._clear()
             await self._send(events.event(f"{events.BUFFER}.cleared"))
 
-    async def _update(self, event: ClientEvent) -> None:
+    async def _update(self, changes: object) -> None:
         await self._take(await self._hearing.flush())
-        session, begun = event.fields["session"], self._position > 0
-        after, warnings = updated(self.settings, session, self.check_model, begun)
-        self.settings = after
-        self._pace.tune(self.config.update_s * DELAYS[after.input.transcription.delay])
-        self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
+        begun = self._position > 0
+        settings, warnings = updated(self.settings, changes, self.check_model, begun)
+        self.settings = settings
+        self._pace.tune(self.config.update_s * DELAYS[settings.input.transcription.delay])
+        speaking = self._open is not None
+        self._hearing.tune(settings.input.format, _options(settings), speaking)
         self.warnings += warnings
-        await self._send(self._session_event("session.updated"))
-
-    def _session_event(self, event: str) -> Event:
-        return events.session(event, self.id, self.settings)
+        await self._send(events.session("session.updated", self.id, settings))
 
     async def _send(self, event: Event) -> None:
         """Send an event, and with it the warnings that wait."""
@@ -162,40 +156,40 @@ class LiveSession:
 
     # ------------------------------------------------------------ audio
 
-    async def _room(self) -> None:
-        """Wait until more audio may be taken in. Decoding makes room, also when it fails."""
-        while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
-            self._progress.clear()
-            await self._progress.wait()
-
-    async def _hear(self, data: bytes) -> None:
-        self.charge(len(data) / self._hearing.bytes_per_s)
-        await self._take(await self._hearing.hear(data))
-        await asyncio.sleep(0)  # `work` looks at each block
+    async def _append(self, data: bytes) -> None:
+        """Take audio, as soon as little enough waits to be decoded."""
+        step = round(self._hearing.bytes_per_s * _BLOCK_S)
+        for begin in range(0, len(data), step):
+            while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
+                self._progress.clear()
+                await self._progress.wait()  # for a decoding, also one that fails
+            block = data[begin : begin + step]
+            self.charge(len(block) / self._hearing.bytes_per_s)
+            await self._take(await self._hearing.hear(block))
+            await asyncio.sleep(0)  # `work` looks at each block
 
     async def _take(self, frames: Sequence[VadFrame]) -> None:
+        """Add frames to the open utterance, which they may begin or end."""
+        vad = self.settings.input.turn_detection
         for frame in frames:
-            await self._take_frame(frame)
+            if self._open is None and (vad is None or frame.speech):
+                await self._begin(vad)
+            if self._open is not None:
+                self._open.add(frame.samples, frame.speech)
+            self._position += len(frame.samples)
+            if vad is None:
+                self._recent.clear()
+                continue
+            self._recent.append(frame.samples)
+            padding = _samples(vad.prefix_padding_ms)
+            while sum(map(len, self._recent)) - len(self._recent[0]) > padding:
+                self._recent.popleft()
+            if frame.ends and self._open is not None:
+                stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
+                await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
+                await self._end()
         if frames:
             self._changed.set()
-
-    async def _take_frame(self, frame: VadFrame) -> None:
-        vad = self.settings.input.turn_detection
-        if self._open is None and (vad is None or frame.speech):
-            await self._begin(vad)
-        if self._open is not None:
-            self._open.add(frame.samples, frame.speech)
-        self._position += len(frame.samples)
-        if vad is None:
-            self._recent.clear()
-            return
-        self._recent.append(frame.samples)
-        while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
-            self._recent.popleft()
-        if frame.ends and self._open is not None:
-            stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
-            await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
-            await self._end()
 
     async def _begin(self, vad: ServerVad | None) -> None:
         """Open an utterance at the next frame, or at the silence before it."""
@@ -249,14 +243,12 @@ class LiveSession:
         """Forget the open utterance and the audio before it."""
         await self._take(await self._hearing.flush())
         if self._open is not None:
-            with contextlib.suppress(ValueError):
-                self._queue.remove(self._open)
+            self._done(self._open)
             self._spoken_until = self._position
             self._open = None
         self._recent.clear()
         self._position += self._hearing.clear()
         self._changed.set()
-        self._progress.set()
 
     # ------------------------------------------------------------ text
 
@@ -292,7 +284,9 @@ class LiveSession:
             return 0.0
         if utterance.decoded_until >= utterance.spoken_until:
             return math.inf
-        return 0.0 if _paused(utterance) else due_s
+        quiet = utterance.end - utterance.spoken_until
+        paused = quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
+        return 0.0 if paused else due_s
 
     async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
@@ -304,12 +298,12 @@ class LiveSession:
         try:
             model = self.settings.input.transcription.model
             transcript = NOTHING if utterance.silent else await self.transcribe(model, window)
-        except ApiError as refusal:
+        except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
-            if not refusal.status.again or self._tries >= _TRIES:
-                await self._fail(utterance, refusal)
+            if not error.status.again or self._tries >= _TRIES:
+                await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
         self._pace.ended(_now_s(), self.streams())
@@ -329,15 +323,15 @@ class LiveSession:
         self.metrics.changed.inc(utterance.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
-    async def _fail(self, utterance: LiveUtterance, refusal: ApiError) -> None:
+    async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
         """Give up an utterance, and tell the client why."""
         self._tries = 0
         if utterance is self._open:
             self._open = None
         self._done(utterance)
-        wrong = refusal.status.grpc == "INVALID_ARGUMENT"
+        wrong = error.status.grpc == "INVALID_ARGUMENT"
         kind = "invalid_request_error" if wrong else "server_error"
-        await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
+        await self._send(events.failed(utterance.item_id, str(error), error.reason, kind))
 
     def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
@@ -405,12 +399,6 @@ def _options(settings: SessionSettings) -> VadOptions:
     """Return the bounds of speech; the defaults if the client commits itself."""
     vad = settings.input.turn_detection or ServerVad()
     return VadOptions(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
-
-
-def _paused(utterance: LiveUtterance) -> bool:
-    """Tell whether the utterance may be over."""
-    quiet = utterance.end - utterance.spoken_until
-    return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
 
 
 def _samples(ms: int) -> int:
