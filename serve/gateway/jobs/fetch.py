@@ -6,6 +6,7 @@ and the connection goes to one of these.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import socket
@@ -99,11 +100,14 @@ class OutboundClient:
             async with self._pool.stream(
                 "GET", url, headers=headers, extensions=_TIMEOUTS
             ) as answer:
-                if answer.status in _REDIRECTS:
-                    fields = {name.lower(): value for name, value in answer.headers}
-                    url = _redirected(url, fields.get(b"location", b"").decode("latin-1"))
-                    continue
-                return await self._save(answer, path)
+                if answer.status not in _REDIRECTS:
+                    return await self._save(answer, path)
+                fields = {name.lower(): value for name, value in answer.headers}
+                target = fields.get(b"location", b"").decode("latin-1")
+                try:
+                    url = urllib.parse.urljoin(url, target)
+                except ValueError:
+                    url = target  # `require_allowed` rejects it
         raise field_error("url", f"url leads on more than {_MAX_REDIRECTS} times")
 
     async def _save(self, answer: httpcore2.Response, path: Path) -> int:
@@ -176,18 +180,6 @@ class OutboundClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _redirected(url: str, target: str) -> str:
-    """Return the url to which an answer's `Location` leads.
-
-    Raises:
-        ApiError: it is no url.
-    """
-    try:
-        return urllib.parse.urljoin(url, target)
-    except ValueError as error:
-        raise field_error("url", f"url leads to {shown(target)}, no url: {error}") from error
-
-
 def _away(message: str) -> ApiError:
     return ApiError(UnavailableError(message), URL_AWAY)
 
@@ -207,24 +199,17 @@ def _allows(pattern: str, parts: urllib.parse.SplitResult) -> bool:
 
 
 def _parts(url: str, field: str) -> urllib.parse.SplitResult:
-    if len(url) > _MAX_URL or not _PLAIN.fullmatch(url):
-        raise field_error(
-            field, f"{field} = {shown(url)}; expected at most {_MAX_URL} characters of ASCII"
-        )
-    try:
+    with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise field_error(field, f"{field} = {shown(url)} is no url: {error}") from error
-    if parts.scheme not in _PORTS or not _HOST.fullmatch(parts.hostname or "") or port == 0:
-        raise field_error(
-            field,
-            f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of "
-            "an object store",
-        )
-    if parts.username is not None or parts.password is not None:
-        raise field_error(field, f"{field} holds a user's name or password; leave them out")
-    return parts
+        plain = len(url) <= _MAX_URL and _PLAIN.fullmatch(url) and parts.port != 0
+        host = parts.scheme in _PORTS and _HOST.fullmatch(parts.hostname or "")
+        if plain and host and parts.username is None and parts.password is None:
+            return parts
+    raise field_error(
+        field,
+        f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of an "
+        f"object store, in at most {_MAX_URL} characters of ASCII, without a user or password",
+    )
 
 
 # ---------------------------------------------------------------- addresses

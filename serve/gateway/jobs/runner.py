@@ -173,7 +173,7 @@ class JobRunner(Background):
         admission, now_s = self.services.admission, time.monotonic()
         if admission.draining:
             return claimed
-        self._not_now = {what: until for what, until in self._not_now.items() if until > now_s}
+        self._not_now = {name: end_s for name, end_s in self._not_now.items() if end_s > now_s}
         self._away = {name for name in self._away if not await self.services.engines.ready(name)}
         keys = {name for kind, name in self._not_now if kind == "key"}
         models = self._away | {name for kind, name in self._not_now if kind == "model"}

@@ -354,8 +354,8 @@ class JobTable:
 
     def _execute(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
         with self._engine.connect() as connection:
-            found = connection.execute(statement)
-            return found.all() if found.returns_rows else ()
+            result = connection.execute(statement)
+            return result.all() if result.returns_rows else ()
 
 
 def _ending(status: str, now: float) -> Mapping[str, Any]:

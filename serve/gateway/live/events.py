@@ -27,13 +27,13 @@ OBJECT = "realtime.transcription_session"
 """The type of a session, as an object of OpenAI's API."""
 DELTA = f"{_TRANSCRIPTION}.delta"
 """The type of an event of final text."""
-_MAX_CHARS = 100_000  # of an event without audio
+_MAX_CHARS = 100_000  # an event without audio
 _MARKS = ',"{['  # JSON has one for each key and value
-_MAX_MARKS = 10_000  # of an event: parsing that many takes 15 ms
-_MARK_S = 2e-6  # of the event loop, for each mark
-_AUDIO_MARKS = 1000  # of an event of audio at most; base64 has none
-_MAX_ID_CHARS = 512  # of a client's event_id
-_MAX_KEY_CHARS = 60  # of an unknown key in a warning
+_MAX_MARKS = 10_000  # in an event: parsing that many takes 15 ms
+_MARK_S = 2e-6  # the event loop's time for each mark
+_AUDIO_MARKS = 1000  # maximum in an event with audio; base64 has none
+_MAX_ID_CHARS = 512  # a client's event_id
+_MAX_KEY_CHARS = 60  # an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
@@ -49,7 +49,7 @@ class ClientEvent:
 
     type: str
     event_id: str | None
-    fields: Mapping[str, Any]  # those of `_KEYS`; the values are not checked
+    fields: Mapping[str, Any]  # the keys of `_KEYS`; the values are not checked
     unknown: tuple[str, ...] = ()  # the other keys
 
 

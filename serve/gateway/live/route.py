@@ -6,11 +6,11 @@
 If a session cannot open, the handshake gets an HTTP answer, as at any other address below /v1. If
 the server ends a session, it sends an event `error` and closes with one of these codes:
 
-    1001  it has said nothing, or has lasted, for too long
-    1008  it sent too many wrong events, its key has had its audio of this minute or day, or is
-          known no more, or there is no room for what it sends
+    1001  the client has sent nothing for too long, or the session has lasted too long
+    1008  the client sent too many wrong events; its key has used up its audio of the minute or day,
+          or was removed; or there is no room for a message
     1011  the server failed
-    1012  the server stops; what had come in was answered
+    1012  the server stops; the audio before is answered
 """
 
 import asyncio
@@ -66,8 +66,8 @@ _SUBPROTOCOL = "realtime"  # browsers offer it, for they cannot set headers
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _URL_PARAMETERS = ("model", "intent")
 _THREADS = 4  # that resample audio and detect speech
-_COPIES = 4  # of a message, while it is handled
-_MAX_SECRET_BYTES = 100_000  # of a request for a client secret
+_COPIES = 4  # that exist of a message while it is handled
+_MAX_SECRET_BYTES = 100_000  # the body of a request for a client secret
 _SECRET_S = 600  # that a client secret is valid, where its request does not say
 
 
@@ -238,7 +238,7 @@ class _Connection:
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text") or ""
-            with self.permit.child() as permit:  # of the message, while it is handled
+            with self.permit.child() as permit:  # for the message, while it is handled
                 permit.charge(_COPIES * len(text))
                 await budget.pay(events.cost_s(text))
                 self.services.keys.require_good(self.context.api_key)  # its key may be removed

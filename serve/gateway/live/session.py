@@ -51,13 +51,13 @@ DELAYS: Mapping[Delay | None, float] = {
 }
 """By a session's `delay`: the factor of the configured time between two decodings."""
 
-_BUSY = 0.75  # of `update_s`; after a longer decoding less audio is held
+_BUSY = 0.75  # share of `update_s`; after a longer decoding less audio is held
 _LESS, _MORE_S = 0.8, 1.0  # the change of the audio that is held, after each decoding
-_PAUSE_S = 0.2  # of silence after which an utterance is decoded at once: it may be complete
-_LONG_S = 5.0  # of audio that is decoded even if it has no speech
-_BLOCK_S = 0.5  # of audio that is handed to a thread at most
-_TRIES = 3  # of a decoding for which the server has no room
-_MIN_SAMPLES = SAMPLE_RATE // 10  # of an utterance that a client commits
+_PAUSE_S = 0.2  # silence after which an utterance is decoded at once: it may be complete
+_LONG_S = 5.0  # audio that is decoded even if it has no speech
+_BLOCK_S = 0.5  # maximum audio that is handed to a thread
+_TRIES = 3  # decodings of an utterance for which the server has no room
+_MIN_SAMPLES = SAMPLE_RATE // 10  # an utterance that a client commits
 
 Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
 """Transcribes a window by the model of this name; raises an ApiError."""
@@ -90,8 +90,8 @@ class LiveSession:
         self._open: LiveUtterance | None = None
         self._queue = collections.deque[LiveUtterance]()  # not done; the open one is the last
         self._previous: LiveUtterance | None = None  # the latest that is done
-        self._last_id: str | None = None  # of the last item
-        self._spoken_until = 0  # of the last utterance
+        self._last_id: str | None = None  # the last item
+        self._spoken_until = 0  # the end of speech in the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
         self._pace = UpdatePacer(self.config.update_s * DELAYS[settings.input.transcription.delay])

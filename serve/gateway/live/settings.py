@@ -1,7 +1,7 @@
 """The settings of a session, as OpenAI's transcription sessions have them, and their checks.
 
-An update has only what changes. A warning names the settings without effect here, and all unknown
-keys. An error names a wrong value of a known key.
+An update has only the settings that change. A warning names the settings without effect here and
+all unknown keys. An error names a wrong value of a known key.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
@@ -77,7 +77,7 @@ class Transcription:
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
     phrases: tuple[str, ...] | None = None  # ours
-    delay: Delay | None = None  # of words until they are final; None: minimal
+    delay: Delay | None = None  # until words are final; None: minimal
 
     @property
     def boosted(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class ServerVad:
     """The settings by which the server finds the ends of utterances."""
 
     type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the probability of speech
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # the probability of speech
     prefix_padding_ms: Milliseconds = 300  # before an utterance that belong to it
     silence_duration_ms: Milliseconds = 500  # after which it ends
 

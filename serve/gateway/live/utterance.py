@@ -18,16 +18,16 @@ from serve.speech.chinese import Script, script_in, script_of
 from serve.speech.languages import language_code
 from serve.speech.rate import SAMPLE_RATE
 
-MAX_S = 28.0  # of audio in one decoding: a window has 30 s
-SURE_S = 1.3  # of audio behind a word after which one hypothesis makes it final
-PROMPT_CHARS = 200  # of the final text of audio that is cut off
+MAX_S = 28.0  # audio in one decoding: a window has 30 s
+SURE_S = 1.3  # audio behind a word after which one hypothesis makes it final
+PROMPT_CHARS = 200  # final text of audio that is cut off
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, which is not decoded."""
 
 _NONE = np.zeros(0, np.float32)
-_BEFORE = 0.8  # most of the audio that is held may be from the utterance before
-_FREED = 0.25  # of the audio that is held a cut frees at least
+_BEFORE = 0.8  # maximum share of the held audio from the utterance before
+_FREED = 0.25  # minimum share of the held audio that a cut frees
 _UNSURE_S = 2.0  # that stay at the end of audio which must be cut: a word may be incomplete
 
 
@@ -109,7 +109,7 @@ class LiveUtterance:
         self._script: Script | None = None  # of Chinese text that is final
         self._gone = ""  # the final text of audio that is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
-        self._frames: list[Samples] = []  # behind those
+        self._frames: list[Samples] = []  # behind `_audio`, not joined yet
         self._begin = self.start
         self._draft: tuple[int, ...] = ()
         self._agreement = LocalAgreement()

@@ -82,11 +82,11 @@ class Metrics:
     """All metrics of a gateway's process.
 
     Args:
-        admission: counts what is in flight.
+        admission: counts requests in flight and their bytes.
         streams: the open live streams.
         watch: measures the event loop.
         budget: the loop's time for connections beyond their own budgets.
-        usage: counts what keys have had.
+        usage: counts the audio of each key.
         target: the latency target, if there is one.
         model: the product's name.
     """
@@ -183,7 +183,7 @@ def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) 
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """Write the page of all processes of a run, without the parts of those that are away.
+    """Write the page of all processes of a run; a process that is away has no part in it.
 
     Args:
         folder: the run's folder.

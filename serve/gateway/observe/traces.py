@@ -17,7 +17,7 @@ CLOSE_S = 2.0  # limit of sending the last spans
 
 
 class _CountingExporter(OTLPSpanExporter):
-    """Counts the spans that it has sent and those that it could not send."""
+    """Counts the spans that were sent and the spans that could not be sent."""
 
     def __init__(self, endpoint: str, spans: Counter) -> None:
         super().__init__(endpoint)

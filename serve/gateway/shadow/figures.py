@@ -1,9 +1,9 @@
-"""How far the served answers are from those of the reference, as figures and as metrics.
+"""The distance of the served answers from the reference's, as figures and as metrics.
 
 Each request has two figures. Its *edits* are the characters in which the two texts differ; all
 requests together have a rate of them, the CER against the reference. Its *gaps* are differences of
 the network's scores. They show an engine that computes wrongly before its words are wrong;
-docs/shadow.md says why these, and what they find how soon.
+docs/shadow.md has the reasons, and how soon they find a fault.
 """
 
 import dataclasses

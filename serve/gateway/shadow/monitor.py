@@ -1,7 +1,7 @@
 """The shadow monitor: a reference answers some requests again, while nothing else is in flight.
 
-GET /v1/shadow tells what it has found. The texts are clients', so `shadow.readers` alone may read
-them. The address is none of OpenAI's.
+GET /v1/shadow answers with the figures and the worst texts. The texts are clients', so only
+`shadow.readers` may read them. OpenAI's API has no such address.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ logger = logging.getLogger("earshot.gateway")
 WINDOW = 1000
 """The number of latest comparisons that rates and worst texts are of."""
 LOOK_S = 0.05
-"""Seconds between two looks at what is in flight."""
+"""Seconds between two looks at the requests in flight."""
 AWAY_S = 5.0
 """Seconds between two tries while the reference takes nothing."""
 IDLE_S = 1.0  # without a request in flight, before the reference is asked
@@ -45,19 +45,16 @@ MAX_PENDING_MB = 64  # MiB of samples that wait; the oldest are dropped
 _MAX_WORST = 20  # texts that are kept
 _MAX_LOST = 2  # times that a sample may lose its server: it may be the cause
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
-_MAX_CHARS = 2000  # of a text that is kept
-_DIGITS = 6  # of figures that are told
+_MAX_CHARS = 2000  # a text that is kept
+_DIGITS = 6  # behind the point, in JSON
 _MIB = 2**20
 # Memory of a sample beside its request: an upper estimate of Python's objects.
 _SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
 _BEAM = "BEAM_SIZE"
-_NOT_ASKED = {  # of the reference: these cost time and change no word
-    name.upper()
-    for name in (
-        *("word_timestamps", "try_word_timestamps", "token_logprobs", "low_confidence"),
-        *("diarize", "num_speakers", "min_speakers", "max_speakers"),
-        *("known_speaker_names", "known_speaker_references", "beam_size"),
-    )
+_NOT_ASKED = {  # inputs that the reference does not get: they cost time and change no word
+    *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS", "LOW_CONFIDENCE"),
+    *("DIARIZE", "NUM_SPEAKERS", "MIN_SPEAKERS", "MAX_SPEAKERS"),
+    *("KNOWN_SPEAKER_NAMES", "KNOWN_SPEAKER_REFERENCES", _BEAM),
 }
 
 
@@ -220,18 +217,36 @@ class ShadowMonitor(Background):
             await asyncio.sleep(LOOK_S)
 
     async def _compare(self, sample: ShadowSample) -> None:
+        """Compare an answer with the reference's, and add the figures to the window's."""
         reference = await self._answer(sample)
         comparison = await asyncio.to_thread(figures.compare, sample.served, reference)
+        metrics, window, language = self._metrics, self.window, comparison.language
         self.compared += 1
-        self.window.append(comparison)
-        self._metrics.compared.labels(comparison.language).inc()
-        self._metrics.tell_cer(self.window, figures.ALL)
-        same_language = [
-            earlier for earlier in self.window if earlier.language == comparison.language
-        ]
-        self._metrics.tell_cer(same_language, comparison.language)
-        self._add_drift(comparison)
-        self._keep_worst(sample, reference, comparison)
+        window.append(comparison)
+        metrics.compared.labels(language).inc()
+        metrics.tell_cer(window, figures.ALL)
+        metrics.tell_cer([case for case in window if case.language == language], language)
+        previous = self._drift.value
+        self._drift.add(comparison.gaps)
+        metrics.drift.set(self._drift.value)
+        if previous <= figures.BOUND < self._drift.value:
+            logger.error(
+                "the served engine has drifted from the reference: CUSUM is %.1f, above the "
+                "threshold %g, after %d requests; GET /v1/shadow lists the worst ones",
+                *(self._drift.value, figures.BOUND, self.compared),
+            )
+        cases = [case for case in self._worst if case["number"] > self.compared - WINDOW]
+        if comparison.edits:
+            mismatch = {
+                "number": self.compared,
+                "compared_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "model": sample.request.target.model,
+                "cer": round(comparison.cer, _DIGITS),
+                "served": sample.served.text[:_MAX_CHARS],
+                "reference": reference.text[:_MAX_CHARS],
+            }
+            cases.append(dataclasses.asdict(comparison) | mismatch)
+        self._worst = sorted(cases, key=lambda case: -case["cer"])[:_MAX_WORST]
 
     async def _answer(self, sample: ShadowSample) -> Transcript:
         """Ask the reference.
@@ -254,37 +269,6 @@ class ShadowMonitor(Background):
         except ApiError as error:
             sample.lost += isinstance(error.error, UnavailableError)
             raise
-
-    def _add_drift(self, comparison: figures.Comparison) -> None:
-        """Add the comparison's gaps, and log if the sum crosses its bound."""
-        before = self._drift.value
-        self._drift.add(comparison.gaps)
-        self._metrics.drift.set(self._drift.value)
-        if before <= figures.BOUND < self._drift.value:
-            logger.error(
-                "the served engine has drifted from the reference: CUSUM is %.1f, above the "
-                "threshold %g, after %d requests; GET /v1/shadow lists the worst ones",
-                self._drift.value,
-                figures.BOUND,
-                self.compared,
-            )
-
-    def _keep_worst(
-        self, sample: ShadowSample, reference: Transcript, comparison: figures.Comparison
-    ) -> None:
-        """Keep the two texts if they are among the worst of the window."""
-        recent = [case for case in self._worst if case["number"] > self.compared - WINDOW]
-        if comparison.edits:
-            mismatch = {
-                "number": self.compared,
-                "compared_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "model": sample.request.target.model,
-                "cer": round(comparison.cer, _DIGITS),
-                "served": sample.served.text[:_MAX_CHARS],
-                "reference": reference.text[:_MAX_CHARS],
-            }
-            recent.append(dataclasses.asdict(comparison) | mismatch)
-        self._worst = sorted(recent, key=lambda case: -case["cer"])[:_MAX_WORST]
 
 
 def for_reference(message: bytes, beam_size: int) -> bytes:
