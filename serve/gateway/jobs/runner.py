@@ -52,11 +52,11 @@ from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Seconds between two looks at the table, at most."""
 LEASE_S = 15.0
 """Seconds after which a job may be claimed again if its worker has not renewed the lease."""
-NOT_NOW_S = 2.0
+FULL_S = 2.0
 """Seconds for which a model, or a key, is left alone that has no room."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
@@ -66,7 +66,7 @@ MAX_WEBHOOKS = 64  # webhooks that are being posted
 _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
 _MAX_FETCHES = 64
-_MAX_NOT_NOW_S = 300.0  # after which a key is tried again although its day is used up
+_MAX_FULL_S = 300.0  # after which a key is tried again although its day is used up
 _AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
@@ -115,16 +115,18 @@ class JobRunner(Background):
         self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
-        self._below = max(1, slots // config.gateway.processes)
+        self._max_requests = max(1, slots // config.gateway.processes)
         self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
         self._fetching = _Workers("fetch", self._fetch, LEASE_S, MAX_FETCHED_OF_KEY)
         webhooks = "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
         self._webhooks = _Workers(*webhooks)
-        self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
+        self._full_until_s: dict[
+            tuple[str, str], float
+        ] = {}  # keys and models without room, until when
         # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
         # short absence of it costs no waiting job a try.
-        self._away = {self.services.models.default}
-        self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
+        self._lost_models = {self.services.models.default}
+        self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
         tasks = self._transcribing.tasks, self._fetching.tasks
         self.metrics.running.set_function(lambda: sum(map(len, tasks)))
@@ -160,7 +162,7 @@ class JobRunner(Background):
                 claimed = False
             if not claimed:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(POLL_S):
                         await self._wake.wait()
 
     async def _claim_next(self) -> bool:
@@ -173,12 +175,16 @@ class JobRunner(Background):
         admission, now_s = self.services.admission, time.monotonic()
         if admission.draining:
             return claimed
-        self._not_now = {name: end_s for name, end_s in self._not_now.items() if end_s > now_s}
-        self._away = {name for name in self._away if not await self.services.engines.ready(name)}
-        keys = {name for kind, name in self._not_now if kind == "key"}
-        models = self._away | {name for kind, name in self._not_now if kind == "model"}
+        self._full_until_s = {
+            name: end_s for name, end_s in self._full_until_s.items() if end_s > now_s
+        }
+        self._lost_models = {
+            name for name in self._lost_models if not await self.services.engines.ready(name)
+        }
+        keys = {name for kind, name in self._full_until_s if kind == "key"}
+        models = self._lost_models | {name for kind, name in self._full_until_s if kind == "model"}
         workers = self.services.config.jobs.workers
-        if len(self._transcribing.tasks) < workers and admission.requests < self._below:
+        if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
             claimed |= await self._claim(self._transcribing, keys, models)
         if len(self._fetching.tasks) < _MAX_FETCHES:
             claimed |= await self._claim(self._fetching, keys, models)
@@ -269,9 +275,9 @@ class JobRunner(Background):
                 await self._do(self._table.fetched, job, time.time(), size)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            await self._not_answered(job, ApiError(why, URL_AWAY), counted=True)
+            await self._handle_error(job, ApiError(why, URL_AWAY), counted=True)
         except ApiError as error:
-            await self._not_answered(job, error, counted=error.reason == URL_AWAY)
+            await self._handle_error(job, error, counted=error.reason == URL_AWAY)
         finally:
             part.unlink(missing_ok=True)
 
@@ -300,7 +306,7 @@ class JobRunner(Background):
                     context.answered(transcript)
                     self._ended(job, COMPLETED)
         except ApiError as error:
-            await self._not_answered(job, error, counted=sent)
+            await self._handle_error(job, error, counted=sent)
 
     async def _request(
         self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
@@ -328,7 +334,7 @@ class JobRunner(Background):
             target, request_parts(fields.request, None), False, copy, priority="job", audio=length
         )
 
-    async def _not_answered(self, job: JobRecord, error: ApiError, counted: bool) -> None:
+    async def _handle_error(self, job: JobRecord, error: ApiError, counted: bool) -> None:
         """Let a job fail by its own error, and put it back after one of the server.
 
         Args:
@@ -339,13 +345,13 @@ class JobRunner(Background):
         if isinstance(error.error, RequestError):
             await self._fail(job, error)
             return
-        wait_s = min(max(NOT_NOW_S, error.retry_after_s), _MAX_NOT_NOW_S)
+        wait_s = min(max(FULL_S, error.retry_after_s), _MAX_FULL_S)
         if isinstance(error.error, OverloadedError):
             counted = False
             full = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
-            self._not_now[full] = time.monotonic() + wait_s
+            self._full_until_s[full] = time.monotonic() + wait_s
         elif error.reason != URL_AWAY:
-            self._away.add(job.model)
+            self._lost_models.add(job.model)
         if counted:
             wait_s = min(2.0**job.tries, MAX_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)

@@ -98,10 +98,8 @@ class RequestSpan:
         self._engine_began_ns = now_ns
 
     def answered(self, phases: Sequence[Phase]) -> None:
-        """Note that the answer has come, with the request's phases."""
+        """Note that the answer has come, with the request's phases if the span is recorded."""
         self._answered_ns = now_ns = time.time_ns()
-        if not self.recorded:
-            return
         for phase in phases:
             begin_ns = min(max(self._engine_began_ns, round(phase.begin * _NS)), now_ns)
             end_ns = max(begin_ns, min(round(phase.end * _NS), now_ns))
