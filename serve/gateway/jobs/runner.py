@@ -57,7 +57,7 @@ POLL_S = 1.0
 LEASE_S = 15.0
 """Seconds after which a job may be claimed again if its worker has not renewed the lease."""
 FULL_S = 2.0
-"""Seconds for which a model, or a key, is left alone that has no room."""
+"""Minimum seconds for which no job of a key or a model without room is claimed."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
@@ -66,8 +66,8 @@ MAX_WEBHOOKS = 64  # webhooks that are being posted
 _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
 _MAX_FETCHES = 64
-_MAX_FULL_S = 300.0  # after which a key is tried again although its day is used up
-_AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
+_MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
+_AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -175,14 +175,11 @@ class JobRunner(Background):
         admission, now_s = self.services.admission, time.monotonic()
         if admission.draining:
             return claimed
-        self._full_until_s = {
-            name: end_s for name, end_s in self._full_until_s.items() if end_s > now_s
-        }
-        self._lost_models = {
-            name for name in self._lost_models if not await self.services.engines.ready(name)
-        }
-        keys = {name for kind, name in self._full_until_s if kind == "key"}
-        models = self._lost_models | {name for kind, name in self._full_until_s if kind == "model"}
+        ready = self.services.engines.ready
+        self._lost_models = {name for name in self._lost_models if not await ready(name)}
+        full = [place for place, end_s in self._full_until_s.items() if end_s > now_s]
+        keys = {name for kind, name in full if kind == "key"}
+        models = self._lost_models | {name for kind, name in full if kind == "model"}
         workers = self.services.config.jobs.workers
         if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
             claimed |= await self._claim(self._transcribing, keys, models)
