@@ -116,11 +116,11 @@ def _subtitles(body: bytes) -> str:
     Raises:
         OptionError: it is no such transcript, or is too long.
     """
-    transcript = from_json(_PageTranscript, body, "the transcript", error=OptionError)
+    page = from_json(_PageTranscript, body, "the transcript", error=OptionError)
     chars = sum(
         max(len(segment.text), sum(len(word.word) for word in segment.words or ()))
         + len(segment.speaker or "")
-        for segment in transcript.segments
+        for segment in page.segments
     )
     if chars > _MAX_CHARS:
         raise OptionError(f"the transcript has {chars} characters; expected at most {_MAX_CHARS}")
@@ -130,12 +130,11 @@ def _subtitles(body: bytes) -> str:
             words=tuple(_spaced(segment.text, segment.words)) if segment.words else None,
             speaker=segment.speaker,
         )
-        for segment in transcript.segments
+        for segment in page.segments
     )
     timings = Timings(0.0, 0.0, 0.0, 0.0)
-    return render(
-        Transcript("", None, None, transcript.duration, segments, timings), "", transcript.format
-    )
+    transcript = Transcript("", None, None, page.duration, segments, timings)
+    return render(transcript, "", page.format)
 
 
 def _spaced(text: str, words: Sequence[_PageWord]) -> Iterator[Word]:

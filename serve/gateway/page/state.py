@@ -21,10 +21,14 @@ from serve.speech.languages import LANGUAGE_NAMES
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
 
-_PREFIX = "earshot_"
-_INFO = f"{_PREFIX}engine_info"
-_COUNTERS = ("audio_seconds_total", "busy_seconds_total")
-_GAUGES = {"queue": "queue_depth", "slots_busy": "busy_slots", "slots": "slots"}
+_INFO = "earshot_engine_info"
+_COUNTERS = ("earshot_audio_seconds_total", "earshot_busy_seconds_total")
+_GAUGES = {
+    "queue": "earshot_queue_depth",
+    "slots_busy": "earshot_busy_slots",
+    "slots": "earshot_slots",
+}
+_METRICS = {_INFO, *_COUNTERS, *_GAUGES.values()}
 
 
 class _EngineMetrics:
@@ -48,20 +52,14 @@ class _EngineMetrics:
             page = (await self.read_page()).decode()
         except OSError:
             page = ""
-        lines = [line for line in page.splitlines() if line.startswith(_PREFIX)]
-        values: dict[str, float] = {}
-        self.capabilities = None
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                values[sample.name.removeprefix(_PREFIX)] = sample.value
-                if sample.name == _INFO:
-                    self.capabilities = _capabilities(sample.labels)
-        if not values.keys() >= {*_COUNTERS, *_GAUGES.values()}:  # the engine starts or stops
-            self.capabilities = None
-        audio_s, busy_s = 0.0, 0.0
-        if self.capabilities:
-            self.gauges = {name: int(values[metric]) for name, metric in _GAUGES.items()}
-            counters = tuple(values[name] for name in _COUNTERS)
+        lines = [line for line in page.splitlines() if line.startswith("earshot_")]
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        samples = {sample.name: sample for family in families for sample in family.samples}
+        self.capabilities, audio_s, busy_s = None, 0.0, 0.0
+        if samples.keys() >= _METRICS:  # else the engine starts or stops
+            self.capabilities = _capabilities(samples[_INFO].labels)
+            self.gauges = {name: int(samples[metric].value) for name, metric in _GAUGES.items()}
+            counters = tuple(samples[name].value for name in _COUNTERS)
             if self._counters:
                 audio_s, busy_s = (
                     after - before if after >= before else after
