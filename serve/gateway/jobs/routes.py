@@ -126,7 +126,8 @@ class JobRoutes:
         await self._require_room(api_key.name)
         kind, _ = parse_options_header(request.headers.get("content-type", ""))
         async with contextlib.AsyncExitStack() as stack:
-            permit, upload = stack.enter_context(self._services.admission.admit(api_key)), None
+            permit = stack.enter_context(self._services.admission.admit(api_key))
+            upload: UploadFile | None = None
             if kind == b"application/json":
                 pairs = await wire.json_pairs(request, permit)
             else:

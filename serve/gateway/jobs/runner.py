@@ -118,8 +118,9 @@ class JobRunner(Background):
         self._max_requests = max(1, slots // config.gateway.processes)
         self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
         self._fetching = _Workers("fetch", self._fetch, LEASE_S, MAX_FETCHED_OF_KEY)
-        webhooks = "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
-        self._webhooks = _Workers(*webhooks)
+        self._webhooks = _Workers(
+            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
+        )
         # Ends of the rest of keys and models without room, by kind and name.
         self._full_until_s: dict[tuple[str, str], float] = {}
         # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
