@@ -1,4 +1,4 @@
-"""The shadow monitor: what becomes a sample, when the reference is asked, and what is told."""
+"""The shadow monitor: what becomes a sample, when the reference is asked, and the figures."""
 
 import asyncio
 import dataclasses
@@ -39,8 +39,8 @@ def infer(running, prompt="hello", **fields):
     assert (status, error) == (200, None)
 
 
-def asked(running):
-    """The options of all that the engine was asked, in order."""
+def engine_inputs(running):
+    """The inputs of each request that the engine got, in order."""
     return [inputs_of(request) for request in running.triton.requests.values()]
 
 
@@ -75,7 +75,7 @@ def little_room(monkeypatch):
     monkeypatch.setattr(monitor, "MAX_PENDING_MB", 1)
 
 
-# ---------------------------------------------------------------- what is sampled and asked
+# ---------------------------------------------------------------- samples, and requests to the reference
 
 
 def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, busy):
@@ -95,7 +95,7 @@ def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running)
     request["inputs"].append(words)
     running.infer(json.dumps(request))
     compared(running, 1)
-    first, second = asked(running)
+    first, second = engine_inputs(running)
     assert first.pop("WORD_TIMESTAMPS") is True
     assert second == {**first, "BEAM_SIZE": 8}
 
@@ -133,7 +133,7 @@ def test_the_reference_waits_until_nothing_is_under_way(running):
         until(lambda: running.triton.waiting)
         infer(running)
         running.run(asyncio.sleep(4 * LOOK_S))
-        assert (len(running.services.shadow.pending), len(asked(running))) == (1, 2)
+        assert (len(running.services.shadow.pending), len(engine_inputs(running))) == (1, 2)
         running.triton.release()
         client.result(WAIT_S)
     compared(running, 2)
@@ -180,7 +180,7 @@ def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running,
     infer(running)
     compared(running, 1)
     until(lambda: metric(running, "earshot_shadow_failed_total") == 1)
-    assert len(asked(running)) == 5, "it is tried twice"
+    assert len(engine_inputs(running)) == 5, "it is tried twice"
 
 
 @pytest.mark.nightly
