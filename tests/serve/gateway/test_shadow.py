@@ -75,7 +75,7 @@ def little_room(monkeypatch):
     monkeypatch.setattr(monitor, "MAX_PENDING_MB", 1)
 
 
-# ---------------------------------------------------------------- samples, and requests to the reference
+# ---------------------------------------------------------------- samples and the reference
 
 
 def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, busy):
