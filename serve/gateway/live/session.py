@@ -11,7 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -25,7 +25,6 @@ from serve.gateway.live.events import ClientEvent, Event
 from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.settings import (
     HYPOTHESIS,
-    Delay,
     EventError,
     ServerVad,
     SessionSettings,
@@ -33,9 +32,8 @@ from serve.gateway.live.settings import (
     unknown_keys,
     updated,
 )
-from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
+from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import VadModel, VadOptions
 
@@ -45,12 +43,6 @@ BEHIND_S = 10.0
 """Maximum seconds of audio that are not decoded; more audio waits on the connection."""
 HOLD_S = 9.0, 24.0
 """Seconds of audio that are decoded again and again, minimum and maximum: a window has 30 s."""
-DELAYS: Mapping[Delay | None, float] = {
-    **{None: 1.0, "minimal": 1.0, "low": 1.0},
-    **{"medium": 1.5, "high": 2.0, "xhigh": 3.0},
-}
-"""By a session's `delay`: the factor of the configured time between two decodings."""
-
 _BUSY = 0.75  # share of `update_s`; after a longer decoding less audio is held
 _LESS, _MORE_S = 0.8, 1.0  # the change of the audio that is held, after each decoding
 _PAUSE_S = 0.2  # silence after which an utterance is decoded at once: it may be complete
@@ -94,7 +86,8 @@ class LiveSession:
         self._spoken_until = 0  # the end of speech in the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = UpdatePacer(self.config.update_s * DELAYS[settings.input.transcription.delay])
+        factor = settings.input.transcription.delay_factor
+        self._pace = UpdatePacer(self.config.update_s * factor)
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -143,7 +136,7 @@ class LiveSession:
         begun = self._position > 0
         settings, warnings = updated(self.settings, changes, self.check_model, begun)
         self.settings = settings
-        self._pace.tune(self.config.update_s * DELAYS[settings.input.transcription.delay])
+        self._pace.tune(self.config.update_s * settings.input.transcription.delay_factor)
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
         self.warnings += warnings
@@ -198,17 +191,8 @@ class LiveSession:
             length = min(_samples(vad.prefix_padding_ms), self._position - self._spoken_until)
             if length and self._recent:
                 padding = np.concatenate(list(self._recent))[-length:]
-        settings = self.settings.input.transcription
-        start = self._position - len(padding)
-        self._open = LiveUtterance(
-            events.new_id("item"),
-            start,
-            named_language(settings.language),
-            settings.prompt or "",
-            tuple(settings.languages or ()),
-            settings.boosted,
-            SURE_S * DELAYS[settings.delay],
-        )
+        start, settings = self._position - len(padding), self.settings.input.transcription
+        self._open = LiveUtterance(events.new_id("item"), start, settings)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
         self._pace.speech(_now_s())

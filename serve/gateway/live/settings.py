@@ -54,6 +54,7 @@ LanguageOrAuto = Annotated[
 Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
+_DELAY_FACTORS = {"medium": 1.5, "high": 2.0, "xhigh": 3.0}
 HYPOTHESIS = "earshot.hypothesis"
 """Our event that `include` may name; it has the text that is not final yet."""
 
@@ -83,6 +84,11 @@ class Transcription:
     def boosted(self) -> tuple[str, ...]:
         """The phrases to boost, by either name; (): as configured."""
         return (*(self.keywords or ()), *(self.phrases or ()))
+
+    @property
+    def delay_factor(self) -> float:
+        """The factor of the times between decodings and until words are final."""
+        return _DELAY_FACTORS.get(self.delay or "", 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
+from serve.gateway.live.settings import Transcription
 from serve.speech.chinese import Script, script_in, script_of
-from serve.speech.languages import language_code
+from serve.speech.languages import language_code, named_language
 from serve.speech.rate import SAMPLE_RATE
 
 MAX_S = 28.0  # audio in one decoding: a window has 30 s
@@ -89,13 +90,11 @@ class LiveUtterance:
 
     item_id: str  # the item's id in events
     start: int  # the first sample
-    language: str | None  # the language's code; None: it is detected
-    prompt: str  # the text before it
-    languages: tuple[str, ...] = ()  # codes to choose from in detection; (): as configured
-    phrases: tuple[str, ...] = ()  # phrases to boost; (): as configured
-    sure_s: float = SURE_S  # audio behind a word after which one hypothesis makes it final
+    settings: Transcription
 
     def __post_init__(self) -> None:
+        self.language = named_language(self.settings.language)
+        """The language's code; None: it is not detected yet."""
         self.end = self.start
         self.spoken_until = self.start
         """The end of the latest speech."""
@@ -181,11 +180,12 @@ class LiveUtterance:
 
     def window(self) -> UpdateWindow:
         """Return the window to decode now."""
-        prompt = f"{self.prompt} {self._gone}".strip()
-        languages = () if self.language else self.languages
+        settings = self.settings
+        prompt = f"{settings.prompt or ''} {self._gone}".strip()
+        languages = () if self.language else tuple(settings.languages or ())
         audio = tuple(self._pieces()), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self.language
-        return UpdateWindow(*audio, prompt, language, languages, self.phrases, self._draft)
+        return UpdateWindow(*audio, prompt, language, languages, settings.boosted, self._draft)
 
     def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take a window's transcript; return the text that becomes final by it.
@@ -202,7 +202,7 @@ class LiveUtterance:
         count = len(self._agreement.words)
         end_s = (window.end - self.start) / SAMPLE_RATE
         text = self._agreement.update(_shifted(words, offset_s))
-        text += self._agreement.settle(end_s - self.sure_s)
+        text += self._agreement.settle(end_s - SURE_S * self.settings.delay_factor)
         if text and self.language is None:
             self.language = transcript.language
         self._keep_script(text)
