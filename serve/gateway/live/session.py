@@ -136,7 +136,8 @@ class LiveSession:
         begun = self._position > 0
         settings, warnings = updated(self.settings, changes, self.check_model, begun)
         self.settings = settings
-        self._pace.tune(self.config.update_s * settings.input.transcription.delay_factor)
+        factor = settings.input.transcription.delay_factor
+        self._pace.update_s = self.config.update_s * factor
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
         self.warnings += warnings
@@ -295,7 +296,7 @@ class LiveSession:
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self.settings.include or ()):
-                guess = {"item_id": utterance.item_id, "text": utterance.guess}
+                guess = {"item_id": utterance.item_id, "text": utterance.agreement.guess}
                 await self._send(events.event(HYPOTHESIS, **guess))
         self._progress.set()
 
@@ -304,7 +305,7 @@ class LiveSession:
         self._done(utterance)
         if not utterance.silent:
             self._previous = utterance
-        self.metrics.changed.inc(utterance.changed)
+        self.metrics.changed.inc(utterance.agreement.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
     async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
@@ -345,20 +346,16 @@ class UpdatePacer:
     """
 
     def __init__(self, update_s: float) -> None:
-        self._update_s = update_s
+        self.update_s = update_s
         self._began_s = -math.inf
         self.due_s = -math.inf
         """The time at which the next decoding may begin."""
         self.hold_s = HOLD_S[0]
         """Seconds of audio that the next decoding should have at most, within `HOLD_S`."""
 
-    def tune(self, update_s: float) -> None:
-        """Change `update_s`, from the next decoding on."""
-        self._update_s = update_s
-
     def speech(self, now_s: float) -> None:
         """Note that speech begins; the first decoding comes `update_s` later."""
-        self.due_s = max(self.due_s, now_s + self._update_s)
+        self.due_s = max(self.due_s, now_s + self.update_s)
 
     def began(self, now_s: float) -> None:
         """Note that a decoding begins."""
@@ -368,15 +365,15 @@ class UpdatePacer:
         """Note that a decoding has ended while this many streams were open."""
         took_s = now_s - self._began_s
         rest_s = took_s * (1 - 1 / streams)
-        self.due_s = max(self._began_s + self._update_s, now_s + rest_s)
-        if took_s > _BUSY * self._update_s:
+        self.due_s = max(self._began_s + self.update_s, now_s + rest_s)
+        if took_s > _BUSY * self.update_s:
             self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
         else:
             self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
 
     def failed(self, now_s: float, tries: int) -> None:
         """Note that a decoding failed, this many times in a row."""
-        self.due_s = now_s + self._update_s * tries
+        self.due_s = now_s + self.update_s * tries
 
 
 def _options(settings: SessionSettings) -> VadOptions:

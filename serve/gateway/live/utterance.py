@@ -111,7 +111,7 @@ class LiveUtterance:
         self._frames: list[Samples] = []  # behind `_audio`, not joined yet
         self._begin = self.start
         self._draft: tuple[int, ...] = ()
-        self._agreement = LocalAgreement()
+        self.agreement = LocalAgreement()
 
     @property
     def duration_s(self) -> float:
@@ -122,16 +122,6 @@ class LiveUtterance:
     def silent(self) -> bool:
         """Return whether it has no speech, or too short a moment of it."""
         return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
-
-    @property
-    def changed(self) -> int:
-        """The number of words that a later hypothesis did not have; none was final."""
-        return self._agreement.changed
-
-    @property
-    def guess(self) -> str:
-        """The text of the latest hypothesis behind the final text."""
-        return self._agreement.guess
 
     @property
     def unheard_s(self) -> float:
@@ -159,7 +149,7 @@ class LiveUtterance:
             previous._cut(cut_s)
         if previous._held_s > _BEFORE * hold_s:
             return
-        self._agreement = LocalAgreement(_shifted(previous._agreement.words, -previous.duration_s))
+        self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
         self._begin -= previous.end - previous._begin
         self._audio.extendleft(reversed(previous._pieces()))
         gap = self.start - previous.end
@@ -199,10 +189,10 @@ class LiveUtterance:
         self._draft = transcript.tokens
         offset_s = (window.begin - self.start) / SAMPLE_RATE
         words = [word for segment in transcript.segments for word in segment.words or ()]
-        count = len(self._agreement.words)
+        count = len(self.agreement.words)
         end_s = (window.end - self.start) / SAMPLE_RATE
-        text = self._agreement.update(_shifted(words, offset_s))
-        text += self._agreement.settle(end_s - SURE_S * self.settings.delay_factor)
+        text = self.agreement.update(_shifted(words, offset_s))
+        text += self.agreement.settle(end_s - SURE_S * self.settings.delay_factor)
         if text and self.language is None:
             self.language = transcript.language
         self._keep_script(text)
@@ -221,15 +211,15 @@ class LiveUtterance:
 
     def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""
-        count = len(self._agreement.words)
-        return self._final_text(self._agreement.finish(), count)
+        count = len(self.agreement.words)
+        return self._final_text(self.agreement.finish(), count)
 
     def _final_text(self, text: str, count: int) -> FinalText:
         """Return text that became final, with the final words from an index on."""
         if not self.text:
             text = text.lstrip()
         self.text += text
-        words = self._agreement.words[count:]
+        words = self.agreement.words[count:]
         return FinalText(text, tuple(_shifted(words, self.start / SAMPLE_RATE)))
 
     def _pieces(self) -> collections.deque[Samples]:
@@ -250,12 +240,12 @@ class LiveUtterance:
     def _cut_s(self) -> float | None:
         """Return the second at which a cut frees enough of the audio; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
-        return self._agreement.cut(begin_s + _FREED * self._held_s)
+        return self.agreement.cut(begin_s + _FREED * self._held_s)
 
     def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""
         begin = max(self._begin, min(self.start + round(cut_s * SAMPLE_RATE), self.end))
-        self._gone = (self._gone + self._agreement.drop(cut_s))[-PROMPT_CHARS:]
+        self._gone = (self._gone + self.agreement.drop(cut_s))[-PROMPT_CHARS:]
         surplus, pieces = begin - self._begin, self._pieces()
         while surplus > 0:
             piece = pieces.popleft()

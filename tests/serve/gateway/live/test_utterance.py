@@ -131,7 +131,7 @@ def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
 def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut(before, language):
     utterance = spoken("second", 20.0, 1.0, language)
     first = finished(before)
-    first._agreement.words[:-1] = []
+    first.agreement.words[:-1] = []
     utterance.follow(first, 24.0)
     assert utterance.window().duration_s == 1.0
 
@@ -150,7 +150,7 @@ def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
     assert pace.due_s == 11.0
     pace.speech(10.7)  # after a short pause
     assert pace.due_s == 11.2
-    pace.tune(1.5)
+    pace.update_s = 1.5
     pace.began(11.2)
     pace.ended(11.3, 1)
     assert pace.due_s == 12.7
