@@ -36,13 +36,7 @@ _NS = 1_000_000_000
 _SERVER_ERROR = 500
 _SERVICE = "inference.GRPCInferenceService"
 _RPC = {"grpc": "ModelInfer", "grpc_stream": "ModelStreamInfer"}
-_HTTP = {
-    "transcriptions": ("POST", "/v1/audio/transcriptions"),
-    "translations": ("POST", "/v1/audio/translations"),
-    "jobs": ("POST", "/v1/audio/jobs"),
-    "http": ("POST", "/v2/models/{name}/infer"),
-    "live": ("GET", "/v1/realtime"),
-}
+_HTTP_ROUTES = {"jobs": "/v1/audio/jobs", "http": "/v2/models/{name}/infer"}  # others: the path
 # Statuses of gRPC that are errors of the server, by OpenTelemetry's conventions.
 _RPC_ERRORS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE")
 _CONTEXT = tracecontext.TraceContextTextMapPropagator()
@@ -184,7 +178,8 @@ class RequestTracer:
             name = f"{_SERVICE}/{rpc}"
             attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": rpc}
         else:
-            method, route = _HTTP.get(record.route, ("POST", record.path))
+            method = "GET" if record.route == "live" else "POST"
+            route = _HTTP_ROUTES.get(record.route, record.path)
             name, attributes = f"{method} {route}", {"http.request.method": method}
             attributes |= {"http.route": route, "url.path": record.path}
         carrier = {key: record.header(key) or "" for key in ("traceparent", "tracestate")}
