@@ -35,11 +35,8 @@ from serve.gateway.edge.headers import ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs import wire
-from serve.gateway.jobs.fetch import OutboundClient
-from serve.gateway.jobs.runner import JobMetrics, JobRunner
-from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import CANCELLED, OPEN, JobRecord
-from serve.gateway.jobs.webhooks import read_secret
+from serve.gateway.jobs.runner import JobRunner
+from serve.gateway.jobs.table import OPEN, JobRecord
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.openai.form import received_form
@@ -81,16 +78,9 @@ class JobRoutes:
     """
 
     def __init__(self, services: Services) -> None:
-        config = self._config = services.config
-        self._services = services
-        self._storage = JobStorage(config)
-        self._outbound = OutboundClient(config)
-        self._metrics = JobMetrics(services.metrics.registry)
-        path = config.jobs.webhook_secret_file
-        self._secret = read_secret(path) if path else None
-        self._runner = JobRunner(
-            services, self._storage, self._outbound, self._secret, self._metrics
-        )
+        self._services, self._config = services, services.config
+        self._runner = JobRunner(services)
+        self._storage = self._runner.storage
         self._adding = asyncio.Lock()
         # Rendering slows down the event loop, so one thread does it all.
         self._renderer = ThreadPoolExecutor(1, "earshot-jobs-results")
@@ -114,8 +104,6 @@ class JobRoutes:
     async def close(self) -> None:
         """End the work; the next process that claims open jobs begins them again."""
         await self._runner.close()
-        await self._outbound.close()
-        await asyncio.to_thread(self._storage.close)
         self._renderer.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ accepting
@@ -169,15 +157,15 @@ class JobRoutes:
         """
         request_parts(form.fields.request, None)  # tensors can hold the options
         if form.url:
-            self._outbound.require_allowed(form.url, "url")
+            self._runner.outbound.require_allowed(form.url, "url")
         if form.webhook_url:
-            if self._secret is None:
+            if self._runner.secret is None:
                 raise field_error(
                     "webhook_url",
                     "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
                     "config names no secret to sign webhooks with",
                 )
-            self._outbound.require_allowed(form.webhook_url, "webhook_url")
+            self._runner.outbound.require_allowed(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
             raise errors.invalid(
@@ -261,10 +249,7 @@ class JobRoutes:
         if job.status in OPEN:
             cancel = self._storage.table.cancel
             if await self._storage.do(cancel, job.key, job.id, time.time()):
-                self._runner.cancelled(job.id)
-                self._metrics.ended.labels(CANCELLED).inc()
-                self._storage.discard(job.id)
-                self._runner.wake()
+                self._runner.cancelled(job)
             job = await self._named(request)
         return JSONResponse(wire.described(job))
 

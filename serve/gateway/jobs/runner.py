@@ -40,8 +40,15 @@ from serve.gateway.engine import EngineRequest
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import COMPLETED, FAILED, MAX_FETCHED_OF_KEY, JobRecord, Work
-from serve.gateway.jobs.webhooks import post_webhook
+from serve.gateway.jobs.table import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    MAX_FETCHED_OF_KEY,
+    JobRecord,
+    Work,
+)
+from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
@@ -100,19 +107,26 @@ class _Workers:
     tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(eq=False)
 class JobRunner(Background):
-    """A process's work on jobs and webhooks. For one event loop."""
+    """A process's work on jobs and webhooks. For one event loop.
 
-    services: Services  # which jobs' requests use
-    storage: JobStorage
-    outbound: OutboundClient  # fetches urls and posts webhooks
-    secret: bytes | None  # signs webhooks; None: no webhook is sent
-    metrics: JobMetrics
+    Args:
+        services: the services that jobs' requests use.
 
-    def __post_init__(self) -> None:
-        config, storage = self.services.config, self.storage
+    Raises:
+        ConfigError: the table, the folder or the secret cannot be used.
+    """
+
+    def __init__(self, services: Services) -> None:
+        config, self.services = services.config, services
+        storage = self.storage = JobStorage(config)
         self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
+        self.outbound = OutboundClient(config)
+        """Fetches urls and posts webhooks."""
+        path = config.jobs.webhook_secret_file
+        self.secret = read_secret(path) if path else None
+        """Signs webhooks; None: no webhook is sent."""
+        self._metrics = JobMetrics(services.metrics.registry)
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
@@ -129,17 +143,18 @@ class JobRunner(Background):
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
         tasks = self._transcribing.tasks, self._fetching.tasks
-        self.metrics.running.set_function(lambda: sum(map(len, tasks)))
+        self._metrics.running.set_function(lambda: sum(map(len, tasks)))
 
     def wake(self) -> None:
         """Look for work now."""
         self._wake.set()
 
-    def cancelled(self, id: str) -> None:
+    def cancelled(self, job: JobRecord) -> None:
         """End the work on a job that has been cancelled."""
-        for task, job in (*self._transcribing.tasks.items(), *self._fetching.tasks.items()):
-            if job.id == id:
+        for task, claimed in (*self._transcribing.tasks.items(), *self._fetching.tasks.items()):
+            if claimed.id == job.id:
                 task.cancel()
+        self._ended(job, CANCELLED)
 
     async def close(self) -> None:
         """End the work; the next process that claims the jobs begins them again."""
@@ -149,6 +164,8 @@ class JobRunner(Background):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.outbound.close()
+        await asyncio.to_thread(self.storage.close)
 
     # ------------------------------------------------------------ claims
 
@@ -228,7 +245,7 @@ class JobRunner(Background):
         ids = await self._quietly(table.open_ids)
         if ids is not None:
             await self.storage.for_audio.quietly(self.storage.audio.remove_orphans, ids)
-            self.metrics.open_jobs.set(len(ids))
+            self._metrics.open_jobs.set(len(ids))
 
     # ------------------------------------------------------------ work
 
@@ -361,14 +378,14 @@ class JobRunner(Background):
             self._ended(job, FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
-        self.metrics.ended.labels(status).inc()
+        self._metrics.ended.labels(status).inc()
         self.storage.discard(job.id)
         self.wake()
 
     async def _post_webhook(self, job: JobRecord) -> None:
         assert self.secret is not None  # else no webhook is claimed
         state, due = await post_webhook(self.outbound, self.secret, job)
-        self.metrics.webhooks.labels("failed" if state == "pending" else state).inc()
+        self._metrics.webhooks.labels("failed" if state == "pending" else state).inc()
         await self._quietly(self._table.webhook_done, job, state, due)
 
 
