@@ -4,9 +4,11 @@ A client that is not served can cause a message a million times, so messages are
 line has audio, texts or keys in it.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
+import os
 import queue
 import re
 import sys
@@ -164,6 +166,20 @@ class JsonFormatter(TextFormatter):
         return json.dumps(line)
 
 
+class _LineWriter(QueueListener):
+    """Writes lines to a file. It holds no lock that the process's end would wait for."""
+
+    def __init__(self, lines: "queue.Queue[Any]", descriptor: int) -> None:
+        super().__init__(lines)
+        self._descriptor = descriptor
+
+    def handle(self, record: logging.LogRecord) -> None:
+        line = f"{record.getMessage()}\n".encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):  # the disk is full, or the reader has gone
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+
+
 class AsyncLogHandler(QueueHandler):
     """Writes in a separate thread, so that a slow or stalled reader stops no request.
 
@@ -176,9 +192,7 @@ class AsyncLogHandler(QueueHandler):
     def __init__(self, descriptor: int) -> None:
         super().__init__(queue.Queue(_WAITING))
         self._dropped = 0
-        writer = logging.StreamHandler(open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-        writer.handleError = lambda record: None  # type: ignore[method-assign] # a full disk
-        QueueListener(self.queue, writer).start()
+        _LineWriter(self.queue, descriptor).start()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
