@@ -20,7 +20,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class _Workers:
     """The tasks of a process that do one kind of work."""
 
     work: Work
-    run: Callable[[JobRecord], Awaitable[None]]
+    run: Callable[[JobRecord], Coroutine[Any, Any, None]]
     lease_s: float  # of a claim
     max_of_key: float = float("inf")  # tasks
     last_key: str = ""  # the key whose turn was last

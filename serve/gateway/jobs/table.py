@@ -156,8 +156,9 @@ class JobTable:
 
     def _create(self) -> None:
         """Create the table if it does not exist. Other processes or threads may do the same now."""
-        indexes = (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
-        for step in (CreateTable(JOBS, if_not_exists=True), *indexes):
+        steps: list[sa.Executable] = [CreateTable(JOBS, if_not_exists=True)]
+        steps += (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
+        for step in steps:
             try:
                 self._execute(step)
             except IntegrityError:  # PostgreSQL's, if two begin at once

@@ -196,9 +196,9 @@ class _Connection:
         try:
             limit_s = events.MAX_SESSION_S
             await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in (work, receive):  # `work` does not end by itself
-                if task.done():
-                    task.result()
+            for worker in (work, receive):  # `work` does not end by itself
+                if worker.done():
+                    worker.result()
             if receive.done() or lost.done():
                 return
             if not stopped.done():

@@ -31,8 +31,10 @@ OK = "ok"
 _MINUTE_S = 60.0
 _WAITING = 10_000  # maximum of lines that are formatted and not written
 FLUSH_S = 1.0
-_FIELDS = ("id", "route", "trace_id", "key", "model", "audio_s", "queue_s", "first_text_s")
-_FIELDS += ("total_s", "outcome", "param")
+_FIELDS = (
+    *("id", "route", "trace_id", "key", "model", "audio_s", "queue_s", "first_text_s"),
+    *("total_s", "outcome", "param"),
+)
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 requests = logging.getLogger("earshot.requests")
@@ -190,25 +192,26 @@ class AsyncLogHandler(QueueHandler):
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__(queue.Queue(_WAITING))
+        self._lines = queue.Queue[Any](_WAITING)
+        super().__init__(self._lines)
         self._dropped = 0
-        _LineWriter(self.queue, descriptor).start()
+        _LineWriter(self._lines, descriptor).start()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             if self._dropped:
                 text = f"dropped {self._dropped} log lines: the log's reader was too slow"
                 warning = requests.name, logging.WARNING, __file__, 0, text, (), None
-                self.queue.put_nowait(self.prepare(logging.LogRecord(*warning)))
+                self._lines.put_nowait(self.prepare(logging.LogRecord(*warning)))
                 self._dropped = 0
-            self.queue.put_nowait(record)
+            self._lines.put_nowait(record)
         except queue.Full:
             self._dropped += 1
 
     def flush(self) -> None:
         """Wait until all is written, for at most `FLUSH_S`."""
-        with self.queue.all_tasks_done:
-            self.queue.all_tasks_done.wait_for(lambda: not self.queue.unfinished_tasks, FLUSH_S)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
 
 
 def prepare(kind: LogKind, descriptor: int | None = None) -> None:
