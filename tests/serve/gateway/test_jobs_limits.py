@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,12 +106,7 @@ def test_lists_take_no_memory_for_what_they_do_not_tell(start, config):
 
 
 def memory_kb(name):
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(f"{name}:")
-    ]
-    return int(line.split()[1])
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def test_slow_urls_keep_no_other_job_waiting(start, config, keys_file, hearer):
