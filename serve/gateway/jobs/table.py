@@ -105,17 +105,20 @@ _C = JOBS.c
 # Literals: without them SQLite does not use the partial indexes below.
 _IS_OPEN = sa.or_(*(_C.status == sa.literal_column(f"'{status}'") for status in OPEN))
 _PENDING = _C.webhook == sa.literal_column("'pending'")
+_HAS_AUDIO = _C.audio_bytes > sa.literal_column("0")
+_FETCHED = sa.and_(_IS_OPEN, _C.url != sa.literal_column("''"), _HAS_AUDIO)
+
+
+def _partial_index(name: str, condition: Any, *columns: Any) -> sa.Index:
+    return sa.Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
 _INDEXES = (
     sa.Index("earshot_jobs_of_key", _C.key, _C.number),
     sa.Index("earshot_jobs_load", _C.key, _C.status, _C.audio_bytes, _C.stored_bytes),
-    sa.Index(
-        *("earshot_jobs_open", _C.key, _C.number), sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN
-    ),
-    sa.Index(
-        *("earshot_jobs_webhooks_of_key", _C.key, _C.webhook_due),
-        sqlite_where=_PENDING,
-        postgresql_where=_PENDING,
-    ),
+    _partial_index("earshot_jobs_open", _IS_OPEN, _C.key, _C.number),
+    _partial_index("earshot_jobs_fetched", _FETCHED, _C.key),
+    _partial_index("earshot_jobs_webhooks_of_key", _PENDING, _C.key, _C.webhook_due),
 )
 _JOB = [_C[field.name] for field in dataclasses.fields(JobRecord)]
 _BRIEF = [column for column in _JOB if column.name != "pairs"]
@@ -237,7 +240,7 @@ class JobTable:
         if work == "webhook":
             due, columns, age = sa.and_(_PENDING, _C.webhook_due <= now), _BRIEF, _C.webhook_due
         else:
-            to_fetch = sa.and_(_C.url != "", _C.audio_bytes == 0)
+            to_fetch = sa.and_(_C.url != "", sa.not_(_HAS_AUDIO))
             kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
             due = sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
             columns, age = _JOB, _C.number
@@ -250,9 +253,9 @@ class JobTable:
             }
         free = sa.and_(due, _C.key.not_in(not_keys))
         if work == "fetch":
-            fetched = sa.select(_C.key).where(_IS_OPEN, _C.url != "", _C.audio_bytes > 0)
+            fetched = sa.select(_C.key).where(_FETCHED).group_by(_C.key)
             many = sa.func.count() >= MAX_FETCHED_OF_KEY
-            free = sa.and_(free, _C.key.not_in(fetched.group_by(_C.key).having(many)))
+            free = sa.and_(free, _C.key.not_in(fetched.having(many)))
         for turn in (_C.key > last_key, _C.key <= last_key):  # in the order of an index
             oldest = sa.select(_C.number).where(free, turn).order_by(_C.key, age).limit(1)
             number = oldest.with_for_update(skip_locked=True).scalar_subquery()
