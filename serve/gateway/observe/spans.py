@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import grpc
 from opentelemetry import trace
 from opentelemetry.trace.propagation import tracecontext
 from prometheus_client import Counter
@@ -124,6 +123,8 @@ class RequestSpan:
             "earshot.outcome": record.outcome,
         }
         if record.route in _RPC:
+            import grpc  # noqa: PLC0415 - Home Assistant's bridge has this log without gRPC
+
             failed = record.status in _RPC_ERRORS
             code = grpc.StatusCode[record.status or "UNKNOWN"].value[0]
             attributes["rpc.grpc.status_code"] = code
