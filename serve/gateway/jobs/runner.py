@@ -314,11 +314,11 @@ class JobRunner(Background):
                         call = context.start(request, permit)
                     sent = True
                     transcript = await stack.enter_context(call).transcript()
-                # The job may have ended otherwise.
-                result, seconds = to_json(transcript), transcript.duration
-                if await self._do(self._table.complete, job, time.time(), result, seconds):
-                    context.answered(transcript)
-                    self._ended(job, COMPLETED)
+                    result, seconds = to_json(transcript), transcript.duration
+                    # Nothing changes if the job has ended otherwise.
+                    if await self._do(self._table.complete, job, time.time(), result, seconds):
+                        context.answered(transcript)
+                        self._ended(job, COMPLETED)
         except ApiError as error:
             await self._handle_error(job, error, counted=sent)
 

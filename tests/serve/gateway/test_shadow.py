@@ -29,6 +29,7 @@ from serve.gateway.shadow.monitor import LOOK_S
 from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, post, until
+from tests.jobs import accepted
 
 SHADOW = ShadowConfig(share=1.0, beam_size=8)
 AUDIO = b"RIFF" + bytes(2**20)  # spooled
@@ -106,6 +107,12 @@ def test_a_request_of_each_door_is_sampled(running):
     running.call()(message("hello"))
     compared(running, 2)
     assert [one.edits for one in running.services.shadow.window] == [1, 0]
+
+
+def test_a_jobs_request_is_sampled(start, config):
+    running = start(shadow=SHADOW, jobs=config)
+    accepted(running)
+    compared(running, 1)
 
 
 def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
