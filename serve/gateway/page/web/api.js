@@ -121,8 +121,8 @@ const BY_STATUS = {
 
 // What an error of the server means to people. `error`: {code, message} as OpenAI's API has it.
 export function meaning({ code }, status = 500) {
-  const other = status < 500 ? "The server rejected this." : "The server could not finish this.";
-  return BY_CODE[code] ?? BY_STATUS[status] ?? other;
+  const general = status < 500 ? "The server rejected this." : "The server could not finish this.";
+  return BY_CODE[code] ?? BY_STATUS[status] ?? general;
 }
 
 function failure(error, settings, more = {}) {
