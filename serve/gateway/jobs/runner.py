@@ -89,8 +89,7 @@ class JobMetrics:
         options: Any = {"namespace": "earshot_jobs", "registry": registry}
         self.open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
         self.running = Gauge("running", "Jobs that are worked on", **options)
-        text = "Jobs by how they ended"
-        self.ended = Counter("ended", text, ("status",), **options)
+        self.ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
         text = "Webhooks sent: delivered, failed and to be tried again, or given up"
         self.webhooks = Counter("webhook_tries", text, ("outcome",), **options)
 
