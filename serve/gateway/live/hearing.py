@@ -155,13 +155,9 @@ class StreamResampler:
         self.format = format
         self._law = _LAWS.get(format.type)
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        self.bytes_per_s = self._rate * (2 if self._law is None else 1)
         self._odd = b""  # the first byte of a sample that is not complete
         self._resampler = _resampler(self._rate)
-
-    @property
-    def bytes_per_s(self) -> int:
-        """Bytes of a second."""
-        return self._rate * (2 if self._law is None else 1)
 
     def samples(self, data: bytes) -> Samples:
         """Return the samples that are known after some more bytes.
