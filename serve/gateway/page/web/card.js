@@ -105,7 +105,7 @@ export class Card {
   #showWarnings() {
     const texts = warnings(this.job);
     this.warnings.hidden = !texts.length;
-    this.warnings.replaceChildren(...found.map((text) => el("li", {}, text)));
+    this.warnings.replaceChildren(...texts.map((text) => el("li", {}, text)));
   }
 
   // ---------------------------------------------------------------- text
