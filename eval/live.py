@@ -154,6 +154,7 @@ class Simulated:
             self._metrics,
             lambda: self._streams,
             SessionSettings(),
+            [],
         )
 
 

@@ -114,7 +114,7 @@ BUDGETS = {"build": 3_100, "eval": 9_600, "serve": 32_100}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.vad",),
-    "opentelemetry": ("serve.gateway.observe.traces",),
+    "opentelemetry": ("serve.gateway.observe",),
     "ray": ("serve.bulk",),
     "triton": ("serve.native.kernels", "serve.native.rules"),
     "tensorrt_llm": ("serve.trtllm",),

@@ -6,6 +6,7 @@ and the connection goes to one of these.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import socket
@@ -71,7 +72,7 @@ class OutboundClient:
             keepalive_expiry=10.0,
         )
 
-    async def fetch(self, url: str, to: Path) -> int:
+    async def fetch(self, url: str, path: Path) -> int:
         """Fetch audio into a file; return its bytes.
 
         Raises:
@@ -79,7 +80,7 @@ class OutboundClient:
         """
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                return await self._get(url, to)
+                return await self._get(url, path)
         except TimeoutError:
             raise _away(f"url was not whole after {FETCH_TIMEOUT_S:g} s") from None
         except PrivateAddressError as error:
@@ -91,7 +92,7 @@ class OutboundClient:
         except _FAILED as error:
             raise _away(f"url cannot be fetched: {error or type(error).__name__}") from error
 
-    async def _get(self, url: str, to: Path) -> int:
+    async def _get(self, url: str, path: Path) -> int:
         headers = [_AGENT, ("Accept-Encoding", "identity")]
         for _ in range(_MAX_REDIRECTS + 1):
             self.require_allowed(url, "url")
@@ -99,20 +100,25 @@ class OutboundClient:
             async with self._pool.stream(
                 "GET", url, headers=headers, extensions=_TIMEOUTS
             ) as answer:
-                if answer.status in _REDIRECTS:
-                    fields = {name.lower(): value for name, value in answer.headers}
-                    url = _redirected(url, fields.get(b"location", b"").decode("latin-1"))
-                    continue
-                if answer.status != 200:
-                    raise _bad_status(answer.status)
-                return await self._save(answer, to)
+                if answer.status not in _REDIRECTS:
+                    return await self._save(answer, path)
+                fields = {name.lower(): value for name, value in answer.headers}
+                target = fields.get(b"location", b"").decode("latin-1")
+                try:
+                    url = urllib.parse.urljoin(url, target)
+                except ValueError:
+                    url = target  # `require_allowed` rejects it
         raise field_error("url", f"url leads on more than {_MAX_REDIRECTS} times")
 
-    async def _save(self, answer: httpcore2.Response, to: Path) -> int:
+    async def _save(self, answer: httpcore2.Response, path: Path) -> int:
+        if answer.status != 200:
+            message = f"url answered with status {answer.status}; expected 200 and audio"
+            again = answer.status >= 500 or answer.status in _AGAIN
+            raise _away(message) if again else field_error("url", message)
         size, now = 0, asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(MIB_TIMEOUT_S) as limit:
-                with to.open("wb") as file:
+                with path.open("wb") as file:
                     async for chunk in answer.aiter_stream():
                         if size // _MIB < (size + len(chunk)) // _MIB:
                             limit.reschedule(now() + MIB_TIMEOUT_S)
@@ -174,27 +180,8 @@ class OutboundClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _redirected(url: str, target: str) -> str:
-    """Return the url to which an answer's `Location` leads.
-
-    Raises:
-        ApiError: it is no url.
-    """
-    try:
-        return urllib.parse.urljoin(url, target)
-    except ValueError as error:
-        raise field_error("url", f"url leads to {shown(target)}, no url: {error}") from error
-
-
 def _away(message: str) -> ApiError:
     return ApiError(UnavailableError(message), URL_AWAY)
-
-
-def _bad_status(status: int) -> ApiError:
-    message = f"url answered with status {status}; expected 200 and audio"
-    if status >= 500 or status in _AGAIN:
-        return _away(message)
-    return field_error("url", message)
 
 
 # ---------------------------------------------------------------- urls
@@ -202,35 +189,27 @@ def _bad_status(status: int) -> ApiError:
 
 def _allows(pattern: str, parts: urllib.parse.SplitResult) -> bool:
     """Return whether one of `jobs.allowed_hosts` names the host of a url."""
-    found = PLACE.fullmatch(pattern)
-    assert found, pattern  # the configuration was checked
-    scheme, name = found[1] or "https", found[2].lower()
-    port = int(found[3]) if found[3] else _PORTS[scheme]
+    allowed = PLACE.fullmatch(pattern)
+    assert allowed, pattern  # the configuration was checked
+    scheme, name = allowed[1] or "https", allowed[2].lower()
+    port = int(allowed[3] or _PORTS[scheme])
     host = (parts.hostname or "").lower().rstrip(".")
     named = host.endswith(name[1:]) if name.startswith("*.") else host == name
-    asked = _PORTS[parts.scheme] if parts.port is None else parts.port
-    return named and (parts.scheme, asked) == (scheme, port)
+    return named and (parts.scheme, parts.port or _PORTS[parts.scheme]) == (scheme, port)
 
 
 def _parts(url: str, field: str) -> urllib.parse.SplitResult:
-    if len(url) > _MAX_URL or not _PLAIN.fullmatch(url):
-        raise field_error(
-            field, f"{field} = {shown(url)}; expected at most {_MAX_URL} characters of ASCII"
-        )
-    try:
+    with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise field_error(field, f"{field} = {shown(url)} is no url: {error}") from error
-    if parts.scheme not in _PORTS or not _HOST.fullmatch(parts.hostname or "") or port == 0:
-        raise field_error(
-            field,
-            f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of "
-            "an object store",
-        )
-    if parts.username is not None or parts.password is not None:
-        raise field_error(field, f"{field} holds a user's name or password; leave them out")
-    return parts
+        plain = len(url) <= _MAX_URL and _PLAIN.fullmatch(url) and parts.port != 0
+        host = parts.scheme in _PORTS and _HOST.fullmatch(parts.hostname or "")
+        if plain and host and parts.username is None and parts.password is None:
+            return parts
+    raise field_error(
+        field,
+        f"{field} = {shown(url)}; expected https:// and a host's name, such as a signed url of an "
+        f"object store, in at most {_MAX_URL} characters of ASCII, without a user or password",
+    )
 
 
 # ---------------------------------------------------------------- addresses
@@ -240,10 +219,10 @@ def is_private(text: str) -> bool:
     """Tell whether an address is this machine's, its network's, or not a host's."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        embedded = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
-            carried.append(ipaddress.IPv4Address(int(address) & _IPv4_BITS))
-        if any(_is_private(inner) for inner in carried if inner is not None):
+            embedded.append(ipaddress.IPv4Address(int(address) & _IPv4_BITS))
+        if any(_is_private(inner) for inner in embedded if inner is not None):
             return True
         if address.ipv4_mapped is not None:
             return False  # it is that public address

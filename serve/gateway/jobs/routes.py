@@ -16,11 +16,12 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import Any
 
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -34,14 +35,10 @@ from serve.gateway.edge.headers import ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs import wire
-from serve.gateway.jobs.fetch import OutboundClient
-from serve.gateway.jobs.runner import JobCounters, JobRunner
-from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import CANCELLED, OPEN, JobRecord
-from serve.gateway.jobs.webhooks import Webhooks
+from serve.gateway.jobs.runner import JobRunner
+from serve.gateway.jobs.table import OPEN, JobRecord
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
-from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
 
 _MAX_PAGE, _PAGE = 100, 20  # jobs of a page
@@ -50,19 +47,6 @@ MAX_QUEUED_MB = 10_240
 _MAX_IDEMPOTENCY = 255  # characters
 _MIB = 2**20
 _ID = re.compile(r"job_[0-9a-f]{32}")
-
-_Rendered = tuple[bytes, str, dict[str, str]]
-"""A result's body, media type and headers."""
-
-
-class _ResultReaders:
-    """Requests of one key for results, which are rendered one after another."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.lock = asyncio.Lock()
-        self.wanted: tuple[str, list[tuple[str, str]]] | None = None  # a job's id and the query
-        self.rendered: _Rendered = b"", "", {}  # the result that was `wanted`
 
 
 class _ResultResponse(Response):
@@ -93,18 +77,14 @@ class JobRoutes:
     """
 
     def __init__(self, services: Services) -> None:
-        config = self._config = services.config
-        self._services = services
-        self._storage = JobStorage(config)
-        self._outbound = OutboundClient(config)
-        self._counters = JobCounters(services.metrics.registry)
-        parts = self._storage, self._outbound
-        self._webhooks = Webhooks(config, *parts, self._counters.webhooks)
-        self._runner = JobRunner(services, *parts, self._webhooks, self._counters)
+        self._services, self._config = services, services.config
+        self._runner = JobRunner(services)
+        self._storage = self._runner.storage
         self._adding = asyncio.Lock()
         # Rendering slows down the event loop, so one thread does it all.
         self._renderer = ThreadPoolExecutor(1, "earshot-jobs-results")
-        self._readers: dict[str, _ResultReaders] = {}  # by key
+        # A key's results are rendered one after another, so that others wait for one at most.
+        self._render_locks = weakref.WeakValueDictionary[str, asyncio.Lock]()
 
     @property
     def routes(self) -> list[Route]:
@@ -119,31 +99,34 @@ class JobRoutes:
 
     def start(self) -> None:
         self._runner.start()
-        self._webhooks.start()
 
     async def close(self) -> None:
         """End the work; the next process that claims open jobs begins them again."""
         await self._runner.close()
-        await self._webhooks.close()
-        await self._outbound.close()
-        await asyncio.to_thread(self._storage.close)
         self._renderer.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ accepting
 
     async def _accept(self, request: Request) -> Response:
-        caller = self._identify(request)
-        self._services.usage.require(caller)
-        await self._require_room(caller.name)
-        with self._services.admission.admit(caller) as permit:
-            async with self._received(request, permit) as (pairs, file, filename):
-                unknown = self._config.gateway.unknown_fields
-                form = wire.read_job_form(pairs, unknown, file is not None)
-                job = self._job(request, caller, form)
-                kept = await self._keep(job, file, filename)
+        api_key = self._services.keys.of_request(request)
+        self._services.usage.require(api_key)
+        await self._require_room(api_key.name)
+        kind, _ = parse_options_header(request.headers.get("content-type", ""))
+        async with contextlib.AsyncExitStack() as stack:
+            permit = stack.enter_context(self._services.admission.admit(api_key))
+            upload: UploadFile | None = None
+            if kind == b"application/json":
+                pairs = await wire.json_pairs(request, permit)
+            else:
+                received = received_form(request, permit, self._services.engines.uploads)
+                form = await stack.enter_async_context(received)
+                pairs, upload = form.pairs, form.file
+            unknown = self._config.gateway.unknown_fields
+            job_form = wire.read_job_form(pairs, unknown, upload is not None)
+            job = await self._add(self._job(request, api_key, job_form), upload)
         self._runner.wake()
-        headers = served_by(kept.model) | ignored(form.fields.ignored)
-        return JSONResponse(wire.described(kept), 202, headers)
+        headers = served_by(job.model) | ignored(job_form.fields.ignored)
+        return JSONResponse(wire.described(job), 202, headers)
 
     async def _require_room(self, key: str) -> None:
         """Reject a job if its key or the server has too many.
@@ -151,36 +134,21 @@ class JobRoutes:
         Raises:
             ApiError: there is no room.
         """
-        jobs, load = self._config.jobs, await self._storage.do(self._storage.table.load)
+        load = await self._storage.do(self._storage.table.load)
         share = KEY_SHARE if self._services.keys.several else 1.0
-        own = load.get(key, (0, 0))
-        all_jobs, all_bytes = (sum(one[i] for one in load.values()) for i in (0, 1))
-        for name, now, mine, limit in (
-            ("jobs.max_queued", all_jobs, own[0], jobs.max_queued),
-            (f"{MAX_QUEUED_MB} MiB", all_bytes, own[1], MAX_QUEUED_MB * _MIB),
-        ):
-            if now >= limit:
+        max_jobs, max_bytes = self._config.jobs.max_queued, MAX_QUEUED_MB * _MIB
+        limits = (("jobs.max_queued", max_jobs), (f"{MAX_QUEUED_MB} MiB", max_bytes))
+        for index, (name, limit) in enumerate(limits):
+            if sum(counts[index] for counts in load.values()) >= limit:
                 raise errors.overloaded(
                     f"the job queue is full ({name}); try again when jobs have ended, or have "
                     "expired (jobs.keep_s)",
                     "jobs",
                 )
-            if mine >= limit * share:
+            if load.get(key, (0, 0))[index] >= limit * share:
                 raise errors.key_limit(f"share of {name}", key)
 
-    @contextlib.asynccontextmanager
-    async def _received(
-        self, request: Request, permit: Permit
-    ) -> AsyncIterator[tuple[wire.Pairs, BinaryIO | None, str]]:
-        """Receive a job's pairs, and its file and the file's name, if it has one."""
-        kind, _ = parse_options_header(request.headers.get("content-type", ""))
-        if kind == b"application/json":
-            yield await wire.json_pairs(request, permit), None, ""
-            return
-        async with received_form(request, permit, self._services.engines.uploads) as form:
-            yield form.pairs, form.file.file, form.file.filename or ""
-
-    def _job(self, request: Request, caller: ApiKey, form: wire.JobForm) -> JobRecord:
+    def _job(self, request: Request, api_key: ApiKey, form: wire.JobForm) -> JobRecord:
         """Make a job of a form.
 
         Raises:
@@ -188,15 +156,15 @@ class JobRoutes:
         """
         request_parts(form.fields.request, None)  # tensors can hold the options
         if form.url:
-            self._outbound.require_allowed(form.url, "url")
+            self._runner.outbound.require_allowed(form.url, "url")
         if form.webhook_url:
-            if not self._webhooks.on:
+            if self._runner.secret is None:
                 raise field_error(
                     "webhook_url",
                     "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
                     "config names no secret to sign webhooks with",
                 )
-            self._outbound.require_allowed(form.webhook_url, "webhook_url")
+            self._runner.outbound.require_allowed(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
             raise errors.invalid(
@@ -206,7 +174,7 @@ class JobRoutes:
         now, unknown = time.time(), form.fields.ignored
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
-            key=caller.name,
+            key=api_key.name,
             model=self._services.models.named(form.fields.model),
             task=form.fields.request.task,
             # Only the names of ignored fields, which the answer tells.
@@ -218,62 +186,59 @@ class JobRoutes:
             due=now,
         )
 
-    async def _keep(self, job: JobRecord, file: BinaryIO | None, filename: str) -> JobRecord:
+    async def _add(self, job: JobRecord, upload: UploadFile | None) -> JobRecord:
         """Store a job and its audio; return it, or the earlier job with its Idempotency-Key."""
-        audio, sha256, size, added = self._storage.audio, "", 0, False
-        try:
-            if file is not None:
-                sha256 = await self._storage.for_audio.do(audio.keep, job.id, file)
-                size = audio.path(job.id).stat().st_size
-            sent = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
+        audio, sha256, size, filename = self._storage.audio, "", 0, ""
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._storage.discard, job.id)
+            if upload is not None:
+                sha256 = await self._storage.for_audio.do(audio.keep, job.id, upload.file)
+                size, filename = audio.path(job.id).stat().st_size, upload.filename or ""
+            body = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
                 job,
                 filename=filename.replace("\0", "")[:255],  # PostgreSQL takes no NUL
                 audio_bytes=size,
-                fingerprint=hashlib.sha256(sent.encode()).hexdigest(),
+                fingerprint=hashlib.sha256(body.encode()).hexdigest(),
             )
             async with self._adding:  # otherwise jobs that come at once would all find room
                 await self._require_room(job.key)
-                added = True
-                kept = await self._storage.do(self._storage.table.add, job)
-        except BaseException:
-            # The job may be in the table although the call has failed. If it is not, its audio is
-            # removed with the other orphans.
-            if not added:
-                self._storage.discard(job.id)
-            raise
-        if kept.id != job.id:
+                # The job may be in the table although the call has failed. If it is not, its audio
+                # is removed with the other orphans.
+                on_failure.pop_all()
+                added = await self._storage.do(self._storage.table.add, job)
+        if added.id != job.id:
             self._storage.discard(job.id)
-        if kept.fingerprint != job.fingerprint:
+        if added.fingerprint != job.fingerprint:
             message = (
-                f"the Idempotency-Key is that of {kept.id}, which was another request; use a new "
+                f"the Idempotency-Key is that of {added.id}, which was another request; use a new "
                 "one for each job"
             )
             raise ApiError(RequestError(message), "idempotency")
-        return kept
+        return added
 
     # ------------------------------------------------------------ reading
 
     async def _list(self, request: Request) -> Response:
-        caller, query = self._identify(request), request.query_params
+        api_key, query = self._services.keys.of_request(request), request.query_params
         errors.require_known(query, ("limit", "after"))
-        limit = query.get("limit", str(_PAGE))
+        limit, after = query.get("limit", str(_PAGE)), query.get("after", "")
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_PAGE):
             raise field_error("limit", f"limit = {shown(limit)}; expected 1 to {_MAX_PAGE}")
-        after = query.get("after", "")
         if after:
-            await self._found(caller, after)
-        table, count = self._storage.table, int(limit)
-        jobs = await self._storage.do(table.newest, caller.name, count + 1, after)
-        told = [wire.described(job) for job in jobs[:count]]
-        page = {
-            "object": "list",
-            "data": told,
-            "first_id": told[0]["id"] if told else None,
-            "last_id": told[-1]["id"] if told else None,
-            "has_more": len(jobs) > count,
-        }
-        return JSONResponse(page)
+            await self._find(api_key, after)
+        newest, count = self._storage.table.newest, int(limit)
+        jobs = await self._storage.do(newest, api_key.name, count + 1, after)
+        page = [wire.described(job) for job in jobs[:count]]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": len(jobs) > count,
+            }
+        )
 
     async def _show(self, request: Request) -> Response:
         return JSONResponse(wire.described(await self._named(request)))
@@ -281,66 +246,53 @@ class JobRoutes:
     async def _cancel(self, request: Request) -> Response:
         job = await self._named(request)
         if job.status in OPEN:
-            table, now = self._storage.table, time.time()
-            if await self._storage.do(table.cancel, job.key, job.id, now):
-                self._runner.cancelled(job.id)
-                self._counters.ended(CANCELLED)
-                self._storage.discard(job.id)
-                self._webhooks.wake()
+            cancel = self._storage.table.cancel
+            if await self._storage.do(cancel, job.key, job.id, time.time()):
+                self._runner.cancelled(job)
             job = await self._named(request)
         return JSONResponse(wire.described(job))
 
     async def _result(self, request: Request) -> Response:
-        caller = self._identify(request)
-        job = await self._found(caller, request.path_params["id"])
+        api_key = self._services.keys.of_request(request)
+        job = await self._find(api_key, request.path_params["id"])
         wire.require_result(job)
-        rendering = self._rendered(job, request.query_params.multi_items())
+        rendering = self._render(job, request.query_params.multi_items())
         body, kind, headers = await while_client_waits(request, rendering)
-        permit = self._services.admission.admit_unchecked(caller)
+        permit = self._services.admission.admit_unchecked(api_key)
         return _ResultResponse(permit, body, media_type=kind, headers=headers)
 
-    async def _rendered(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
-        """Return a result as the query asks for it.
+    async def _render(
+        self, job: JobRecord, query: list[tuple[str, str]]
+    ) -> tuple[bytes, str, dict[str, str]]:
+        """Return a result's body, media type and headers, as the query asks for it."""
 
-        A key's results are rendered one after another. Requests for the same one that come
-        meanwhile share it.
-        """
-        readers = self._readers.setdefault(job.key, _ResultReaders())
-        readers.count += 1
-        try:
-            async with readers.lock:
-                if readers.wanted != (job.id, query):
-                    readers.rendered = await self._render(job, query)
-                    readers.wanted = (job.id, query)
-                return readers.rendered
-        finally:
-            readers.count -= 1
-            if not readers.count:
-                del self._readers[job.key]
-
-    async def _render(self, job: JobRecord, query: list[tuple[str, str]]) -> _Rendered:
-        found = await self._storage.do(self._storage.table.result, job.id)
-        if found is None:
-            raise _unknown(job.id)  # it has just expired
-        pairs, result = found
-        fields = wire.fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
-
-        def render() -> _Rendered:  # splitting subtitles of long audio takes a while
+        def render(pairs: str, result: str) -> tuple[bytes, str, dict[str, str]]:
+            fields = wire.fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
             transcript = wire.transcript_of(result, job.id)
             text, kind = wire.render_result(fields, transcript, query)
             return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
 
-        return await asyncio.get_running_loop().run_in_executor(self._renderer, render)
-
-    def _identify(self, request: Request) -> ApiKey:
-        return self._services.keys.of_request(request)
+        async with self._render_locks.setdefault(job.key, asyncio.Lock()):
+            row = await self._storage.do(self._storage.table.result, job.id)
+            if row is None:
+                raise _unknown(job.id)  # it has just expired
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._renderer, render, *row)
 
     async def _named(self, request: Request) -> JobRecord:
-        return await self._found(self._identify(request), request.path_params["id"])
+        """Return the job that the path names."""
+        api_key = self._services.keys.of_request(request)
+        return await self._find(api_key, request.path_params["id"])
 
-    async def _found(self, caller: ApiKey, id: str) -> JobRecord:
-        find, known = self._storage.table.find, _ID.fullmatch(id)
-        job = await self._storage.do(find, caller.name, id) if known else None
+    async def _find(self, api_key: ApiKey, id: str) -> JobRecord:
+        """Return a key's job.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        job = None
+        if _ID.fullmatch(id):
+            job = await self._storage.do(self._storage.table.find, api_key.name, id)
         if job is None:
             raise _unknown(id)
         return job

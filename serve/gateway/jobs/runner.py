@@ -1,14 +1,17 @@
 """The job runner: claims jobs while other requests leave room, and records each job's end once.
 
-Its processes may die at any time. A job with a url gets one of the `jobs.workers` once its audio is
-here, so slow urls keep no other job waiting. A key has few fetches at a time.
+One loop claims three kinds of work in the table: jobs whose audio is here, jobs whose url is to be
+fetched, and webhooks. In each kind the API keys take turns. A slow url or receiver keeps no other
+job waiting, for fetches and webhooks take none of the `jobs.workers`. A process may die at any
+time; its claims expire.
 
-`JobRunner._ask` alone sends a job's request, which is counted, limited and measured like any other
-request of the key. A job fails if the error is its own. After a server error it is put back.
+`JobRunner._transcribe` alone sends a job's request, which is counted, limited and measured like any
+other request of the key. A job fails if the error is its own. After a server error it is put back.
 It fails after `MAX_TRIES` starts, because the job may be the reason that the server dies.
 """
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -17,49 +20,65 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from serve.contract.codec import to_json
-from serve.contract.errors import DeadlineError, OverloadedError, RequestError, UnavailableError
-from serve.contract.messages import Transcript
+from serve.contract.errors import (
+    AudioError,
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import EngineRequest
-from serve.gateway.engines import EngineCall
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import COMPLETED, FAILED, JobRecord
-from serve.gateway.jobs.webhooks import Webhooks
+from serve.gateway.jobs.table import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    MAX_FETCHED_OF_KEY,
+    JobRecord,
+    Work,
+)
+from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
-from serve.gateway.jobs.workers import KeyTurns, WorkerPool, keys_with
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.log import LogRecord
 from serve.gateway.openai.fields import FIELDS
-from serve.gateway.openai.form import SPOOL_BYTES
 from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
 
+POLL_S = 1.0
+"""Seconds between two looks at the table, at most."""
 LEASE_S = 15.0
 """Seconds after which a job may be claimed again if its worker has not renewed the lease."""
-NOT_NOW_S = 2.0
-"""Seconds for which a model, or a key, is left alone that has no room."""
+FULL_S = 2.0
+"""Minimum seconds for which no job of a key or a model without room is claimed."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
 GIVE_UP_S = 259_200.0  # from a job's creation to its failure
-_MAX_NOT_NOW_S = 300.0  # after which a key is tried again although its day is used up
-_AHEAD_S = 600.0  # more than the farthest time from now that a job may be due
-_FETCHES, _FETCHES_OF_A_KEY = 64, 4  # claimed jobs with a url
+MAX_WEBHOOKS = 64  # webhooks that are being posted
+_MAX_WEBHOOKS_OF_KEY = 8
+_WEBHOOK_LEASE_S = 60.0  # longer than the longest post
+_MAX_FETCHES = 64
+_MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
+_AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
-class JobCounters:
+class JobMetrics:
     """Metrics of jobs.
 
     Args:
@@ -67,127 +86,151 @@ class JobCounters:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.open_jobs = 0
-        """Jobs without an end, at the latest sweep."""
         options: Any = {"namespace": "earshot_jobs", "registry": registry}
-        open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
-        open_jobs.set_function(lambda: self.open_jobs)
+        self.open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
         self.running = Gauge("running", "Jobs that are worked on", **options)
-        self._ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
+        self.ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
         text = "Webhooks sent: delivered, failed and to be tried again, or given up"
         self.webhooks = Counter("webhook_tries", text, ("outcome",), **options)
 
-    def ended(self, status: str) -> None:
-        """Count a job that has ended in this process."""
-        self._ended.labels(status).inc()
-
-
-@dataclasses.dataclass
-class _ClaimedJob:
-    job: JobRecord
-    sent: bool = False  # an engine has had its request
-
 
 @dataclasses.dataclass(eq=False)
-class JobRunner(WorkerPool):
-    """A process's workers on jobs. For one event loop."""
+class _Workers:
+    """The tasks of a process that do one kind of work."""
 
-    services: Services  # which jobs' requests use
-    storage: JobStorage
-    outbound: OutboundClient  # fetches urls
-    webhooks: Webhooks  # woken at the end of each job
-    counters: JobCounters
+    work: Work
+    run: Callable[[JobRecord], Coroutine[Any, Any, None]]
+    lease_s: float  # of a claim
+    max_of_key: float = float("inf")  # tasks
+    last_key: str = ""  # the key whose turn was last
+    tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__init__()
-        config, storage = self.services.config, self.storage
+
+class JobRunner(Background):
+    """A process's work on jobs and webhooks. For one event loop.
+
+    Args:
+        services: the services that jobs' requests use.
+
+    Raises:
+        ConfigError: the table, the folder or the secret cannot be used.
+    """
+
+    def __init__(self, services: Services) -> None:
+        config, self.services = services.config, services
+        storage = self.storage = JobStorage(config)
         self._table, self._do, self._quietly = storage.table, storage.do, storage.quietly
+        self.outbound = OutboundClient(config)
+        """Fetches urls and posts webhooks."""
+        path = config.jobs.webhook_secret_file
+        self.secret = read_secret(path) if path else None
+        """Signs webhooks; None: no webhook is sent."""
+        self._metrics = JobMetrics(services.metrics.registry)
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
-        self._below = max(1, slots // config.gateway.processes)
-        self._placed: set[str] = set()  # ids of the jobs that have a worker's place
-        self._fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}  # jobs that wait for one
-        self._turns, self._fetch_turns = KeyTurns(), KeyTurns()
-        self._last_was_fetched = False
-        self._not_now: dict[tuple[str, str], float] = {}  # keys and models without room, until when
+        self._max_requests = max(1, slots // config.gateway.processes)
+        self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
+        self._fetching = _Workers("fetch", self._fetch, LEASE_S, MAX_FETCHED_OF_KEY)
+        self._webhooks = _Workers(
+            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
+        )
+        # Ends of the rest of keys and models without room, by kind and name.
+        self._full_until_s: dict[tuple[str, str], float] = {}
         # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
         # short absence of it costs no waiting job a try.
-        self._away = {self.services.models.default}
-        self._swept_s = -SWEEP_S  # monotonic, as the times of `_not_now`
-        self.counters.running.set_function(self.tasks.__len__)
+        self._lost_models = {self.services.models.default}
+        self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
+        self._wake = asyncio.Event()
+        tasks = self._transcribing.tasks, self._fetching.tasks
+        self._metrics.running.set_function(lambda: sum(map(len, tasks)))
 
-    def cancelled(self, id: str) -> None:
+    def wake(self) -> None:
+        """Look for work now."""
+        self._wake.set()
+
+    def cancelled(self, job: JobRecord) -> None:
         """End the work on a job that has been cancelled."""
-        if (task := self.tasks.get(id)) is not None:
+        for task, claimed in (*self._transcribing.tasks.items(), *self._fetching.tasks.items()):
+            if claimed.id == job.id:
+                task.cancel()
+        self._ended(job, CANCELLED)
+
+    async def close(self) -> None:
+        """End the work; the next process that claims the jobs begins them again."""
+        await super().close()
+        workers = self._transcribing, self._fetching, self._webhooks
+        tasks = [task for kind in workers for task in kind.tasks]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.outbound.close()
+        await asyncio.to_thread(self.storage.close)
 
-    # ------------------------------------------------------------ the next job
+    # ------------------------------------------------------------ claims
 
-    async def _claimed(self) -> JobRecord | None:
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                claimed = await self._claim_next()
+            except Exception:  # one odd job must not keep the others waiting for ever
+                logger.exception("jobs cannot be looked for")
+                claimed = False
+            if not claimed:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._wake.wait()
+
+    async def _claim_next(self) -> bool:
+        """Claim work of each kind that has room; return whether there was any."""
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        if self.services.admission.draining:
-            return None
-        now, now_s = time.time(), time.monotonic()
-        self._not_now = {what: until for what, until in self._not_now.items() if until > now_s}
-        keys = [name for kind, name in self._not_now if kind == "key"]
-        models = [name for kind, name in self._not_now if kind == "model"]
-        self._away = {name for name in self._away if not await self.services.engines.ready(name)}
-        models += self._away
-        room = (
-            len(self._placed) < self.services.config.jobs.workers
-            and self.services.admission.requests < self._below
-        )
-        if room and (job := await self._next_to_ask(now, keys, models)) is not None:
-            return job
-        return await self._next_to_fetch(now, keys, models)
-
-    async def _next_to_ask(
-        self, now: float, keys: list[str], models: list[str]
-    ) -> JobRecord | None:
-        """Give a worker's place to a job of the next key: one with a file, or a fetched one.
-
-        Args:
-            now: the time.
-            keys: the keys without room.
-            models: the models without room.
-
-        Returns:
-            The job with a file, which is claimed; None: a fetched job goes on, or there is none.
-        """
-        files = await self._quietly(self._table.keys, now, keys, models, False) or []
-        fetched: dict[str, tuple[JobRecord, asyncio.Event]] = {}
-        for job, placed in self._fetched.values():
-            if job.key not in keys and job.model not in models:
-                fetched.setdefault(job.key, (job, placed))
-        if (key := self._turns.next({*files, *fetched})) is None:
-            return None
-        self._last_was_fetched = key in fetched and not (self._last_was_fetched and key in files)
-        if self._last_was_fetched:
-            first, placed = fetched[key]
-            del self._fetched[first.id]
-            self._placed.add(first.id)
-            placed.set()
-            self.wake()
-            return None
-        claim, until = self._table.claim, now + LEASE_S
-        claimed = await self._quietly(claim, now, until, key, models, False)
-        if claimed is not None:
-            self._placed.add(claimed.id)
+        claimed = False
+        if self.secret is not None and len(self._webhooks.tasks) < MAX_WEBHOOKS:
+            claimed = await self._claim(self._webhooks)
+        admission, now_s = self.services.admission, time.monotonic()
+        if admission.draining:
+            return claimed
+        ready = self.services.engines.ready
+        self._lost_models = {name for name in self._lost_models if not await ready(name)}
+        full = [place for place, end_s in self._full_until_s.items() if end_s > now_s]
+        keys = {name for kind, name in full if kind == "key"}
+        models = self._lost_models | {name for kind, name in full if kind == "model"}
+        workers = self.services.config.jobs.workers
+        if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
+            claimed |= await self._claim(self._transcribing, keys, models)
+        if len(self._fetching.tasks) < _MAX_FETCHES:
+            claimed |= await self._claim(self._fetching, keys, models)
         return claimed
 
-    async def _next_to_fetch(
-        self, now: float, keys: list[str], models: list[str]
-    ) -> JobRecord | None:
-        """Claim a job with a url to fetch; see `_next_to_ask`."""
-        fetching = [job for job in self.jobs.values() if job.url]
-        if len(fetching) >= _FETCHES:
-            return None
-        keys = keys + keys_with(fetching, _FETCHES_OF_A_KEY)
-        found = await self._quietly(self._table.keys, now, keys, models, True)
-        if (key := self._fetch_turns.next(found or ())) is None:
-            return None
-        return await self._quietly(self._table.claim, now, now + LEASE_S, key, models, True)
+    async def _claim(
+        self, workers: _Workers, not_keys: Set[str] = frozenset(), models: Set[str] = frozenset()
+    ) -> bool:
+        """Claim a job of the next key, and begin the work on it; return whether there was one.
+
+        Args:
+            workers: the kind of work.
+            not_keys: the keys without room.
+            models: the models without room.
+        """
+        now, last_key = time.time(), workers.last_key
+        counts = collections.Counter(job.key for job in workers.tasks.values())
+        not_keys |= {key for key, count in counts.items() if count >= workers.max_of_key}
+        claim = workers.work, now, now + workers.lease_s, last_key, not_keys, models
+        job = await self._quietly(self._table.claim, *claim)
+        if job is None:
+            return False
+        workers.last_key = job.key
+        task = asyncio.create_task(workers.run(job))
+        workers.tasks[task] = job
+        task.add_done_callback(functools.partial(self._task_done, workers))
+        return True
+
+    def _task_done(self, workers: _Workers, task: asyncio.Task[None]) -> None:
+        job = workers.tasks.pop(task)
+        self.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed in the gateway; it is tried again", job.id, exc_info=error)
 
     async def _sweep(self) -> None:
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
@@ -201,30 +244,28 @@ class JobRunner(WorkerPool):
         ids = await self._quietly(table.open_ids)
         if ids is not None:
             await self.storage.for_audio.quietly(self.storage.audio.remove_orphans, ids)
-            self.counters.open_jobs = len(ids)
+            self._metrics.open_jobs.set(len(ids))
 
-    # ------------------------------------------------------------ one job
+    # ------------------------------------------------------------ work
 
-    async def _work(self, job: JobRecord) -> None:
-        claimed = _ClaimedJob(job)
+    @contextlib.asynccontextmanager
+    async def _claimed(self, job: JobRecord) -> AsyncIterator[None]:
+        """Renew a job's lease during a `with` block, and put the job back if it is cancelled.
+
+        Raises:
+            ApiError: the job was begun too often.
+        """
         lease = asyncio.create_task(self._keep_lease(job, asyncio.current_task()))
         try:
             if job.tries > MAX_TRIES:
                 message = f"the server was lost {job.tries - 1} times while it worked on this job"
                 raise ApiError(RequestError(message), "jobs_tries")
-            await self._fetch(job)
-            if job.url:
-                await self._ask_when_placed(claimed)
-            else:
-                await self._ask(claimed)
-        except ApiError as error:
-            await self._not_answered(claimed, error)
+            yield
         except asyncio.CancelledError:
             put_back = self._quietly(self._table.put_back, job, time.time(), False)
             await asyncio.shield(put_back)
             raise
         finally:
-            self._placed.discard(job.id)
             lease.cancel()
 
     async def _keep_lease(self, job: JobRecord, work: "asyncio.Task[None] | None") -> None:
@@ -236,142 +277,118 @@ class JobRunner(WorkerPool):
                 work.cancel()
 
     async def _fetch(self, job: JobRecord) -> None:
-        """Fetch a job's audio, unless it is here.
-
-        Raises:
-            ApiError: it cannot be had.
-        """
+        """Fetch a job's audio; then the job waits for a worker."""
         audio = self.storage.audio
-        if not job.url or audio.path(job.id).exists():
-            return
         part = audio.part(job.id, job.token)
         try:
-            size = await self.outbound.fetch(job.url, part)
-            await self.storage.for_audio.do(audio.seal, part, job.id)
+            async with self._claimed(job):
+                if not (size := await self.outbound.fetch(job.url, part)):
+                    raise ApiError(AudioError("the url's file is empty"))
+                await self.storage.for_audio.do(audio.seal, part, job.id)
+                await self._do(self._table.fetched, job, time.time(), size)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            raise ApiError(why, URL_AWAY) from error
+            await self._handle_error(job, ApiError(why, URL_AWAY), counted=True)
+        except ApiError as error:
+            await self._handle_error(job, error, counted=error.reason == URL_AWAY)
         finally:
             part.unlink(missing_ok=True)
-        await self._do(self._table.note_size, job, size)
 
-    async def _ask_when_placed(self, claimed: _ClaimedJob) -> None:
-        """Send a fetched job's request once it has a worker's place.
-
-        If the server has no room, the job waits here for another place. If it were put back, its
-        key's next url would be fetched, and fetched audio would fill the disk.
-
-        Raises:
-            ApiError: there is no answer.
-        """
-        job = claimed.job
-        while True:
-            claimed.sent, placed = False, asyncio.Event()
-            self._fetched[job.id] = job, placed
-            self.wake()
-            try:
-                await placed.wait()
-                return await self._ask(claimed)
-            except ApiError as error:
-                if not isinstance(error.error, OverloadedError):
-                    raise
-                self._leave_alone(job, error)
-            finally:
-                self._fetched.pop(job.id, None)
-                self._placed.discard(job.id)
-
-    async def _ask(self, claimed: _ClaimedJob) -> None:
-        """Send a job's request, as its key would, and record the answer.
-
-        Raises:
-            ApiError: there is none.
-        """
-        job = claimed.job
-        record = LogRecord(id=job.id, model=job.model)
+    async def _transcribe(self, job: JobRecord) -> None:
+        """Send a job's request, as its key would, and record the answer."""
+        record, sent = LogRecord(id=job.id, model=job.model), False
+        if job.url and not self.storage.audio.path(job.id).exists():
+            # A server with another folder has fetched it.
+            await self._quietly(self._table.fetched, job, time.time(), 0)
+            return
         identify = functools.partial(self.services.keys.named_as, job.key)
-        async with RequestContext(self.services, record, "jobs", identify) as context:
-            with contextlib.ExitStack() as stack:
-                with context.admit() as permit:
-                    call = await self._send(job, permit, context, stack)
-                    claimed.sent = True
-                stack.enter_context(call)
-                transcript = await call.transcript()
-            await self._record(job, transcript, context)
+        try:
+            async with (
+                self._claimed(job),
+                RequestContext(self.services, record, "jobs", identify) as context,
+            ):
+                with contextlib.ExitStack() as stack:
+                    with context.admit() as permit:
+                        request = await self._request(job, permit, stack)
+                        call = context.start(request, permit)
+                    sent = True
+                    transcript = await stack.enter_context(call).transcript()
+                    result, seconds = to_json(transcript), transcript.duration
+                    # Nothing changes if the job has ended otherwise.
+                    if await self._do(self._table.complete, job, time.time(), result, seconds):
+                        context.answered(transcript)
+                        self._ended(job, COMPLETED)
+        except ApiError as error:
+            await self._handle_error(job, error, counted=sent)
 
-    async def _send(
-        self, job: JobRecord, permit: Permit, context: RequestContext, stack: contextlib.ExitStack
-    ) -> EngineCall:
-        storage = self.storage
-        fields = fields_of(job, self.services.config.gateway.unknown_fields)
-        path = storage.audio.path(job.id)
+    async def _request(
+        self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
+    ) -> EngineRequest:
+        """Make a job's request; its file, if it has one, is removed with the stack.
+
+        Raises:
+            ApiError: the request cannot be made.
+        """
+        path, do = self.storage.audio.path(job.id), self.storage.for_audio.do
         try:
             size = path.stat().st_size
         except OSError:
             why = RequestError("the job's audio is missing from storage")
             raise ApiError(why, "jobs_audio") from None
         permit.charge(size)
-        audio, copy = None, None
-        if size <= SPOOL_BYTES:
-            audio = await storage.for_audio.do(path.read_bytes)
-        else:  # the engine's process takes the copy from the uploads' folder
-            file = tempfile.NamedTemporaryFile(dir=self.services.engines.uploads)  # noqa: SIM115
-            copy = stack.enter_context(file).name
-            await storage.for_audio.do(shutil.copyfile, path, copy)
-        length = None
-        if self.services.target is not None:
-            length = await storage.for_audio.do(_audio_length, path, size)
-        parts, target = request_parts(fields.request, audio), Target(job.model, False)
-        request = EngineRequest(target, parts, audio_file=copy, priority="job", audio=length)
-        return context.start(request, permit)
+        services, target = self.services, Target(job.model, segments=False)
+        fields = fields_of(job, services.config.gateway.unknown_fields)
+        # The engine's process takes a copy from the uploads' folder.
+        file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
+        copy = stack.enter_context(file).name
+        await do(shutil.copyfile, path, copy)
+        length = await do(_audio_length, path, size) if services.target is not None else None
+        return EngineRequest(
+            target, request_parts(fields.request, None), False, copy, priority="job", audio=length
+        )
 
-    async def _record(
-        self, job: JobRecord, transcript: Transcript, context: RequestContext
-    ) -> None:
-        """Record a job's answer, and count it, unless the job has ended otherwise."""
-        result, seconds = to_json(transcript), transcript.duration
-        if await self._do(self._table.complete, job, time.time(), result, seconds):
-            context.answered(transcript)
-            self._ended(job, COMPLETED)
+    async def _handle_error(self, job: JobRecord, error: ApiError, counted: bool) -> None:
+        """Let a job fail by its own error, and put it back after one of the server.
 
-    async def _not_answered(self, claimed: _ClaimedJob, error: ApiError) -> None:
-        """Let a job fail by its own error, and put it back after one of the server."""
-        job = claimed.job
+        Args:
+            job: the job.
+            error: the error.
+            counted: whether the try counts, unless the server has no room.
+        """
         if isinstance(error.error, RequestError):
             await self._fail(job, error)
             return
-        full = isinstance(error.error, OverloadedError)
-        counted = not full and (claimed.sent or error.reason == URL_AWAY)
-        if full:
-            self._leave_alone(job, error)
+        wait_s = min(max(FULL_S, error.retry_after_s), _MAX_FULL_S)
+        if isinstance(error.error, OverloadedError):
+            counted = False
+            full = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
+            self._full_until_s[full] = time.monotonic() + wait_s
         elif error.reason != URL_AWAY:
-            self._away.add(job.model)
-        wait_s = min(2.0**job.tries, MAX_BACK_OFF_S) if counted else _wait_s(error)
+            self._lost_models.add(job.model)
+        if counted:
+            wait_s = min(2.0**job.tries, MAX_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)
         due = time.time() + wait_s * random.uniform(1.0, 1.2)
         await self._quietly(self._table.put_back, job, due, counted)
 
-    def _leave_alone(self, job: JobRecord, error: ApiError) -> None:
-        """Start no further job of this job's key or model for a while, for want of room."""
-        what = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
-        self._not_now[what] = time.monotonic() + _wait_s(error)
-
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
-        told = to_json(openai_error(error, FIELDS)["error"])
-        if await self._quietly(self._table.fail, job, time.time(), told):
+        body = to_json(openai_error(error, FIELDS)["error"])
+        if await self._quietly(self._table.fail, job, time.time(), body):
             self._ended(job, FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
-        self.counters.ended(status)
+        self._metrics.ended.labels(status).inc()
         self.storage.discard(job.id)
-        self.webhooks.wake()
+        self.wake()
+
+    async def _post_webhook(self, job: JobRecord) -> None:
+        assert self.secret is not None  # else no webhook is claimed
+        state, due = await post_webhook(self.outbound, self.secret, job)
+        self._metrics.webhooks.labels("failed" if state == "pending" else state).inc()
+        await self._quietly(self._table.webhook_done, job, state, due)
 
 
 def _audio_length(path: Path, size: int) -> AudioLength:
     """Estimate the length of a job's audio from its beginning."""
     with path.open("rb") as file:
         return audio_of_file(file.read(HEAD_BYTES), size)
-
-
-def _wait_s(error: ApiError) -> float:
-    """Return the seconds after which a job that got no answer may be tried again."""
-    return min(max(NOT_NOW_S, error.retry_after_s), _MAX_NOT_NOW_S)

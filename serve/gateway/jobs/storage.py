@@ -5,11 +5,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError
@@ -27,7 +28,6 @@ _THREADS = 4  # of each pool: a database that is away leaves the disk's threads 
 _AUDIO = "audio"  # in the jobs' folder
 _CHUNK_BYTES = 2**20
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -74,7 +74,7 @@ class _BlockingPool:
         self.threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
         self._works = True
 
-    async def do(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def do(self, call: Callable[..., T], *args: Any) -> T:
         """Make a call that blocks, and return its result.
 
         Raises:
@@ -83,38 +83,32 @@ class _BlockingPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                found = await loop.run_in_executor(self.threads, lambda: call(*args, **kwargs))
-        except FileError as error:
-            self._log(error)
-            raise _unavailable() from error
-        except OSError as error:
-            if limit.expired():
-                self._log(FileError(f"jobs cannot be kept: no answer within {self._limit_s:g} s"))
-                raise _unavailable() from error
-            logger.error("a job's audio cannot be kept: %s", error)
-            raise errors.no_room_for_upload() from error
-        self._log(None)
-        return found
+                result = await loop.run_in_executor(self.threads, call, *args)
+        except (FileError, OSError) as error:
+            if isinstance(error, OSError) and not limit.expired():
+                logger.error("a job's audio cannot be kept: %s", error)
+                raise errors.no_room_for_upload() from error
+            late = f"jobs cannot be kept: no answer within {self._limit_s:g} s"
+            self._log(late if limit.expired() else str(error))
+            message = "jobs are not available just now, everything else is; the server's log says "
+            raise ApiError(UnavailableError(f"{message}why")) from error
+        self._log("")
+        return result
 
-    async def quietly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    async def quietly(self, call: Callable[..., T], *args: Any) -> T | None:
         """Make a call like `do`; return None if that is not possible now."""
         try:
-            return await self.do(call, *args, **kwargs)
+            return await self.do(call, *args)
         except ApiError:
             return None
 
-    def _log(self, error: FileError | None) -> None:
+    def _log(self, error: str) -> None:
         """Log the first failure, and the first success after it."""
         if error and self._works:
             logger.error("%s; jobs wait until they can be, everything else goes on", error)
         if not (error or self._works):
             logger.info("jobs are kept again")
-        self._works = error is None
-
-
-def _unavailable() -> ApiError:
-    message = "jobs are not available just now, everything else is; the server's log says why"
-    return ApiError(UnavailableError(message))
+        self._works = not error
 
 
 class AudioFolder:
@@ -148,17 +142,15 @@ class AudioFolder:
         Raises:
             OSError: it cannot be written.
         """
-        part, digest = self.part(id, "new"), hashlib.sha256()
+        part = self.part(id, "new")
         try:
             with part.open("wb") as file:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
+                shutil.copyfileobj(source, file, _CHUNK_BYTES)
             self.seal(part, id)
-        except BaseException:
+        finally:
             part.unlink(missing_ok=True)
-            raise
-        return digest.hexdigest()
+        source.seek(0)
+        return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def seal(self, part: Path, id: str) -> None:
         """Make a part, which is whole now, the audio of a job.

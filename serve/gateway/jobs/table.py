@@ -10,12 +10,11 @@ The table is created when it is first needed. While the database cannot be used 
 later calls succeed.
 """
 
-import contextlib
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
@@ -32,6 +31,11 @@ QUEUED, RUNNING = "queued", "in_progress"
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 OPEN = (QUEUED, RUNNING)
 """The statuses of jobs without an end."""
+
+Work = Literal["transcribe", "fetch", "webhook"]
+"""The kinds of work: on jobs with audio, on jobs whose url is not fetched, on webhooks."""
+MAX_FETCHED_OF_KEY = 4
+"""Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
 _AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
@@ -101,20 +105,20 @@ _C = JOBS.c
 # Literals: without them SQLite does not use the partial indexes below.
 _IS_OPEN = sa.or_(*(_C.status == sa.literal_column(f"'{status}'") for status in OPEN))
 _PENDING = _C.webhook == sa.literal_column("'pending'")
+_HAS_AUDIO = _C.audio_bytes > sa.literal_column("0")
+_FETCHED = sa.and_(_IS_OPEN, _C.url != sa.literal_column("''"), _HAS_AUDIO)
+
+
+def _partial_index(name: str, condition: Any, *columns: Any) -> sa.Index:
+    return sa.Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
 _INDEXES = (
     sa.Index("earshot_jobs_of_key", _C.key, _C.number),
     sa.Index("earshot_jobs_load", _C.key, _C.status, _C.audio_bytes, _C.stored_bytes),
-    sa.Index(
-        *("earshot_jobs_open", _C.key, _C.number), sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN
-    ),
-    sa.Index(
-        *("earshot_jobs_webhooks_of_key", _C.key, _C.webhook_due),
-        sqlite_where=_PENDING,
-        postgresql_where=_PENDING,
-    ),
-)
-_ADD_STORED_BYTES = sa.text(
-    f"ALTER TABLE {JOBS.name} ADD COLUMN stored_bytes BIGINT DEFAULT 0 NOT NULL"
+    _partial_index("earshot_jobs_open", _IS_OPEN, _C.key, _C.number),
+    _partial_index("earshot_jobs_fetched", _FETCHED, _C.key),
+    _partial_index("earshot_jobs_webhooks_of_key", _PENDING, _C.key, _C.webhook_due),
 )
 _JOB = [_C[field.name] for field in dataclasses.fields(JobRecord)]
 _BRIEF = [column for column in _JOB if column.name != "pairs"]
@@ -157,21 +161,12 @@ class JobTable:
         """Create the table if it does not exist. Other processes or threads may do the same now."""
         steps: list[sa.Executable] = [CreateTable(JOBS, if_not_exists=True)]
         steps += (CreateIndex(index, if_not_exists=True) for index in _INDEXES)
-        self._repeat(steps[0])
-        columns = {column["name"] for column in sa.inspect(self._engine).get_columns(JOBS.name)}
-        if _C.stored_bytes.name not in columns:  # an older version created the table
-            # Another process may have added it; if not, an index below fails.
-            with contextlib.suppress(SQLAlchemyError):
-                self._execute(_ADD_STORED_BYTES)
-        for step in steps[1:]:
-            self._repeat(step)
+        for step in steps:
+            try:
+                self._execute(step)
+            except IntegrityError:  # PostgreSQL's, if two begin at once
+                self._execute(step)
         self._made = True
-
-    def _repeat(self, step: sa.Executable) -> None:
-        try:
-            self._execute(step)
-        except IntegrityError:  # PostgreSQL's, if two begin at once
-            self._execute(step)
 
     # ------------------------------------------------------------ for clients
 
@@ -184,13 +179,13 @@ class JobTable:
             self._rows(sa.insert(JOBS).values(row))
         except IntegrityError:
             same = sa.and_(_C.key == job.key, _C.idempotency == job.idempotency)
-            (there,) = self._jobs(sa.select(*_BRIEF).where(same))
-            return there
+            (earlier,) = self._jobs(sa.select(*_BRIEF).where(same))
+            return earlier
         return job
 
     def find(self, key: str, id: str) -> JobRecord | None:
         """Return a key's job, without `pairs`."""
-        return _first(self._jobs(sa.select(*_BRIEF).where(_C.key == key, _C.id == id)))
+        return self._job(sa.select(*_BRIEF).where(_C.key == key, _C.id == id))
 
     def result(self, id: str) -> tuple[str, str] | None:
         """Return the `pairs` of a completed job, and its transcript as JSON."""
@@ -222,30 +217,52 @@ class JobTable:
 
     # ------------------------------------------------------------ for workers
 
-    def keys(
-        self, now: float, not_keys: Sequence[str], not_models: Sequence[str], urls: bool
-    ) -> list[str]:
-        """List the keys with claimable jobs; `urls`: jobs with a url, else jobs with a file."""
-        free = sa.and_(_free(now, not_models, urls), _C.key.not_in(not_keys))
-        return [key for (key,) in self._rows(sa.select(_C.key).where(free).distinct())]
-
     def claim(
-        self, now: float, until: float, key: str, not_models: Sequence[str], urls: bool
+        self,
+        work: Work,
+        now: float,
+        until: float,
+        last_key: str = "",
+        not_keys: Collection[str] = (),
+        not_models: Collection[str] = (),
     ) -> JobRecord | None:
-        """Claim a key's oldest job with a url, or with a file, until a time."""
-        free = _free(now, not_models, urls)
-        oldest = sa.select(_C.number).where(free, _C.key == key).order_by(_C.number).limit(1)
-        taken = sa.update(JOBS).where(
-            _C.number == oldest.with_for_update(skip_locked=True).scalar_subquery(), free
-        )
-        taken = taken.values(
-            status=RUNNING,
-            due=until,
-            token=secrets.token_hex(16),
-            tries=_C.tries + 1,
-            started=sa.func.coalesce(_C.started, now),
-        )
-        return _first(self._jobs(taken.returning(*_JOB)))
+        """Claim the oldest job of the next key that has work of a kind due.
+
+        Args:
+            work: the kind of work.
+            now: the time.
+            until: the time at which the claim expires.
+            last_key: the key whose turn was last; keys take turns in their order.
+            not_keys: keys that get no turn.
+            not_models: models whose jobs are not claimed.
+        """
+        values: dict[str, Any] = {"webhook_due": until, "webhook_tries": _C.webhook_tries + 1}
+        if work == "webhook":
+            due, columns, age = sa.and_(_PENDING, _C.webhook_due <= now), _BRIEF, _C.webhook_due
+        else:
+            to_fetch = sa.and_(_C.url != "", sa.not_(_HAS_AUDIO))
+            kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
+            due = sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
+            columns, age = _JOB, _C.number
+            values = {
+                "status": RUNNING,
+                "due": until,
+                "token": secrets.token_hex(16),
+                "tries": _C.tries + 1,
+                "started": sa.func.coalesce(_C.started, now),
+            }
+        free = sa.and_(due, _C.key.not_in(not_keys))
+        if work == "fetch":
+            fetched = sa.select(_C.key).where(_FETCHED).group_by(_C.key)
+            many = sa.func.count() >= MAX_FETCHED_OF_KEY
+            free = sa.and_(free, _C.key.not_in(fetched.having(many)))
+        for turn in (_C.key > last_key, _C.key <= last_key):  # in the order of an index
+            oldest = sa.select(_C.number).where(free, turn).order_by(_C.key, age).limit(1)
+            number = oldest.with_for_update(skip_locked=True).scalar_subquery()
+            claim = sa.update(JOBS).where(_C.number == number, due).values(values)
+            if (job := self._job(claim.returning(*columns))) is not None:
+                return job
+        return None
 
     def renew(self, job: JobRecord, until: float) -> bool:
         """Extend a claim; return whether it was still the latest."""
@@ -254,6 +271,10 @@ class JobTable:
     def put_back(self, job: JobRecord, due: float, counted: bool) -> bool:
         """Give up a claim; the job is due at a time. `counted`: whether this try counts."""
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
+
+    def fetched(self, job: JobRecord, now: float, size: int) -> bool:
+        """Give up a claim, with the bytes of the url's audio; 0: it is to be fetched again."""
+        return self._change(job, due=now, token="", tries=job.tries - 1, audio_bytes=size)
 
     def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:
         """Record a claimed job's result; return whether this is its only end."""
@@ -264,10 +285,6 @@ class JobTable:
     def fail(self, job: JobRecord, now: float, error: str) -> bool:
         """Record why a job has no result; return whether this is its only end."""
         return self._change(job, **_ending(FAILED, now), error=error)
-
-    def note_size(self, job: JobRecord, size: int) -> bool:
-        """Record the bytes of the audio that was fetched for a claimed job."""
-        return self._change(job, audio_bytes=size)
 
     def overdue(self, before: float) -> list[JobRecord]:
         """List jobs without an end that were accepted before a time."""
@@ -296,21 +313,6 @@ class JobTable:
         """Return the ids of all jobs that have no end."""
         return {id for (id,) in self._rows(sa.select(_C.id).where(_IS_OPEN))}
 
-    def webhook_keys(self, now: float, not_keys: Sequence[str]) -> list[str]:
-        """List the keys, without some, that have a webhook that is due."""
-        due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key.not_in(not_keys))
-        return [key for (key,) in self._rows(sa.select(_C.key).where(due).distinct())]
-
-    def claim_webhook(self, now: float, until: float, key: str) -> JobRecord | None:
-        """Claim a key's webhook that is due. If its sender dies it is due again at `until`."""
-        due = sa.and_(_PENDING, _C.webhook_due <= now, _C.key == key)
-        first = sa.select(_C.number).where(due).order_by(_C.webhook_due).limit(1)
-        taken = sa.update(JOBS).where(
-            _C.number == first.with_for_update(skip_locked=True).scalar_subquery(), due
-        )
-        taken = taken.values(webhook_due=until, webhook_tries=_C.webhook_tries + 1)
-        return _first(self._jobs(taken.returning(*_BRIEF)))
-
     def webhook_done(self, job: JobRecord, how: str, due: float = 0.0) -> None:
         """Record how a webhook's try ended: "pending" until `due`, "delivered" or "given_up"."""
         change = sa.update(JOBS).where(_C.id == job.id, _PENDING)
@@ -324,8 +326,11 @@ class JobTable:
 
     def _change(self, job: JobRecord, **values: Any) -> bool:
         """Change a job if its token is still the latest; return whether it was."""
-        mine = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
-        return bool(self._rows(sa.update(JOBS).where(mine).values(values).returning(_C.id)))
+        claimed = sa.and_(_C.id == job.id, _C.token == job.token, _IS_OPEN)
+        return bool(self._rows(sa.update(JOBS).where(claimed).values(values).returning(_C.id)))
+
+    def _job(self, statement: sa.Executable) -> JobRecord | None:
+        return next(iter(self._jobs(statement)), None)
 
     def _jobs(self, statement: sa.Executable) -> list[JobRecord]:
         return [JobRecord(**row._mapping) for row in self._rows(statement)]
@@ -353,24 +358,14 @@ class JobTable:
 
     def _execute(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
         with self._engine.connect() as connection:
-            found = connection.execute(statement)
-            return found.all() if found.returns_rows else ()
-
-
-def _free(now: float, not_models: Sequence[str], urls: bool) -> "sa.ColumnElement[bool]":
-    """Return the condition of jobs that may be claimed."""
-    kind = _C.url != "" if urls else _C.url == ""
-    return sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
+            result = connection.execute(statement)
+            return result.all() if result.returns_rows else ()
 
 
 def _ending(status: str, now: float) -> Mapping[str, Any]:
     """Return the values of a job that ends. Its claim ends with it."""
     pending = sa.case((_C.webhook_url == "", ""), else_="pending")
     return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
-
-
-def _first(jobs: Sequence[JobRecord]) -> JobRecord | None:
-    return jobs[0] if jobs else None
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -14,7 +14,7 @@ from serve.contract.options import Option
 from serve.contract.server_config import UnknownFields
 from serve.gateway.edge.uploads import json_object
 from serve.gateway.errors import ApiError, field_error, require_known
-from serve.gateway.jobs.table import CANCELLED, COMPLETED, FAILED, OPEN, JobRecord
+from serve.gateway.jobs.table import COMPLETED, OPEN, JobRecord
 from serve.gateway.limits import Permit
 from serve.gateway.openai.answers import body
 from serve.gateway.openai.fields import FormFields, read_field, read_fields
@@ -56,10 +56,10 @@ def read_job_form(
         ApiError: a field is unknown, malformed, or cannot be honoured.
     """
     own: dict[str, str] = {}
-    rest: list[tuple[str, str]] = []
+    common: list[tuple[str, str]] = []
     for name, text in pairs:
         if name not in _OWN_FIELDS:
-            rest.append((name, text))
+            common.append((name, text))
         elif name in own:
             raise field_error(name, f"{name} came more than once; expected it once")
         elif text:
@@ -68,10 +68,10 @@ def read_job_form(
         raise field_error("url", "url came beside a file; expected one of them")
     if not has_file and "url" not in own:
         raise field_error("url", f"url is missing; {_EXPECTED}, or a form with a file")
-    fields = read_fields(rest, read_field(_TASK, own.get("task", "transcribe")), unknown)
+    fields = read_fields(common, read_field(_TASK, own.get("task", "transcribe")), unknown)
     if fields.stream:
         raise field_error("stream", "stream = true of a job, whose answer is fetched later")
-    return JobForm(tuple(rest), fields, own.get("url", ""), own.get("webhook_url", ""))
+    return JobForm(tuple(common), fields, own.get("url", ""), own.get("webhook_url", ""))
 
 
 async def json_pairs(request: Request, permit: Permit) -> Pairs:
@@ -80,8 +80,8 @@ async def json_pairs(request: Request, permit: Permit) -> Pairs:
     Raises:
         ApiError: the body is no JSON object, too large, or too slow.
     """
-    found = await json_object(request, permit, _MAX_JSON_BYTES, "the job's JSON")
-    return tuple((name, text) for name, value in found.items() for text in _texts(value))
+    body = await json_object(request, permit, _MAX_JSON_BYTES, "the job's JSON")
+    return tuple((name, text) for name, value in body.items() for text in _texts(value))
 
 
 def _texts(value: Any) -> list[str]:
@@ -110,8 +110,8 @@ def described(job: JobRecord, delivery: bool = True) -> dict[str, Any]:
         "object": "audio.job",
         "status": job.status,
         "created_at": int(job.created),
-        "started_at": _whole(job.started),
-        "ended_at": _whole(job.ended),
+        "started_at": None if job.started is None else int(job.started),
+        "ended_at": None if job.ended is None else int(job.ended),
         "model": job.model,
         "task": job.task,
         **source,
@@ -123,10 +123,6 @@ def described(job: JobRecord, delivery: bool = True) -> dict[str, Any]:
     }
 
 
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds)
-
-
 # ---------------------------------------------------------------- results
 
 
@@ -136,7 +132,7 @@ def fields_of(job: JobRecord, unknown: UnknownFields) -> FormFields:
     Raises:
         ApiError: this server reads them otherwise.
     """
-    pairs = from_json(tuple[tuple[str, str], ...], job.pairs, job.id)
+    pairs = from_json(Pairs, job.pairs, job.id)
     task: Task = "translate" if job.task == "translate" else "transcribe"
     return read_fields(pairs, task, unknown)
 
@@ -150,12 +146,11 @@ def require_result(job: JobRecord) -> None:
     if job.status == COMPLETED:
         return
     if job.status in OPEN:
-        raise ApiError(
-            RequestError(f"{job.id} is {job.status}; ask again when it is {COMPLETED}"), "job_open"
-        )
-    why = json.loads(job.error)["message"] if job.error else "its caller has cancelled it"
-    state = {FAILED: FAILED, CANCELLED: CANCELLED}[job.status]
-    raise ApiError(RequestError(f"{job.id} has no result, it is {state}: {why}"), "job_failed")
+        message = f"{job.id} is {job.status}; ask again when it is {COMPLETED}"
+        raise ApiError(RequestError(message), "job_open")
+    reason = json.loads(job.error)["message"] if job.error else "its caller has cancelled it"
+    message = f"{job.id} has no result, it is {job.status}: {reason}"
+    raise ApiError(RequestError(message), "job_failed")
 
 
 def render_result(
@@ -175,22 +170,21 @@ def render_result(
     require_known((name for name, _ in pairs), _PARAMETERS)
     if not any(name == _FORMAT for name, _ in pairs):
         pairs = ((_FORMAT, fields.format), *pairs)
-    wanted = read_fields(pairs, fields.request.task)
-    request = fields.request
-    if wanted.format == "diarized_json" and not request.diarize and request.channels != "split":
+    rendered, request = read_fields(pairs, fields.request.task), fields.request
+    if rendered.format == "diarized_json" and not request.diarize and request.channels != "split":
         raise field_error(
             _FORMAT,
             "speakers were not told apart for this job; ask for it when it is sent, by "
             "diarize=true or response_format=diarized_json",
         )
-    cues = wanted.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
+    cues = rendered.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
         raise field_error(
             "highlight_words",
             "words were not timed for this job; ask for them when it is sent, by "
             "highlight_words or by timestamp_granularities[]=word with verbose_json",
         )
-    return body(transcript, dataclasses.replace(fields, format=wanted.format, cues=cues))
+    return body(transcript, dataclasses.replace(fields, format=rendered.format, cues=cues))
 
 
 def transcript_of(text: str, id: str) -> Transcript:

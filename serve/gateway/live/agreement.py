@@ -32,11 +32,11 @@ class LocalAgreement:
     All times are seconds from the utterance's start.
 
     Args:
-        before: final words of the utterance before, which is decoded again with this one.
+        final: final words of the utterance before, which is decoded again with this one.
     """
 
-    def __init__(self, before: Sequence[Word] = ()) -> None:
-        self.words = list(before)
+    def __init__(self, final: Sequence[Word] = ()) -> None:
+        self.words = list(final)
         """The final words. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
         """The words of the latest hypothesis behind the final ones."""
@@ -53,11 +53,10 @@ class LocalAgreement:
     def update(self, words: Sequence[Word]) -> str:
         """Take another hypothesis; return the text that becomes final by it."""
         fresh = self._behind_final(words)
-        same = 0
-        while same < min(len(fresh), len(self.pending)) and _alike(fresh[same], self.pending[same]):
-            same += 1
-        self.changed += len(self.pending) - same
-        return self._commit(fresh, min(same, len(fresh) - 1) if fresh else 0)
+        pairs = itertools.takewhile(lambda pair: _alike(*pair), zip(fresh, self.pending))  # noqa: B905
+        agreed = sum(1 for _ in pairs)
+        self.changed += len(self.pending) - agreed
+        return self._commit(fresh, min(agreed, len(fresh) - 1) if fresh else 0)
 
     def finish(self) -> str:
         """Make the rest of the latest hypothesis final; return its text."""
@@ -83,19 +82,17 @@ class LocalAgreement:
         ends = [i for i in range(len(self.words) - 1) if self.words[i].end > after_s]
         if not ends:
             return None
-        whole = sentence_ends([word.word for word in self.words])
-        sentences = [i for i in ends if whole[i]]
-        best = sentences[-1] if sentences else max(ends, key=self._pause_s)
-        return (self.words[best].end + self.words[best + 1].start) / 2
+        ends_sentence = sentence_ends([word.word for word in self.words])
+        sentences = [i for i in ends if ends_sentence[i]]
+        pauses_s = [after.start - word.end for word, after in itertools.pairwise(self.words)]
+        last = sentences[-1] if sentences else max(ends, key=pauses_s.__getitem__)
+        return (self.words[last].end + self.words[last + 1].start) / 2
 
     def drop(self, until_s: float) -> str:
         """Remove the final words before a time at which the audio is cut; return their text."""
         count = sum(word.end <= until_s for word in self.words)
         dropped, self.words = self.words[:count], self.words[count:]
         return "".join(word.word for word in dropped)
-
-    def _pause_s(self, index: int) -> float:
-        return self.words[index + 1].start - self.words[index].end
 
     def _commit(self, fresh: Sequence[Word], count: int) -> str:
         """Make the first words of a hypothesis final, and the others pending; return the text."""
@@ -113,8 +110,8 @@ class LocalAgreement:
     def _close(self) -> None:
         """Make the mark behind the last final word final."""
         if self.words:
-            before = self.words[-1]
-            self.words[-1] = dataclasses.replace(before, word=before.word + self._mark)
+            last = self.words[-1]
+            self.words[-1] = dataclasses.replace(last, word=last.word + self._mark)
         self._mark = ""
 
     def _behind_final(self, words: Sequence[Word]) -> Sequence[Word]:
@@ -139,18 +136,15 @@ class LocalAgreement:
 def _parts(word: Word) -> list[Word]:
     """Split a word before each mark inside it: hypotheses have "co founder" or "co-founder"."""
     text = word.word
-    cuts = [
-        at
-        for at in range(1, len(text) - 1)
-        if [_is_mark(char) for char in text[at - 1 : at + 2]] == [False, True, False]
-    ]
-    each_s = (word.end - word.start) / max(len(text), 1)
+    marks = [_is_mark(character) for character in text]
+    cuts = [i for i in range(1, len(text) - 1) if marks[i - 1 : i + 2] == [False, True, False]]
+    character_s = (word.end - word.start) / max(len(text), 1)
     return [
         dataclasses.replace(
             word,
             word=text[begin:end],
-            start=word.start + begin * each_s,
-            end=word.start + end * each_s if end < len(text) else word.end,
+            start=word.start + begin * character_s,
+            end=word.start + end * character_s if end < len(text) else word.end,
         )
         for begin, end in itertools.pairwise([0, *cuts, len(text)])
     ]
@@ -165,9 +159,10 @@ def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequenc
     """
     if not parts:
         return ()
-    first, index = parts[0]
-    left = "".join(part.word for part, at in parts if at == index)
-    return [dataclasses.replace(words[index], word=left, start=first.start), *words[index + 1 :]]
+    part, index = parts[0]
+    text = "".join(part.word for part, word_index in parts if word_index == index)
+    word = dataclasses.replace(words[index], word=text, start=part.start)
+    return [word, *words[index + 1 :]]
 
 
 def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
@@ -178,13 +173,13 @@ def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:
     row = [0] * (len(words) + 1)
     for word in final:
         above, row = row, [row[0] + 1]
-        for i, other in enumerate(words):
-            row.append(min(above[i] + (word != other), above[i + 1] + 1, row[i] + 1))
+        for i, candidate in enumerate(words):
+            row.append(min(above[i] + (word != candidate), above[i + 1] + 1, row[i] + 1))
     return row
 
 
-def _alike(one: Word, other: Word) -> bool:
-    return _plain(one) == _plain(other)
+def _alike(word: Word, candidate: Word) -> bool:
+    return _plain(word) == _plain(candidate)
 
 
 def _plain(word: Word) -> str:

@@ -27,13 +27,13 @@ OBJECT = "realtime.transcription_session"
 """The type of a session, as an object of OpenAI's API."""
 DELTA = f"{_TRANSCRIPTION}.delta"
 """The type of an event of final text."""
-_MAX_CHARS = 100_000  # of an event without audio
+_MAX_CHARS = 100_000  # an event without audio
 _MARKS = ',"{['  # JSON has one for each key and value
-_MAX_MARKS = 10_000  # of an event: parsing that many takes 15 ms
-_MARK_S = 2e-6  # of the event loop, for each mark
-_AUDIO_MARKS = 1000  # of an event of audio at most; base64 has none
-_MAX_ID_CHARS = 512  # of a client's event_id
-_MAX_KEY_CHARS = 60  # of an unknown key in a warning
+_MAX_MARKS = 10_000  # in an event: parsing that many takes 15 ms
+_MARK_S = 2e-6  # the event loop's time for each mark
+_AUDIO_MARKS = 1000  # maximum in an event with audio; base64 has none
+_MAX_ID_CHARS = 512  # a client's event_id
+_MAX_KEY_CHARS = 60  # an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
@@ -49,7 +49,7 @@ class ClientEvent:
 
     type: str
     event_id: str | None
-    fields: Mapping[str, Any]  # those of `_KEYS`; the values are not checked
+    fields: Mapping[str, Any]  # the keys of `_KEYS`; the values are not checked
     unknown: tuple[str, ...] = ()  # the other keys
 
 
@@ -69,9 +69,13 @@ def read_event(text: str) -> ClientEvent:
         EventError: it is not an event of a transcription session.
     """
     # Marks are counted first: parsing a million keys would hold up the event loop for a second.
-    marks = _marks(text)
-    if len(text) > _MAX_CHARS and marks > _AUDIO_MARKS:
-        raise _too_long(text)
+    marks, long = _marks(text), len(text) > _MAX_CHARS
+    too_long = EventError(
+        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {APPEND}",
+        "invalid_event",
+    )
+    if long and marks > _AUDIO_MARKS:
+        raise too_long
     if marks > _MAX_MARKS:
         raise EventError(
             f"the message has {marks} commas, quotation marks and opening brackets; expected at "
@@ -86,19 +90,12 @@ def read_event(text: str) -> ClientEvent:
         raise EventError(f"the message is {shown(table)}; expected an object", "invalid_event")
     event_id = table.pop("event_id", None)
     try:
-        if len(text) > _MAX_CHARS and table.get("type") != APPEND:
-            raise _too_long(text)
+        if long and table.get("type") != APPEND:
+            raise too_long
         return _checked(table, event_id)
     except EventError as error:
         error.event_id = event_id if isinstance(event_id, str) else None
         raise
-
-
-def _too_long(text: str) -> EventError:
-    return EventError(
-        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {APPEND}",
-        "invalid_event",
-    )
 
 
 def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
@@ -112,8 +109,8 @@ def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
     for key in _KEYS[kind]:
         if key not in table:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    known = (*_KEYS[kind], *_IGNORED_KEYS.get(kind, ()))
-    unknown = (str(key)[:_MAX_KEY_CHARS] for key in table if key not in known)
+    known_keys = (*_KEYS[kind], *_IGNORED_KEYS.get(kind, ()))
+    unknown = (str(key)[:_MAX_KEY_CHARS] for key in table if key not in known_keys)
     return ClientEvent(kind, event_id, table, tuple(unknown))
 
 
@@ -151,29 +148,21 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
         event_id: the id of the client's event that caused it.
         kind: the type of the error; empty: it is the client's.
     """
-    return event(
-        "error",
-        error={
-            "type": kind or "invalid_request_error",
-            "code": error.code,
-            "message": str(error),
-            "param": error.param,
-            "event_id": event_id,
-        },
-    )
+    details = _error(kind or "invalid_request_error", error.code, str(error), error.param)
+    return event("error", error={**details, "event_id": event_id})
 
 
 def session(kind: str, id: str, settings: SessionSettings) -> Event:
     """Return the event of a session that was created or updated."""
-    known = as_session(settings)
     expires_at = round(time.time() + MAX_SESSION_S)
-    return event(kind, session={"id": id, "object": OBJECT, "expires_at": expires_at, **known})
+    about = {"id": id, "object": OBJECT, "expires_at": expires_at}
+    return event(kind, session={**about, **as_session(settings)})
 
 
 def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
     """Add warnings in a field of ours, since strict clients know no event for them."""
-    told = [dataclasses.asdict(warning) for warning in warnings]
-    return {**table, "warnings": told} if told else table
+    tables = [dataclasses.asdict(warning) for warning in warnings]
+    return {**table, "warnings": tables} if tables else table
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
@@ -206,12 +195,13 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
     """Return the event of an utterance with missing or incomplete text."""
-    return event(
-        f"{_TRANSCRIPTION}.failed",
-        item_id=item_id,
-        content_index=CONTENT,
-        error={"type": kind, "code": code, "message": message, "param": None},
-    )
+    details = _error(kind, code, message)
+    about = {"item_id": item_id, "content_index": CONTENT}
+    return event(f"{_TRANSCRIPTION}.failed", **about, error=details)
+
+
+def _error(kind: str, code: str | None, message: str, param: str | None = None) -> Event:
+    return {"type": kind, "code": code, "message": message, "param": param}
 
 
 def event(kind: str, **fields: Any) -> Event:

@@ -11,6 +11,7 @@ import functools
 import io
 import math
 from concurrent.futures import Executor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +60,8 @@ class Hearing:
         self._resampler = StreamResampler(format)
         self._arrivals = Arrivals(_now_s())
         self._data = bytearray()  # smaller than a block
-        self._held = np.zeros(0, np.float32)  # less than a frame
-        self._judged = 0  # samples
+        self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
+        self._position = 0  # samples in the frames before
 
     @property
     def bytes_per_s(self) -> int:
@@ -69,12 +70,11 @@ class Hearing:
 
     def arrived_s(self, sample: int) -> float:
         """Return the loop's time at which a sample had come."""
-        return self._arrivals.at(sample)
+        return self._arrivals.time_s(sample)
 
     async def hear(self, data: bytes) -> list[VadFrame]:
         """Take more bytes; return the frames that are complete, or none before a block is."""
-        came = len(data) * SAMPLE_RATE / self.bytes_per_s
-        self._arrivals.note(self._arrivals.samples + came, _now_s())
+        self._arrivals.add(len(data) * SAMPLE_RATE / self.bytes_per_s, _now_s())
         self._data += data
         return await self.flush() if len(self._data) >= _BLOCK_S * self.bytes_per_s else []
 
@@ -97,16 +97,16 @@ class Hearing:
             await asyncio.wait((frames,))  # no thread works on this stream afterwards
             raise
 
-    def rest(self) -> Samples:
-        """Give out the audio that is less than a frame, without judging it."""
-        held, self._held = self._held, np.zeros(0, np.float32)
-        self._judged += len(held)
-        return held
+    def take_partial_frame(self) -> Samples:
+        """Remove and return the samples of a frame that is not complete."""
+        samples, self._partial = self._partial, np.zeros(0, np.float32)
+        self._position += len(samples)
+        return samples
 
     def clear(self) -> int:
-        """Forget the audio that is less than a frame; return its samples."""
+        """Remove the samples of a frame that is not complete; return their number."""
         self._resampler.clear()
-        return len(self.rest())
+        return len(self.take_partial_frame())
 
     def tune(self, format: Format, options: VadOptions, speaking: bool) -> None:
         """Judge what comes after a `flush` by other settings.
@@ -118,30 +118,30 @@ class Hearing:
         """
         if format != self._resampler.format:
             self._resampler = StreamResampler(format)
-        before, self._voice = self._voice, VadState(options)
-        self._voice.speaking, self._voice.quiet_since = before.speaking, before.quiet_since
-        if speaking and not before.speaking:
-            self._voice.speaking, self._voice.quiet_since = True, self._judged
+        previous, self._voice = self._voice, VadState(options)
+        self._voice.speaking, self._voice.quiet_since = previous.speaking, previous.quiet_since
+        if speaking and not previous.speaking:
+            self._voice.speaking, self._voice.quiet_since = True, self._position
 
     def _frames(self, data: bytes, end: bool) -> list[VadFrame]:
-        parts = [self._held, self._resampler.samples(data)]
+        pieces = [self._partial, self._resampler.samples(data)]
         if end:
-            parts.append(self._resampler.rest())
-        held = np.concatenate(parts)
-        whole = held[: len(held) // FRAME * FRAME]
-        self._held = held[len(whole) :].copy()
-        if not len(whole):
+            pieces.append(self._resampler.flush())
+        samples = np.concatenate(pieces)
+        frames, partial = np.split(samples, [len(samples) // FRAME * FRAME])
+        self._partial = partial.copy()
+        if not len(frames):
             return []
-        probabilities = self._detector.probabilities(whole)
-        return list(map(self._frame, whole.reshape(-1, FRAME), probabilities))
+        probabilities = self._detector.probabilities(frames)
+        return list(map(self._frame, frames.reshape(-1, FRAME), probabilities))
 
     def _frame(self, samples: Samples, probability: np.float32) -> VadFrame:
-        spoke = self._voice.speaking
-        self._voice.step(float(probability), self._judged)
-        self._judged += FRAME
-        speaks = self._voice.speaking
-        speech = speaks and self._voice.quiet_since is None
-        return VadFrame(samples, speech, ends=spoke and not speaks)
+        was_speaking = self._voice.speaking
+        self._voice.step(float(probability), self._position)
+        self._position += FRAME
+        speaking = self._voice.speaking
+        speech = speaking and self._voice.quiet_since is None
+        return VadFrame(samples, speech, ends=was_speaking and not speaking)
 
 
 class StreamResampler:
@@ -155,13 +155,9 @@ class StreamResampler:
         self.format = format
         self._law = _LAWS.get(format.type)
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        self.bytes_per_s = self._rate * (2 if self._law is None else 1)
         self._odd = b""  # the first byte of a sample that is not complete
         self._resampler = _resampler(self._rate)
-
-    @property
-    def bytes_per_s(self) -> int:
-        """Bytes of a second."""
-        return self._rate * (2 if self._law is None else 1)
 
     def samples(self, data: bytes) -> Samples:
         """Return the samples that are known after some more bytes.
@@ -170,9 +166,9 @@ class StreamResampler:
         """
         if self._law is None:
             data = self._odd + data
-            whole = len(data) // 2 * 2
-            self._odd = data[whole:]
-            block = np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768
+            even = len(data) // 2 * 2
+            self._odd = data[even:]
+            block = np.frombuffer(data[:even], "<i2").astype(np.float32) / 32768
         else:
             block = _table(self._law)[np.frombuffer(data, np.uint8)]
         samples: Samples = self._resampler.resample_chunk(block)
@@ -182,7 +178,7 @@ class StreamResampler:
         """Forget half a sample: the next byte is the first one of a sample."""
         self._odd = b""
 
-    def rest(self) -> Samples:
+    def flush(self) -> Samples:
         """Return the samples that were held back; half a sample still waits."""
         samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
         self._resampler = _resampler(self._rate)
@@ -196,15 +192,9 @@ def _resampler(rate: int) -> soxr.ResampleStream:
 @functools.cache
 def _table(law: str) -> npt.NDArray[np.float32]:
     """Return the sample that each byte of G.711 stands for, by libsndfile, (256,)."""
-    samples, _ = soundfile.read(
-        io.BytesIO(bytes(range(256))),
-        samplerate=_G711_RATE,
-        channels=1,
-        format="RAW",
-        subtype=law,
-        dtype="float32",
-    )
-    table: npt.NDArray[np.float32] = samples
+    codes = io.BytesIO(bytes(range(256)))
+    raw: Any = {"samplerate": _G711_RATE, "channels": 1, "format": "RAW", "subtype": law}
+    table: npt.NDArray[np.float32] = soundfile.read(codes, dtype="float32", **raw)[0]
     return table
 
 
@@ -216,20 +206,19 @@ class Arrivals:
     """
 
     def __init__(self, now_s: float) -> None:
-        self.samples = 0.0
-        self._known = collections.deque([(0.0, now_s)], maxlen=_ARRIVALS)
+        self._arrivals = collections.deque([(0.0, now_s)], maxlen=_ARRIVALS)
 
-    def note(self, samples: float, at_s: float) -> None:
-        """Note how many have come by now; less than a frame comes with those after it."""
-        self.samples = samples
-        if len(self._known) > 1 and samples - self._known[-2][0] < FRAME:
-            self._known.pop()
-        self._known.append((samples, at_s))
+    def add(self, samples: float, now_s: float) -> None:
+        """Note that more samples have come; less than a frame comes with those after it."""
+        samples += self._arrivals[-1][0]
+        if len(self._arrivals) > 1 and samples - self._arrivals[-2][0] < FRAME:
+            self._arrivals.pop()
+        self._arrivals.append((samples, now_s))
 
-    def at(self, sample: int) -> float:
-        """Find when a sample had come."""
-        index = bisect.bisect_left(self._known, (sample, -math.inf))
-        return self._known[min(index, len(self._known) - 1)][1]
+    def time_s(self, sample: int) -> float:
+        """Return the time at which a sample had come."""
+        index = bisect.bisect_left(self._arrivals, (sample, -math.inf))
+        return self._arrivals[min(index, len(self._arrivals) - 1)][1]
 
 
 def _now_s() -> float:

@@ -6,16 +6,16 @@
 If a session cannot open, the handshake gets an HTTP answer, as at any other address below /v1. If
 the server ends a session, it sends an event `error` and closes with one of these codes:
 
-    1001  it has said nothing, or has lasted, for too long
-    1008  it sent too many wrong events, its key has had its audio of this minute or day, or is
-          known no more, or there is no room for what it sends
+    1001  the client has sent nothing for too long, or the session has lasted too long
+    1008  the client sent too many wrong events; its key has used up its audio of the minute or day,
+          or was removed; or there is no room for a message
     1011  the server failed
-    1012  the server stops; what had come in was answered
+    1012  the server stops; the audio before is answered
 """
 
 import asyncio
+import contextlib
 import dataclasses
-import functools
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +51,6 @@ from serve.gateway.live.settings import (
     SessionSettings,
     Whole,
     as_session,
-    read_update,
     unknown_keys,
     updated,
 )
@@ -67,8 +66,8 @@ _SUBPROTOCOL = "realtime"  # browsers offer it, for they cannot set headers
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _URL_PARAMETERS = ("model", "intent")
 _THREADS = 4  # that resample audio and detect speech
-_COPIES = 4  # of a message, while it is handled
-_MAX_SECRET_BYTES = 100_000  # of a request for a client secret
+_COPIES = 4  # that exist of a message while it is handled
+_MAX_SECRET_BYTES = 100_000  # the body of a request for a client secret
 _SECRET_S = 600  # that a client secret is valid, where its request does not say
 
 
@@ -81,121 +80,112 @@ class RealtimeRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
+        connection = _Connection(self._services, websocket)
+        request = self._services, scope["state"][RECORD], "live", connection.identify
         try:
-            identify = functools.partial(self._api_key, websocket)
-            record = scope["state"][RECORD]
-            async with RequestContext(
-                self._services, record, "live", identify, timed=False
-            ) as context:
-                await self._admit(websocket, context)
+            async with RequestContext(*request, timed=False) as context:
+                await connection.serve(context, self._pool)
         except ApiError as error:
             if websocket.application_state == WebSocketState.CONNECTING:
                 await websocket.send_denial_response(as_openai(error, _URL_PARAMETERS))
 
-    def _api_key(self, websocket: WebSocket) -> ApiKey:
+
+@dataclasses.dataclass(eq=False)
+class _Connection:
+    """One client's connection."""
+
+    services: Services
+    websocket: WebSocket  # its handshake is not answered yet
+    secret: ClientSecret | None = None  # in place of an API key
+    stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # the server stops
+    context: RequestContext = dataclasses.field(init=False)
+    permit: Permit = dataclasses.field(init=False)
+
+    def identify(self) -> ApiKey:
         """Identify the API key by itself, or by a client secret.
 
         Raises:
             ApiError: there is neither, or it is not valid.
         """
-        if (secret := self._secret(websocket)) is not None:
-            return self._services.keys.with_public_id(secret.key_id)
-        return self._services.keys.identify(_authorization(websocket))
+        authorization = _authorization(self.websocket)
+        token = bearer_token(authorization)
+        if not token.startswith(CLIENT_SECRET_PREFIX):
+            return self.services.keys.identify(authorization)
+        self.secret = self.services.client_secrets.read(token)
+        return self.services.keys.with_public_id(self.secret.key_id)
 
-    def _secret(self, websocket: WebSocket) -> ClientSecret | None:
-        token = bearer_token(_authorization(websocket))
-        is_secret = token.startswith(CLIENT_SECRET_PREFIX)
-        return self._services.client_secrets.read(token) if is_secret else None
-
-    async def _admit(self, websocket: WebSocket, context: RequestContext) -> None:
-        """Serve a session, if there may be one.
+    async def serve(self, context: RequestContext, pool: ThreadPoolExecutor) -> None:
+        """Serve a session to the end, if there may be one.
 
         Raises:
-            ApiError: there may not, or its client has taken nothing for too long.
+            ApiError: there may not.
+            SlowClientError: its client has taken nothing for too long.
         """
-        stop = asyncio.Event()
-        settings = self._settings(websocket)
-        context.record.model = self._services.models.named(settings.input.transcription.model)
-        streams = self._services.streams
-        with context.admit() as permit, streams.register(context.api_key, stop.set):
-            if self._services.target is not None:
-                self._services.target.require_live(len(streams) - 1)
+        self.context, services = context, self.services
+        settings = self._settings()
+        context.record.model = services.models.named(settings.input.transcription.model)
+        streams = services.streams
+        with (
+            context.admit() as self.permit,
+            streams.register(context.api_key, self.stop.set),
+            contextlib.suppress(WebSocketDisconnect),
+        ):
+            if services.target is not None:
+                services.target.require_live(len(streams) - 1)
             try:
                 detector = await asyncio.to_thread(VadModel)  # the first one reads the model
             except EarshotError as error:
                 raise ApiError(error) from error
-            connection = _Connection(self._services, websocket, context, permit, stop)
-            await connection.serve(settings, detector, self._pool)
+            unknown = [key for key in self.websocket.query_params if key not in _URL_PARAMETERS]
+            session = LiveSession(
+                services.config.live,
+                services.models.named,
+                self._transcribe,
+                self._send,
+                context.count_live,
+                detector,
+                pool,
+                services.metrics.live,
+                streams.__len__,
+                settings,
+                [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
+            )
+            offered = self.websocket.scope["subprotocols"]
+            headers = (served_by(context.record.model) | ignored(unknown)).items()
+            await self.websocket.accept(
+                _SUBPROTOCOL if _SUBPROTOCOL in offered else None,
+                [(name.encode(), text.encode()) for name, text in headers],
+            )
+            try:
+                await self._run(session)
+            except ApiError as end:
+                context.record.outcome = end.reason
+                error_event = EventError(str(end), end.reason)
+                await self._send(events.error(error_event, kind=end.status.kind))
+                await self.websocket.close(end.status.close, str(end)[:100])
 
-    def _settings(self, websocket: WebSocket) -> SessionSettings:
+    def _settings(self) -> SessionSettings:
         """Choose the settings that a session begins with: the client secret's, then the URL's.
 
         Raises:
             ApiError: a parameter of the URL is wrong.
         """
-        query, settings = websocket.query_params, SessionSettings()
+        query, settings = self.websocket.query_params, SessionSettings()
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise field_error("intent", f"intent = {shown(intent)}; expected transcription")
-        if (secret := self._secret(websocket)) is not None:
-            settings, _ = updated(settings, secret.session)
+        if self.secret is not None:
+            settings, _ = updated(settings, self.secret.session)
         if model := query.get("model"):
-            self._services.models.named(model)
+            self.services.models.named(model)
             transcription = {"transcription": {"model": model}}
             settings, _ = updated(settings, {"audio": {"input": transcription}})
         return settings
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Connection:
-    """One client's connection, which has been admitted."""
-
-    services: Services
-    websocket: WebSocket  # its handshake is not answered yet
-    context: RequestContext
-    permit: Permit
-    stop: asyncio.Event  # is set when the server stops
-
-    async def serve(
-        self, settings: SessionSettings, detector: VadModel, pool: ThreadPoolExecutor
-    ) -> None:
-        """Accept the connection, and serve its session to the end.
+    async def _run(self, session: LiveSession) -> None:
+        """Serve a session until its client leaves, and end its decoding.
 
         Raises:
-            ApiError: the client has taken nothing for too long.
-        """
-        websocket = self.websocket
-        unknown = [key for key in websocket.query_params if key not in _URL_PARAMETERS]
-        session = LiveSession(
-            self.services.config.live,
-            self.services.models.named,
-            self._transcribe,
-            self._send,
-            self.context.count_live,
-            detector,
-            pool,
-            self.services.metrics.live,
-            self.services.streams.__len__,
-            settings,
-            [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
-        )
-        subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in websocket.scope["subprotocols"] else None
-        told = served_by(self.context.record.model) | ignored(unknown)
-        headers = [(name.encode(), text.encode()) for name, text in told.items()]
-        try:
-            await websocket.accept(subprotocol, headers)
-            if (end := await self._run(session)) is not None:
-                self.context.record.outcome = end.reason
-                error = EventError(str(end), end.reason)
-                await self._send(events.error(error, kind=end.status.kind))
-                await websocket.close(end.status.close, str(end)[:100])
-        except WebSocketDisconnect:
-            pass
-
-    async def _run(self, session: LiveSession) -> ApiError | None:
-        """Serve a session until it ends, and end its decoding.
-
-        Returns:
-            The reason for which the server ends it; None: its client has left.
+            ApiError: the reason for which the server ends it.
         """
         await session.start()
         work = asyncio.create_task(session.work())
@@ -206,31 +196,37 @@ class _Connection:
         try:
             limit_s = events.MAX_SESSION_S
             await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():  # it does not end by itself
-                work.result()
-            if receive.done():
-                return receive.result()
-            if lost.done():
-                return None
+            for worker in (work, receive):  # `work` does not end by itself
+                if worker.done():
+                    worker.result()
+            if receive.done() or lost.done():
+                return
             if not stopped.done():
                 message = f"the session has lasted {limit_s:g} s; open another"
-                return ApiError(RequestError(message), "session_expired")
-            await _cancel(receive)
+                raise ApiError(RequestError(message), "session_expired")
+            receive.cancel()
+            await asyncio.wait((receive,))
             await session.drain()
             await work
-            stopping = OverloadedError("the server is stopping; connect again")
-            return ApiError(stopping, "server_stopping")
-        except (WebSocketDisconnect, SlowClientError):
+            raise ApiError(
+                OverloadedError("the server is stopping; connect again"), "server_stopping"
+            )
+        except (ApiError, WebSocketDisconnect, SlowClientError):
             raise
-        except Exception:  # one session must not hurt its neighbours
+        except Exception as error:  # one session must not hurt its neighbours
             logger.exception("a live session failed in the gateway")
-            return ApiError(errors.failed().error, "server_error")
+            raise ApiError(errors.failed().error, "server_error") from error
         finally:
             for task in tasks:
-                await _cancel(task)
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _receive(self, session: LiveSession) -> ApiError | None:
-        """Handle the client's messages until it leaves, or until the server ends the session."""
+    async def _receive(self, session: LiveSession) -> None:
+        """Handle the client's messages until it leaves.
+
+        Raises:
+            ApiError: the reason for which the server ends the session.
+        """
         budget: ConnectionBudget = self.websocket.scope[BUDGET]
         while True:
             try:
@@ -238,20 +234,15 @@ class _Connection:
                     message = await self.websocket.receive()
             except TimeoutError:
                 text = f"nothing came for {IDLE_TIMEOUT_S:g} s"
-                return ApiError(RequestError(text), "session_idle")
+                raise ApiError(RequestError(text), "session_idle") from None
             if message["type"] == "websocket.disconnect":
-                return None
-            held = self.permit.child()  # of a message, while it is handled
-            try:
-                text = message.get("text") or ""
-                held.charge(_COPIES * len(text))
+                return
+            text = message.get("text") or ""
+            with self.permit.child() as permit:  # for the message, while it is handled
+                permit.charge(_COPIES * len(text))
                 await budget.pay(events.cost_s(text))
                 self.services.keys.require_good(self.context.api_key)  # its key may be removed
                 await session.handle(text)
-            except ApiError as error:
-                return error
-            finally:
-                held.release()
 
     async def _transcribe(self, model: str | None, window: UpdateWindow) -> Transcript:
         """Transcribe a window.
@@ -260,13 +251,11 @@ class _Connection:
             ApiError: there is no text.
         """
         record, target = self.context.record, Target(self.services.models.named(model), False)
+        config, audio = self.services.config.live, AudioLength(window.duration_s)
         with record.span.part("decoding") as span:
             with self.permit.child() as permit:
-                parts = request_parts(
-                    window.request(self.services.config.live), samples=window.audio
-                )
+                parts = request_parts(window.request(config), samples=window.audio)
                 permit.charge(sum(map(len, parts)))
-                audio = AudioLength(window.duration_s)
                 request = EngineRequest(target, parts, priority="live", audio=audio)
                 call = self.services.engines.start(request, permit, span)
             with call:
@@ -288,14 +277,6 @@ def _authorization(websocket: WebSocket) -> str | None:
         if header is None and offered.startswith(_KEY_SUBPROTOCOL):
             return f"Bearer {offered.removeprefix(_KEY_SUBPROTOCOL)}"
     return header
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    """End a task, and wait for that. Its result has been seen or does not matter."""
-    task.cancel()
-    await asyncio.wait((task,))
-    if not task.cancelled():
-        task.exception()
 
 
 # ---------------------------------------------------------------- client secrets
@@ -332,9 +313,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
         raise field_error(message.partition(" ")[0], message) from error
     changes = wanted.session or {}
     try:
-        settings, warnings = read_update(
-            changes, SessionSettings(), services.models.named, begun=False
-        )
+        settings, warnings = updated(SessionSettings(), changes, services.models.named)
     except EventError as error:
         raise field_error(error.param or "session", str(error), error.code) from error
     if unknown:

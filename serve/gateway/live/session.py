@@ -11,7 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -25,17 +25,15 @@ from serve.gateway.live.events import ClientEvent, Event
 from serve.gateway.live.hearing import Hearing, VadFrame
 from serve.gateway.live.settings import (
     HYPOTHESIS,
-    Delay,
     EventError,
     ServerVad,
     SessionSettings,
     SettingWarning,
-    read_update,
     unknown_keys,
+    updated,
 )
-from serve.gateway.live.utterance import NOTHING, SURE_S, FinalText, LiveUtterance, UpdateWindow
+from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.languages import named_language
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import VadModel, VadOptions
 
@@ -45,19 +43,13 @@ BEHIND_S = 10.0
 """Maximum seconds of audio that are not decoded; more audio waits on the connection."""
 HOLD_S = 9.0, 24.0
 """Seconds of audio that are decoded again and again, minimum and maximum: a window has 30 s."""
-DELAYS: Mapping[Delay | None, float] = {
-    **{None: 1.0, "minimal": 1.0, "low": 1.0},
-    **{"medium": 1.5, "high": 2.0, "xhigh": 3.0},
-}
-"""By a session's `delay`: the factor of the configured time between two decodings."""
-
-_BUSY = 0.75  # of `update_s`; after a longer decoding less audio is held
+_BUSY = 0.75  # share of `update_s`; after a longer decoding less audio is held
 _LESS, _MORE_S = 0.8, 1.0  # the change of the audio that is held, after each decoding
-_PAUSE_S = 0.2  # of silence after which an utterance is decoded at once: it may be complete
-_LONG_S = 5.0  # of audio that is decoded even if it has no speech
-_BLOCK_S = 0.5  # of audio that is handed to a thread at most
-_TRIES = 3  # of a decoding for which the server has no room
-_MIN_SAMPLES = SAMPLE_RATE // 10  # of an utterance that a client commits
+_PAUSE_S = 0.2  # silence after which an utterance is decoded at once: it may be complete
+_LONG_S = 5.0  # audio that is decoded even if it has no speech
+_BLOCK_S = 0.5  # maximum audio that is handed to a thread
+_TRIES = 3  # decodings of an utterance for which the server has no room
+_MIN_SAMPLES = SAMPLE_RATE // 10  # an utterance that a client commits
 
 Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
 """Transcribes a window by the model of this name; raises an ApiError."""
@@ -78,23 +70,24 @@ class LiveSession:
     metrics: LiveMetrics
     streams: Callable[[], int]  # returns the number of open streams, with this one
     settings: SessionSettings
-    warnings: Sequence[SettingWarning] = ()  # not sent yet
+    warnings: list[SettingWarning]  # not sent yet
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.id = events.new_id("sess")
         self._warned = set[str]()  # types of events with unknown keys that were warned of
         self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
-        self._heard = 0  # samples
+        self._position = 0  # samples that have come
         self._recent = collections.deque[Samples]()  # before an utterance
         self._open: LiveUtterance | None = None
         self._queue = collections.deque[LiveUtterance]()  # not done; the open one is the last
-        self._before: LiveUtterance | None = None  # the latest that is done
-        self._last_id: str | None = None  # of the last item
-        self._spoken_until = 0  # of the last utterance
+        self._previous: LiveUtterance | None = None  # the latest that is done
+        self._last_id: str | None = None  # the last item
+        self._spoken_until = 0  # the end of speech in the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        self._pace = UpdatePacer(self.config.update_s * DELAYS[settings.input.transcription.delay])
+        factor = settings.input.transcription.delay_factor
+        self._pace = UpdatePacer(self.config.update_s * factor)
         self._tries = 0
         self._errors = 0
         self._closing = False
@@ -103,7 +96,7 @@ class LiveSession:
 
     async def start(self) -> None:
         """Send the client the session's first event."""
-        await self._send(self._session_event("session.created"))
+        await self._send(events.session("session.created", self.id, self.settings))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
@@ -118,7 +111,7 @@ class LiveSession:
             if event.unknown and event.type not in self._warned:
                 self._warned.add(event.type)
                 named = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings = (*self.warnings, unknown_keys(named))
+                self.warnings.append(unknown_keys(named))
             await self._do(event)
         except EventError as error:
             self._errors += 1
@@ -129,94 +122,79 @@ class LiveSession:
 
     async def _do(self, event: ClientEvent) -> None:
         if event.type == events.UPDATE:
-            await self._update(event)
+            await self._update(event.fields["session"])
         elif event.type == events.APPEND:
-            data = events.read_audio(event.fields["audio"])
-            step = round(self._hearing.bytes_per_s * _BLOCK_S)
-            for begin in range(0, len(data), step):
-                await self._room()
-                await self._hear(data[begin : begin + step])
+            await self._append(events.read_audio(event.fields["audio"]))
         elif event.type == events.COMMIT:
             await self._commit()
         else:
             await self._clear()
             await self._send(events.event(f"{events.BUFFER}.cleared"))
 
-    async def _update(self, event: ClientEvent) -> None:
+    async def _update(self, changes: object) -> None:
         await self._take(await self._hearing.flush())
-        after, warnings = read_update(
-            event.fields["session"], self.settings, self.check_model, begun=self._heard > 0
-        )
-        self.settings = after
-        self._pace.tune(self.config.update_s * DELAYS[after.input.transcription.delay])
-        self._hearing.tune(after.input.format, _options(after), speaking=self._open is not None)
-        self.warnings = (*self.warnings, *warnings)
-        await self._send(self._session_event("session.updated"))
-
-    def _session_event(self, event: str) -> Event:
-        return events.session(event, self.id, self.settings)
+        begun = self._position > 0
+        settings, warnings = updated(self.settings, changes, self.check_model, begun)
+        self.settings = settings
+        factor = settings.input.transcription.delay_factor
+        self._pace.update_s = self.config.update_s * factor
+        speaking = self._open is not None
+        self._hearing.tune(settings.input.format, _options(settings), speaking)
+        self.warnings += warnings
+        await self._send(events.session("session.updated", self.id, settings))
 
     async def _send(self, event: Event) -> None:
         """Send an event, and with it the warnings that wait."""
-        warnings, self.warnings = self.warnings, ()
+        warnings, self.warnings = self.warnings, []
         await self.send_event(events.with_warnings(event, warnings))
 
     # ------------------------------------------------------------ audio
 
-    async def _room(self) -> None:
-        """Wait until more audio may be taken in. Decoding makes room, also when it fails."""
-        while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
-            self._progress.clear()
-            await self._progress.wait()
-
-    async def _hear(self, data: bytes) -> None:
-        self.charge(len(data) / self._hearing.bytes_per_s)
-        await self._take(await self._hearing.hear(data))
-        await asyncio.sleep(0)  # `work` looks at each block
+    async def _append(self, data: bytes) -> None:
+        """Take audio, as soon as little enough waits to be decoded."""
+        step = round(self._hearing.bytes_per_s * _BLOCK_S)
+        for begin in range(0, len(data), step):
+            while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
+                self._progress.clear()
+                await self._progress.wait()  # for a decoding, also one that fails
+            block = data[begin : begin + step]
+            self.charge(len(block) / self._hearing.bytes_per_s)
+            await self._take(await self._hearing.hear(block))
+            await asyncio.sleep(0)  # `work` looks at each block
 
     async def _take(self, frames: Sequence[VadFrame]) -> None:
+        """Add frames to the open utterance, which they may begin or end."""
+        vad = self.settings.input.turn_detection
         for frame in frames:
-            await self._take_frame(frame)
+            if self._open is None and (vad is None or frame.speech):
+                await self._begin(vad)
+            if self._open is not None:
+                self._open.add(frame.samples, frame.speech)
+            self._position += len(frame.samples)
+            if vad is None:
+                self._recent.clear()
+                continue
+            self._recent.append(frame.samples)
+            padding = _samples(vad.prefix_padding_ms)
+            while sum(map(len, self._recent)) - len(self._recent[0]) > padding:
+                self._recent.popleft()
+            if frame.ends and self._open is not None:
+                stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
+                await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
+                await self._end()
         if frames:
             self._changed.set()
 
-    async def _take_frame(self, frame: VadFrame) -> None:
-        vad = self.settings.input.turn_detection
-        if self._open is None and (vad is None or frame.speech):
-            await self._begin(vad)
-        if self._open is not None:
-            self._open.add(frame.samples, frame.speech)
-        self._heard += len(frame.samples)
-        if vad is None:
-            self._recent.clear()
-            return
-        self._recent.append(frame.samples)
-        while sum(map(len, self._recent)) - len(self._recent[0]) > _samples(vad.prefix_padding_ms):
-            self._recent.popleft()
-        if frame.ends and self._open is not None:
-            stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._heard)}
-            await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
-            await self._end()
-
     async def _begin(self, vad: ServerVad | None) -> None:
         """Open an utterance at the next frame, or at the silence before it."""
-        before = np.zeros(0, np.float32)
+        padding = np.zeros(0, np.float32)
         if vad is not None:
-            most = min(_samples(vad.prefix_padding_ms), self._heard - self._spoken_until)
-            if most and self._recent:
-                before = np.concatenate(list(self._recent))[-most:]
-        wanted = self.settings.input.transcription
-        start = self._heard - len(before)
-        self._open = LiveUtterance(
-            events.new_id("item"),
-            start,
-            named_language(wanted.language),
-            wanted.prompt or "",
-            tuple(wanted.languages or ()),
-            wanted.boosted,
-            SURE_S * DELAYS[wanted.delay],
-        )
-        self._open.add(before, speech=False)
+            length = min(_samples(vad.prefix_padding_ms), self._position - self._spoken_until)
+            if length and self._recent:
+                padding = np.concatenate(list(self._recent))[-length:]
+        start, settings = self._position - len(padding), self.settings.input.transcription
+        self._open = LiveUtterance(events.new_id("item"), start, settings)
+        self._open.add(padding, speech=False)
         self._queue.append(self._open)
         self._pace.speech(_now_s())
         if vad is not None:
@@ -226,9 +204,9 @@ class LiveSession:
     async def _commit(self) -> None:
         client_commits = self.settings.input.turn_detection is None
         await self._take(await self._hearing.flush(end=client_commits))
-        if self._open is not None and len(rest := self._hearing.rest()):
-            self._open.add(rest, speech=False)
-            self._heard += len(rest)
+        if self._open is not None and len(samples := self._hearing.take_partial_frame()):
+            self._open.add(samples, speech=False)
+            self._position += len(samples)
         if self._open is None or self._open.end - self._open.start < _MIN_SAMPLES:
             found_s = 0.0 if self._open is None else self._open.duration_s
             message = f"the buffer holds {1000 * found_s:.0f} ms of audio; expected at least 100 ms"
@@ -250,14 +228,12 @@ class LiveSession:
         """Forget the open utterance and the audio before it."""
         await self._take(await self._hearing.flush())
         if self._open is not None:
-            with contextlib.suppress(ValueError):
-                self._queue.remove(self._open)
-            self._spoken_until = self._heard
+            self._done(self._open)
+            self._spoken_until = self._position
             self._open = None
         self._recent.clear()
-        self._heard += self._hearing.clear()
+        self._position += self._hearing.clear()
         self._changed.set()
-        self._progress.set()
 
     # ------------------------------------------------------------ text
 
@@ -293,24 +269,26 @@ class LiveSession:
             return 0.0
         if utterance.decoded_until >= utterance.spoken_until:
             return math.inf
-        return 0.0 if _paused(utterance) else due_s
+        quiet = utterance.end - utterance.spoken_until
+        paused = quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
+        return 0.0 if paused else due_s
 
     async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(_now_s())
         # The utterance before is decoded again with the first one that has speech.
-        if self._before is not None and not utterance.silent:
-            utterance.follow(self._before, self._pace.hold_s)
-            self._before = None
+        if self._previous is not None and not utterance.silent:
+            utterance.follow(self._previous, self._pace.hold_s)
+            self._previous = None
         window = utterance.window()
         try:
             model = self.settings.input.transcription.model
             transcript = NOTHING if utterance.silent else await self.transcribe(model, window)
-        except ApiError as refusal:
+        except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._tries += 1
             self._pace.failed(_now_s(), self._tries)
-            if not refusal.status.again or self._tries >= _TRIES:
-                await self._fail(utterance, refusal)
+            if not error.status.again or self._tries >= _TRIES:
+                await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
         self._pace.ended(_now_s(), self.streams())
@@ -318,7 +296,7 @@ class LiveSession:
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self.settings.include or ()):
-                guess = {"item_id": utterance.item_id, "text": utterance.guess}
+                guess = {"item_id": utterance.item_id, "text": utterance.agreement.guess}
                 await self._send(events.event(HYPOTHESIS, **guess))
         self._progress.set()
 
@@ -326,19 +304,19 @@ class LiveSession:
         await self._send_text(utterance, utterance.finish())
         self._done(utterance)
         if not utterance.silent:
-            self._before = utterance
-        self.metrics.changed.inc(utterance.changed)
+            self._previous = utterance
+        self.metrics.changed.inc(utterance.agreement.changed)
         await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
-    async def _fail(self, utterance: LiveUtterance, refusal: ApiError) -> None:
+    async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
         """Give up an utterance, and tell the client why."""
         self._tries = 0
         if utterance is self._open:
             self._open = None
         self._done(utterance)
-        wrong = refusal.status.grpc == "INVALID_ARGUMENT"
+        wrong = error.status.grpc == "INVALID_ARGUMENT"
         kind = "invalid_request_error" if wrong else "server_error"
-        await self._send(events.failed(utterance.item_id, str(refusal), refusal.reason, kind))
+        await self._send(events.failed(utterance.item_id, str(error), error.reason, kind))
 
     def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
@@ -368,20 +346,16 @@ class UpdatePacer:
     """
 
     def __init__(self, update_s: float) -> None:
-        self._update_s = update_s
+        self.update_s = update_s
         self._began_s = -math.inf
         self.due_s = -math.inf
         """The time at which the next decoding may begin."""
         self.hold_s = HOLD_S[0]
         """Seconds of audio that the next decoding should have at most, within `HOLD_S`."""
 
-    def tune(self, update_s: float) -> None:
-        """Change `update_s`, from the next decoding on."""
-        self._update_s = update_s
-
     def speech(self, now_s: float) -> None:
         """Note that speech begins; the first decoding comes `update_s` later."""
-        self.due_s = max(self.due_s, now_s + self._update_s)
+        self.due_s = max(self.due_s, now_s + self.update_s)
 
     def began(self, now_s: float) -> None:
         """Note that a decoding begins."""
@@ -391,27 +365,21 @@ class UpdatePacer:
         """Note that a decoding has ended while this many streams were open."""
         took_s = now_s - self._began_s
         rest_s = took_s * (1 - 1 / streams)
-        self.due_s = max(self._began_s + self._update_s, now_s + rest_s)
-        if took_s > _BUSY * self._update_s:
+        self.due_s = max(self._began_s + self.update_s, now_s + rest_s)
+        if took_s > _BUSY * self.update_s:
             self.hold_s = max(HOLD_S[0], _LESS * self.hold_s)
         else:
             self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
 
     def failed(self, now_s: float, tries: int) -> None:
         """Note that a decoding failed, this many times in a row."""
-        self.due_s = now_s + self._update_s * tries
+        self.due_s = now_s + self.update_s * tries
 
 
 def _options(settings: SessionSettings) -> VadOptions:
     """Return the bounds of speech; the defaults if the client commits itself."""
     vad = settings.input.turn_detection or ServerVad()
     return VadOptions(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
-
-
-def _paused(utterance: LiveUtterance) -> bool:
-    """Tell whether the utterance may be over."""
-    quiet = utterance.end - utterance.spoken_until
-    return quiet >= _PAUSE_S * SAMPLE_RATE and utterance.spoken_until > utterance.start
 
 
 def _samples(ms: int) -> int:

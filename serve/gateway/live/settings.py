@@ -1,7 +1,7 @@
 """The settings of a session, as OpenAI's transcription sessions have them, and their checks.
 
-An update has only what changes. A warning names the settings without effect here, and all unknown
-keys. An error names a wrong value of a known key.
+An update has only the settings that change. A warning names the settings without effect here and
+all unknown keys. An error names a wrong value of a known key.
 https://developers.openai.com/api/docs/guides/realtime-transcription
 """
 
@@ -54,6 +54,7 @@ LanguageOrAuto = Annotated[
 Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
+_DELAY_FACTORS = {"medium": 1.5, "high": 2.0, "xhigh": 3.0}
 HYPOTHESIS = "earshot.hypothesis"
 """Our event that `include` may name; it has the text that is not final yet."""
 
@@ -77,12 +78,17 @@ class Transcription:
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
     phrases: tuple[str, ...] | None = None  # ours
-    delay: Delay | None = None  # of words until they are final; None: minimal
+    delay: Delay | None = None  # until words are final; None: minimal
 
     @property
     def boosted(self) -> tuple[str, ...]:
         """The phrases to boost, by either name; (): as configured."""
         return (*(self.keywords or ()), *(self.phrases or ()))
+
+    @property
+    def delay_factor(self) -> float:
+        """The factor of the times between decodings and until words are final."""
+        return _DELAY_FACTORS.get(self.delay or "", 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +96,7 @@ class ServerVad:
     """The settings by which the server finds the ends of utterances."""
 
     type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the probability of speech
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5  # the probability of speech
     prefix_padding_ms: Milliseconds = 300  # before an utterance that belong to it
     silence_duration_ms: Milliseconds = 500  # after which it ends
 
@@ -166,13 +172,22 @@ _IGNORED = {
 # the server found the end of the same turn first, their commit would be an error.
 # https://developers.openai.com/api/docs/guides/realtime-vad
 _WITHOUT_TURNS = ("gpt-realtime-whisper", "gpt-live-transcribe")
-_PLACE = re.compile(r"session: ([\w.\[\]]+)")  # where the codec's messages name a setting
+_LOCATION = re.compile(r"session: ([\w.\[\]]+)")  # where the codec's messages name a setting
 
 
 def updated(
-    settings: SessionSettings, changes: Mapping[str, Any]
-) -> tuple[SessionSettings, tuple[SettingWarning, ...]]:
+    settings: SessionSettings,
+    changes: object,
+    check_model: Callable[[str], object] = str,
+    begun: bool = False,
+) -> tuple[SessionSettings, list[SettingWarning]]:
     """Apply a client's `session.update`.
+
+    Args:
+        settings: the settings before.
+        changes: `session` of the update.
+        check_model: refuses the name of a model that is not served.
+        begun: whether audio has come.
 
     Returns:
         The new settings, and warnings of settings and keys without effect.
@@ -180,6 +195,8 @@ def updated(
     Raises:
         EventError: a value is wrong, or cannot be honoured; nothing is changed.
     """
+    if not isinstance(changes, dict):
+        raise EventError("session is no object", "invalid_value", "session")
     if changes.get("type") == "realtime":
         raise EventError(
             'session.type = "realtime"; this server transcribes and does not speak: '
@@ -190,51 +207,31 @@ def updated(
     changes, warnings = _without_ignored(changes)
     changes, unknown = split_unknown(SessionSettings, changes)
     if unknown:
-        warnings += (unknown_keys({f"session.{key}": near for key, near in unknown.items()}),)
+        warnings.append(unknown_keys({f"session.{key}": near for key, near in unknown.items()}))
     table = merged(_with_turns(settings, changes), changes)
     try:
-        changed = from_table(SessionSettings, table, "session", error=OptionError)
-        if changed.input.format.type != "audio/pcm" and changed.input.format.rate is not None:
+        after = from_table(SessionSettings, table, "session", error=OptionError)
+        format, transcription = after.input.format, after.input.transcription
+        if format.type != "audio/pcm" and format.rate is not None:
             raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
-        transcription = changed.input.transcription
         if named_language(transcription.language) is not None and transcription.languages:
             raise OptionError(
                 "session: audio.input.transcription.languages came beside language; expected one"
             )
-        return changed, warnings
     except OptionError as error:
-        place = _PLACE.match(str(error))
-        param = f"session.{place[1]}" if place else None
+        location = _LOCATION.match(str(error))
+        param = f"session.{location[1]}" if location else None
         raise EventError(str(error), "invalid_value", param) from error
-
-
-def read_update(
-    changes: object, before: SessionSettings, check_model: Callable[[str], object], begun: bool
-) -> tuple[SessionSettings, list[SettingWarning]]:
-    """Return the settings after an update, and warnings of what has no effect.
-
-    Args:
-        changes: `session` of a `session.update`.
-        before: the settings before.
-        check_model: refuses the name of a model that is not served.
-        begun: whether audio has come.
-
-    Raises:
-        EventError: a setting is wrong or cannot be honoured; nothing is changed.
-    """
-    if not isinstance(changes, dict):
-        raise EventError("session is no object", "invalid_value", "session")
-    after, warnings = updated(before, changes)
-    if (name := after.input.transcription.model) is not None:
+    if transcription.model is not None:
         try:
-            check_model(name)
+            check_model(transcription.model)
         except ApiError as error:
             param = f"{_INPUT}.transcription.model"
             raise EventError(str(error), "model_not_found", param) from None
-    if after.input.format != before.input.format and begun:
+    if format != settings.input.format and begun:
         message = "the format cannot change once audio has come; open another session"
         raise EventError(message, "invalid_value", f"{_INPUT}.format")
-    return after, [*warnings]
+    return after, warnings
 
 
 def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
@@ -243,10 +240,10 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     Args:
         keys: their names, each with the known key that it resembles, or an empty text.
     """
-    some = dict(itertools.islice(keys.items(), _MAX_NAMED))
-    rest = f" and {len(keys) - len(some)} more" if len(keys) > len(some) else ""
-    told = ", ".join(f"{key} (did you mean {near}?)" if near else key for key, near in some.items())
-    return SettingWarning(", ".join(some), f"unknown, without effect: {told}{rest}")
+    named = dict(itertools.islice(keys.items(), _MAX_NAMED))
+    rest = f" and {len(keys) - len(named)} more" if len(keys) > len(named) else ""
+    names = [f"{key} (did you mean {near}?)" if near else key for key, near in named.items()]
+    return SettingWarning(", ".join(named), f"unknown, without effect: {', '.join(names)}{rest}")
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:
@@ -276,9 +273,7 @@ def _has_turns(model: str) -> bool:
     return not model.lower().startswith(_WITHOUT_TURNS)
 
 
-def _without_ignored(
-    changes: Mapping[str, Any],
-) -> tuple[dict[str, Any], tuple[SettingWarning, ...]]:
+def _without_ignored(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[SettingWarning]]:
     """Return changes without the settings that have no effect, and warnings of these."""
     session = copy.deepcopy(dict(changes))
     warnings: list[SettingWarning] = []
@@ -290,7 +285,8 @@ def _without_ignored(
     if isinstance(include, list) and _LOGPROBS in include:
         warn("session.include", include, "log-probabilities of live text are not told")
         session["include"] = [name for name in include if name != _LOGPROBS]
-    input, turns = (_table(session, "audio", "input", *more) for more in ((), ("turn_detection",)))
+    input = _table(session, "audio", "input")
+    turns = _table(input, "turn_detection")
     if turns.get("type") == "semantic_vad":
         why = "turns are found by voice activity, as by server_vad"
         warn(f"{_TURNS}.type", turns["type"], why)
@@ -306,7 +302,7 @@ def _without_ignored(
         del input["transcription"]
         why = "a transcription session transcribes; it stays as it is"
         warn(f"{_INPUT}.transcription", None, why)
-    return session, tuple(warnings)
+    return session, warnings
 
 
 def _table(root: Any, *keys: str) -> dict[str, Any]:

@@ -6,26 +6,29 @@ stream's beginning.
 
 import collections
 import dataclasses
+import itertools
+from collections.abc import Iterable
 
 import numpy as np
 
 from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
+from serve.gateway.live.settings import Transcription
 from serve.speech.chinese import Script, script_in, script_of
-from serve.speech.languages import language_code
+from serve.speech.languages import language_code, named_language
 from serve.speech.rate import SAMPLE_RATE
 
-MAX_S = 28.0  # of audio in one decoding: a window has 30 s
-SURE_S = 1.3  # of audio behind a word after which one hypothesis makes it final
-PROMPT_CHARS = 200  # of the final text of audio that is cut off
+MAX_S = 28.0  # audio in one decoding: a window has 30 s
+SURE_S = 1.3  # audio behind a word after which one hypothesis makes it final
+PROMPT_CHARS = 200  # final text of audio that is cut off
 
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, which is not decoded."""
 
 _NONE = np.zeros(0, np.float32)
-_BEFORE = 0.8  # most of the audio that is held may be from the utterance before
-_FREED = 0.25  # of the audio that is held a cut frees at least
+_BEFORE = 0.8  # maximum share of the held audio from the utterance before
+_FREED = 0.25  # minimum share of the held audio that a cut frees
 _UNSURE_S = 2.0  # that stay at the end of audio which must be cut: a word may be incomplete
 
 
@@ -87,13 +90,11 @@ class LiveUtterance:
 
     item_id: str  # the item's id in events
     start: int  # the first sample
-    language: str | None  # the language's code; None: it is detected
-    prompt: str  # the text before it
-    languages: tuple[str, ...] = ()  # codes to choose from in detection; (): as configured
-    phrases: tuple[str, ...] = ()  # phrases to boost; (): as configured
-    sure_s: float = SURE_S  # audio behind a word after which one hypothesis makes it final
+    settings: Transcription
 
     def __post_init__(self) -> None:
+        self.language = named_language(self.settings.language)
+        """The language's code; None: it is not detected yet."""
         self.end = self.start
         self.spoken_until = self.start
         """The end of the latest speech."""
@@ -107,10 +108,10 @@ class LiveUtterance:
         self._script: Script | None = None  # of Chinese text that is final
         self._gone = ""  # the final text of audio that is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
-        self._frames: list[Samples] = []  # behind those
+        self._frames: list[Samples] = []  # behind `_audio`, not joined yet
         self._begin = self.start
         self._draft: tuple[int, ...] = ()
-        self._agreement = LocalAgreement()
+        self.agreement = LocalAgreement()
 
     @property
     def duration_s(self) -> float:
@@ -123,16 +124,6 @@ class LiveUtterance:
         return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property
-    def changed(self) -> int:
-        """The number of words that a later hypothesis did not have; none was final."""
-        return self._agreement.changed
-
-    @property
-    def guess(self) -> str:
-        """The text of the latest hypothesis behind the final text."""
-        return self._agreement.guess
-
-    @property
     def unheard_s(self) -> float:
         """Seconds of audio behind the latest hypothesis."""
         return (self.end - self.decoded_until) / SAMPLE_RATE
@@ -142,35 +133,29 @@ class LiveUtterance:
         """Tell whether the latest hypothesis is of all speech."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, before: "LiveUtterance", hold_s: float) -> None:
+    def follow(self, previous: "LiveUtterance", hold_s: float) -> None:
         """Decode it together with the end of the utterance before, which gives context.
 
         The silence between the two is left out. Without a named language it is decoded alone, since
         it may be in another language.
 
         Args:
-            before: the utterance before, which is not used any more.
+            previous: the utterance before, which is not used any more.
             hold_s: seconds of audio to hold at most.
         """
-        if self.language is None or before.language != self.language:
+        if self.language is None or previous.language != self.language:
             return
-        if before._held_s > _BEFORE * hold_s and (cut_s := before._cut_at()) is not None:
-            before._cut(cut_s)
-        if before._held_s > _BEFORE * hold_s:
+        if previous._held_s > _BEFORE * hold_s and (cut_s := previous._cut_s()) is not None:
+            previous._cut(cut_s)
+        if previous._held_s > _BEFORE * hold_s:
             return
-        end_s = before.duration_s
-        self._agreement = LocalAgreement(
-            [
-                dataclasses.replace(word, start=word.start - end_s, end=word.end - end_s)
-                for word in before._agreement.words
-            ]
-        )
-        self._begin -= before.end - before._begin
-        self._audio.extendleft(reversed(before._pieces()))
-        later = self.start - before.end
-        self._voice[:0] = [(first + later, last + later) for first, last in before._voice]
-        self._gone, self._draft = before._gone, before._draft
-        self._script = before._script
+        self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
+        self._begin -= previous.end - previous._begin
+        self._audio.extendleft(reversed(previous._pieces()))
+        gap = self.start - previous.end
+        self._voice[:0] = [(begin + gap, end + gap) for begin, end in previous._voice]
+        self._gone, self._draft = previous._gone, previous._draft
+        self._script = previous._script
 
     def add(self, samples: Samples, speech: bool) -> None:
         """Add the next audio."""
@@ -185,11 +170,12 @@ class LiveUtterance:
 
     def window(self) -> UpdateWindow:
         """Return the window to decode now."""
-        prompt = f"{self.prompt} {self._gone}".strip()
-        languages = () if self.language else self.languages
-        where = tuple(self._pieces()), self._voice_s(), self._begin, self.end
+        settings = self.settings
+        prompt = f"{settings.prompt or ''} {self._gone}".strip()
+        languages = () if self.language else tuple(settings.languages or ())
+        audio = tuple(self._pieces()), self._voice_s(), self._begin, self.end
         language = f"zh-{self._script}" if self._script else self.language
-        return UpdateWindow(*where, prompt, language, languages, self.phrases, self._draft)
+        return UpdateWindow(*audio, prompt, language, languages, settings.boosted, self._draft)
 
     def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take a window's transcript; return the text that becomes final by it.
@@ -202,22 +188,19 @@ class LiveUtterance:
         self.decoded_until = window.end
         self._draft = transcript.tokens
         offset_s = (window.begin - self.start) / SAMPLE_RATE
-        words = [
-            dataclasses.replace(word, start=word.start + offset_s, end=word.end + offset_s)
-            for segment in transcript.segments
-            for word in segment.words or ()
-        ]
-        before = len(self._agreement.words)
-        heard_s = (window.end - self.start) / SAMPLE_RATE
-        text = self._agreement.update(words) + self._agreement.settle(heard_s - self.sure_s)
+        words = [word for segment in transcript.segments for word in segment.words or ()]
+        count = len(self.agreement.words)
+        end_s = (window.end - self.start) / SAMPLE_RATE
+        text = self.agreement.update(_shifted(words, offset_s))
+        text += self.agreement.settle(end_s - SURE_S * self.settings.delay_factor)
         if text and self.language is None:
             self.language = transcript.language
         self._keep_script(text)
-        final = self._final_text(text, before)
-        if self._held_s > hold_s and (cut_s := self._cut_at()) is not None:
+        final = self._final_text(text, count)
+        if self._held_s > hold_s and (cut_s := self._cut_s()) is not None:
             self._cut(cut_s)
         if self._held_s > MAX_S:
-            self._cut(heard_s - _UNSURE_S)
+            self._cut(end_s - _UNSURE_S)
         return final
 
     def _keep_script(self, text: str) -> None:
@@ -228,22 +211,16 @@ class LiveUtterance:
 
     def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""
-        before = len(self._agreement.words)
-        return self._final_text(self._agreement.finish(), before)
+        count = len(self.agreement.words)
+        return self._final_text(self.agreement.finish(), count)
 
-    def _final_text(self, text: str, before: int) -> FinalText:
+    def _final_text(self, text: str, count: int) -> FinalText:
+        """Return text that became final, with the final words from an index on."""
         if not self.text:
             text = text.lstrip()
         self.text += text
-        start_s = self.start / SAMPLE_RATE
-        words = self._agreement.words[before:]
-        return FinalText(
-            text,
-            tuple(
-                dataclasses.replace(word, start=word.start + start_s, end=word.end + start_s)
-                for word in words
-            ),
-        )
+        words = self.agreement.words[count:]
+        return FinalText(text, tuple(_shifted(words, self.start / SAMPLE_RATE)))
 
     def _pieces(self) -> collections.deque[Samples]:
         """Return the audio in pieces; the frames since the last call are joined to one."""
@@ -253,27 +230,36 @@ class LiveUtterance:
         return self._audio
 
     def _voice_s(self) -> tuple[float, ...]:
-        return tuple((at - self._begin) / SAMPLE_RATE for part in self._voice for at in part)
+        bounds = itertools.chain.from_iterable(self._voice)
+        return tuple((sample - self._begin) / SAMPLE_RATE for sample in bounds)
 
     @property
     def _held_s(self) -> float:
         return (self.end - self._begin) / SAMPLE_RATE
 
-    def _cut_at(self) -> float | None:
+    def _cut_s(self) -> float | None:
         """Return the second at which a cut frees enough of the audio; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
-        return self._agreement.cut(begin_s + _FREED * self._held_s)
+        return self.agreement.cut(begin_s + _FREED * self._held_s)
 
-    def _cut(self, at_s: float) -> None:
+    def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""
-        at = max(self._begin, min(self.start + round(at_s * SAMPLE_RATE), self.end))
-        self._gone = (self._gone + self._agreement.drop(at_s))[-PROMPT_CHARS:]
-        surplus, pieces = at - self._begin, self._pieces()
+        begin = max(self._begin, min(self.start + round(cut_s * SAMPLE_RATE), self.end))
+        self._gone = (self._gone + self.agreement.drop(cut_s))[-PROMPT_CHARS:]
+        surplus, pieces = begin - self._begin, self._pieces()
         while surplus > 0:
-            first = pieces.popleft()
-            if surplus < len(first):
-                pieces.appendleft(first[surplus:])
-            surplus -= len(first)
-        self._voice = [(max(first, at), last) for first, last in self._voice if last > at]
-        if at > self._begin:
-            self._begin, self._draft = at, ()
+            piece = pieces.popleft()
+            if surplus < len(piece):
+                pieces.appendleft(piece[surplus:])
+            surplus -= len(piece)
+        self._voice = [(max(start, begin), end) for start, end in self._voice if end > begin]
+        if begin > self._begin:
+            self._begin, self._draft = begin, ()
+
+
+def _shifted(words: Iterable[Word], offset_s: float) -> list[Word]:
+    """Return words whose times are later by an offset."""
+    return [
+        dataclasses.replace(word, start=word.start + offset_s, end=word.end + offset_s)
+        for word in words
+    ]

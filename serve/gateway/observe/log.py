@@ -4,8 +4,8 @@ A client that is not served can cause a message a million times, so messages are
 line has audio, texts or keys in it.
 """
 
+import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -15,15 +15,15 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Hashable, Mapping
-from threading import Thread
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
 from serve.contract.server_config import LogKind
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 
-MOST = 30
+MAX_LINES = 30
 """Maximum lines a minute of each logging call."""
-MOST_REFUSALS = 120
+MAX_REFUSALS = 120
 """Maximum lines a minute of rejected requests of one key and reason."""
 OK = "ok"
 """The outcome of a request that was answered."""
@@ -31,6 +31,10 @@ OK = "ok"
 _MINUTE_S = 60.0
 _WAITING = 10_000  # maximum of lines that are formatted and not written
 FLUSH_S = 1.0
+_FIELDS = (
+    *("id", "route", "trace_id", "key", "model", "audio_s", "queue_s", "first_text_s"),
+    *("total_s", "outcome", "param"),
+)
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 requests = logging.getLogger("earshot.requests")
@@ -78,23 +82,15 @@ class LogRecord:
         if not requests.isEnabledFor(logging.INFO):
             return
         self.total_s = time.monotonic() - self.began_s
-        values = {name: getattr(self, name) for name in _FIELDS}
         fields = {
             name: round(value, 4) if isinstance(value, float) else value
-            for name, value in values.items()
-            if value not in ("", None)
+            for name in _FIELDS
+            if (value := getattr(self, name)) not in ("", None)
         }
-        place = None if self.outcome == OK else (self.outcome, self.key)
+        source = None if self.outcome == OK else (self.outcome, self.key)
         text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-        more = {"fields": fields, "place": place, "most": MOST_REFUSALS}
-        requests.info("%s", text, extra=more)
-
-
-_FIELDS = tuple(
-    itertools.takewhile(
-        lambda name: name != "began_s", (field.name for field in dataclasses.fields(LogRecord))
-    )
-)
+        extra = {"fields": fields, "source": source, "max_lines": MAX_REFUSALS}
+        requests.info("%s", text, extra=extra)
 
 
 def _shown(value: object) -> str:
@@ -113,8 +109,8 @@ class _SourceCounter:
 class LogRateLimiter(logging.Filter):
     """Passes a few lines of each logging call in each minute.
 
-    The first line of the next minute tells how many were dropped. A record may name its
-    own `place`; None: it always passes.
+    The first line of the next minute tells how many were dropped. A record may name its own
+    `source`, in place of its logging call; None: it always passes. It may also name `max_lines`.
 
     Args:
         clock: monotonic seconds.
@@ -123,24 +119,24 @@ class LogRateLimiter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: dict[Hashable, _SourceCounter] = {}
+        self._sources: dict[Hashable, _SourceCounter] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record passes."""
-        named = getattr(record, "place", (record.pathname, record.lineno))
-        if named is None:
+        source = getattr(record, "source", (record.pathname, record.lineno))
+        if source is None:
             return True
-        now_s, most = self._clock(), getattr(record, "most", MOST)
-        place = self._places.setdefault(named, _SourceCounter(now_s))
-        if now_s - place.since_s >= _MINUTE_S:
-            if place.dropped:
-                record.msg = f"{record.getMessage()} (and {place.dropped} more before)"
+        now_s, max_lines = self._clock(), getattr(record, "max_lines", MAX_LINES)
+        counter = self._sources.setdefault(source, _SourceCounter(now_s))
+        if now_s - counter.since_s >= _MINUTE_S:
+            if counter.dropped:
+                record.msg = f"{record.getMessage()} (and {counter.dropped} more before)"
                 record.args = ()
-                record.left_out = place.dropped
-            place.since_s, place.lines, place.dropped = now_s, 0, 0
-        place.lines += 1
-        place.dropped += place.lines > most
-        return place.lines <= most
+                record.left_out = counter.dropped
+            counter = self._sources[source] = _SourceCounter(now_s)
+        counter.lines += 1
+        counter.dropped += counter.lines > max_lines
+        return counter.lines <= max_lines
 
 
 class TextFormatter(logging.Formatter):
@@ -172,7 +168,21 @@ class JsonFormatter(TextFormatter):
         return json.dumps(line)
 
 
-class AsyncLogHandler(logging.Handler):
+class _LineWriter(QueueListener):
+    """Writes lines to a file. It holds no lock that the process's end would wait for."""
+
+    def __init__(self, lines: "queue.Queue[Any]", descriptor: int) -> None:
+        super().__init__(lines)
+        self._descriptor = descriptor
+
+    def handle(self, record: logging.LogRecord) -> None:
+        line = f"{record.getMessage()}\n".encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):  # the disk is full, or the reader has gone
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+
+
+class AsyncLogHandler(QueueHandler):
     """Writes in a separate thread, so that a slow or stalled reader stops no request.
 
     Lines beyond the queue's size are dropped, and a line tells how many.
@@ -182,42 +192,26 @@ class AsyncLogHandler(logging.Handler):
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._lines: queue.Queue[str] = queue.Queue(_WAITING)
-        self._left_out = 0
-        Thread(target=self._write, name="log", daemon=True).start()
+        self._lines = queue.Queue[Any](_WAITING)
+        super().__init__(self._lines)
+        self._dropped = 0
+        _LineWriter(self._lines, descriptor).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record."""
+    def enqueue(self, record: logging.LogRecord) -> None:
         try:
-            if self._left_out:
-                self._lines.put_nowait(self.format(_unread(self._left_out)))
-                self._left_out = 0
-            self._lines.put_nowait(self.format(record))
+            if self._dropped:
+                text = f"dropped {self._dropped} log lines: the log's reader was too slow"
+                warning = requests.name, logging.WARNING, __file__, 0, text, (), None
+                self._lines.put_nowait(self.prepare(logging.LogRecord(*warning)))
+                self._dropped = 0
+            self._lines.put_nowait(record)
         except queue.Full:
-            self._left_out += 1
+            self._dropped += 1
 
     def flush(self) -> None:
         """Wait until all is written, for at most `FLUSH_S`."""
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_S)
-
-    def _write(self) -> None:
-        while True:
-            left = f"{self._lines.get()}\n".encode()
-            try:
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
-            except OSError:  # the disk is full, or the reader has gone
-                pass
-            finally:
-                self._lines.task_done()
-
-
-def _unread(lines: int) -> logging.LogRecord:
-    text = f"dropped {lines} log lines: the log's reader was too slow"
-    return logging.LogRecord(requests.name, logging.WARNING, __file__, 0, text, (), None)
 
 
 def prepare(kind: LogKind, descriptor: int | None = None) -> None:

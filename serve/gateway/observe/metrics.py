@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
@@ -81,11 +82,11 @@ class Metrics:
     """All metrics of a gateway's process.
 
     Args:
-        admission: counts what is in flight.
+        admission: counts requests in flight and their bytes.
         streams: the open live streams.
         watch: measures the event loop.
         budget: the loop's time for connections beyond their own budgets.
-        usage: counts what keys have had.
+        usage: counts the audio of each key.
         target: the latency target, if there is one.
         model: the product's name.
     """
@@ -138,9 +139,9 @@ class Metrics:
         """Count audio that has become text, or has come in over a live stream."""
         self._audio_s.labels(route, key).inc(audio_s)
 
-    def delta(self, route: str, took_s: float) -> None:
+    def delta(self, route: str, seconds: float) -> None:
         """Count the seconds from a request to its stream's first text."""
-        self._first_delta_s.labels(route).observe(took_s)
+        self._first_delta_s.labels(route).observe(seconds)
 
     def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
         """Count a request by its gRPC status and API key; `reason` tells why it was rejected."""
@@ -148,11 +149,11 @@ class Metrics:
         if reason:
             self._refused.labels(reason).inc()
 
-    def timed(self, route: str, took_s: float, answered: bool) -> None:
+    def timed(self, route: str, seconds: float, answered: bool) -> None:
         """Count the seconds from a request's arrival to its end."""
-        self._seconds.labels(route).observe(took_s)
+        self._seconds.labels(route).observe(seconds)
         if answered:
-            self._recent.append((time.monotonic(), took_s))
+            self._recent.append((time.monotonic(), seconds))
 
     def recent_s(self, window_s: float) -> list[float]:
         """Return the seconds of each request that was answered in a window before now.
@@ -160,7 +161,7 @@ class Metrics:
         Only the last `_RECENT` requests are known.
         """
         since_s = time.monotonic() - window_s
-        return [took_s for ended_s, took_s in self._recent if ended_s >= since_s]
+        return [seconds for ended_s, seconds in self._recent if ended_s >= since_s]
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
@@ -182,7 +183,7 @@ def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) 
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """Write the page of all processes of a run, without the parts of those that are away.
+    """Write the page of all processes of a run; a process that is away has no part in it.
 
     Args:
         folder: the run's folder.
@@ -214,26 +215,19 @@ def joined(pages: Mapping[str, bytes], label: str) -> bytes:
 
     In Prometheus's text format the lines of a metric are consecutive, its description first.
     """
-    metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, numbers
-    for whose, page in pages.items():
-        description, numbers = metrics.setdefault("", ([], []))
+    metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, samples
+    for process, page in pages.items():
+        description, samples = metrics.setdefault("", ([], []))
         for line in page.decode().splitlines():
             if line.startswith("# "):
-                description, numbers = metrics.setdefault(line.split(" ", 3)[2], ([], []))
+                description, samples = metrics.setdefault(line.split(" ", 3)[2], ([], []))
                 if line not in description:
                     description.append(line)
-            elif line:
-                numbers.append(_with_label(line, label, whose))
-    lines = [line for parts in metrics.values() for part in parts for line in part]
+            elif found := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
+                labels = ",".join(filter(None, (f'{label}="{process}"', found[2])))
+                samples.append(f"{found[1]}{{{labels}}} {found[3]}")
+    lines = [line for blocks in metrics.values() for block in blocks for line in block]
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _with_label(line: str, label: str, value: str) -> str:
-    name, brace, rest = line.partition("{")
-    if brace:
-        return f'{name}{{{label}="{value}",{rest}'
-    name, _, number = line.partition(" ")
-    return f'{name}{{{label}="{value}"}} {number}'
 
 
 async def tritons_page(folder: Path) -> bytes:

@@ -64,9 +64,9 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
     async def page(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 
-    async def tell_state(request: Request) -> Response:
+    async def state_as_json(request: Request) -> Response:
         services.keys.of_request(request)
-        return JSONResponse(state.found, headers={"Cache-Control": "no-store"})
+        return JSONResponse(state.latest, headers={"Cache-Control": "no-store"})
 
     async def write_subtitles(request: Request) -> Response:
         api_key = services.keys.of_request(request)
@@ -81,7 +81,7 @@ def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]
 
     return [
         Route("/", page),
-        Route("/state", tell_state),
+        Route("/state", state_as_json),
         Route("/subtitles", write_subtitles, methods=["POST"]),
         Mount("/page", files),
     ]
@@ -116,11 +116,11 @@ def _subtitles(body: bytes) -> str:
     Raises:
         OptionError: it is no such transcript, or is too long.
     """
-    transcript = from_json(_PageTranscript, body, "the transcript", error=OptionError)
+    page = from_json(_PageTranscript, body, "the transcript", error=OptionError)
     chars = sum(
         max(len(segment.text), sum(len(word.word) for word in segment.words or ()))
         + len(segment.speaker or "")
-        for segment in transcript.segments
+        for segment in page.segments
     )
     if chars > _MAX_CHARS:
         raise OptionError(f"the transcript has {chars} characters; expected at most {_MAX_CHARS}")
@@ -130,18 +130,18 @@ def _subtitles(body: bytes) -> str:
             words=tuple(_spaced(segment.text, segment.words)) if segment.words else None,
             speaker=segment.speaker,
         )
-        for segment in transcript.segments
+        for segment in page.segments
     )
     timings = Timings(0.0, 0.0, 0.0, 0.0)
-    whole = Transcript("", None, None, transcript.duration, segments, timings)
-    return render(whole, "", transcript.format)
+    transcript = Transcript("", None, None, page.duration, segments, timings)
+    return render(transcript, "", page.format)
 
 
 def _spaced(text: str, words: Sequence[_PageWord]) -> Iterator[Word]:
     """Return words with the spaces before them in the text; the API's words have none."""
-    at = 0
+    end = 0
     for word in words:
-        place = text.find(word.word, at)
-        before = text[at:place] if place >= 0 else " "
-        at = max(at, place + len(word.word))
-        yield Word(word.start, word.end, f"{before}{word.word}", 1.0)
+        begin = text.find(word.word, end)
+        space = text[end:begin] if begin >= 0 else " "
+        end = max(end, begin + len(word.word))
+        yield Word(word.start, word.end, f"{space}{word.word}", 1.0)

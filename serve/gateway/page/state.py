@@ -5,12 +5,10 @@ that were read last, so many requests cost nothing.
 """
 
 import asyncio
-import dataclasses
-import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,23 +21,52 @@ from serve.speech.languages import LANGUAGE_NAMES
 INTERVAL_S = 3.0
 WINDOW_S = 300.0
 
-_PREFIX = "earshot_"
-_INFO = f"{_PREFIX}engine_info"
-_COUNTED = {"audio_seconds_total", "busy_seconds_total", "queue_depth", "busy_slots", "slots"}
-_SNAPSHOTS = round(WINDOW_S / INTERVAL_S)
+_INFO = "earshot_engine_info"
+_COUNTERS = ("earshot_audio_seconds_total", "earshot_busy_seconds_total")
+_GAUGES = {
+    "queue": "earshot_queue_depth",
+    "slots_busy": "earshot_busy_slots",
+    "slots": "earshot_slots",
+}
+_METRICS = {_INFO, *_COUNTERS, *_GAUGES.values()}
 
 
-@dataclasses.dataclass(frozen=True)
-class MetricsSnapshot:
-    """An engine's metrics at one time."""
+class _EngineMetrics:
+    """An engine's metrics at the latest read, and the rises of its counters in the window.
 
-    # Since the engine started; None: it has not been seen yet.
-    audio_s: float | None = None  # audio of the requests that were answered
-    busy_s: float | None = None  # time in which there were requests
-    queue: int = 0  # requests that are not started yet
-    slots_busy: int = 0
-    slots: int = 0
-    offers: dict[str, Any] | None = None  # the engine's capabilities; None: it is away
+    Args:
+        read_page: reads the engine's metrics page from its Triton; raises an OSError if it is away.
+    """
+
+    def __init__(self, read_page: Callable[[], Awaitable[bytes]]) -> None:
+        self.read_page = read_page
+        self.capabilities: dict[str, Any] | None = None  # None: the engine is away
+        self.gauges = dict.fromkeys(_GAUGES, 0)
+        rises = deque[tuple[float, float]](maxlen=round(WINDOW_S / INTERVAL_S))
+        self.rises = rises  # seconds of audio that were answered, and of work
+        self._counters: tuple[float, ...] = ()  # empty: the engine has not been seen yet
+
+    async def read(self) -> None:
+        """Read the metrics now. A counter that has fallen has started from 0."""
+        try:
+            page = (await self.read_page()).decode()
+        except OSError:
+            page = ""
+        lines = [line for line in page.splitlines() if line.startswith("earshot_")]
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        samples = {sample.name: sample for family in families for sample in family.samples}
+        self.capabilities, audio_s, busy_s = None, 0.0, 0.0
+        if samples.keys() >= _METRICS:  # else the engine starts or stops
+            self.capabilities = _capabilities(samples[_INFO].labels)
+            self.gauges = {name: int(samples[metric].value) for name, metric in _GAUGES.items()}
+            counters = tuple(samples[name].value for name in _COUNTERS)
+            if self._counters:
+                audio_s, busy_s = (
+                    after - before if after >= before else after
+                    for before, after in zip(self._counters, counters, strict=True)
+                )
+            self._counters = counters
+        self.rises.append((audio_s, busy_s))
 
 
 class EngineStateReader(Background):
@@ -52,71 +79,58 @@ class EngineStateReader(Background):
 
     def __init__(self, services: Services, pages: Sequence[Callable[[], Awaitable[bytes]]]) -> None:
         self._services = services
-        self._config = services.config
-        self._pages = pages
-        self._snapshots = [deque([MetricsSnapshot()], maxlen=_SNAPSHOTS + 1) for _ in pages]
+        self._engines = list(map(_EngineMetrics, pages))
         self._ready = False
-        self.found = self._as_json()
+        self.latest = self._as_json()
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
         """Read the state now."""
         self._ready = await self._services.ready()
-        for read_page, snapshots in zip(self._pages, self._snapshots, strict=True):
-            try:
-                page = await read_page()
-            except OSError:
-                page = b""
-            snapshots.append(read_metrics(page, snapshots[-1]))
-        self.found = self._as_json()
+        for engine in self._engines:
+            await engine.read()
+        self.latest = self._as_json()
 
     def _as_json(self) -> dict[str, Any]:
-        last = [one[-1] for one in self._snapshots if one[-1].offers]  # of the engines at work
-        offers = last[0].offers if last else None
-        audio = [_rises(one.audio_s for one in snapshots) for snapshots in self._snapshots]
-        audio_s = [sum(rises) for rises in zip(*audio, strict=True)]
-        busy = [_rises(one.busy_s for one in snapshots) for snapshots in self._snapshots]
-        busy_s = max(map(sum, busy), default=0.0)
-        server, transcriber = self._config.server, self._config.transcriber
+        services, config = self._services, self._services.config
+        available = [engine for engine in self._engines if engine.capabilities]
+        reads = list(zip(*(engine.rises for engine in self._engines), strict=True))
+        audio_s = [sum(audio_s for audio_s, _ in rises) for rises in reads]
+        busy_s = [sum(busy_s for _, busy_s in engine.rises) for engine in self._engines]
+        longest_s = max(busy_s, default=0.0)  # engines work in the same seconds
+        status = "ready" if self._ready else "starting"
+        now = {name: sum(engine.gauges[name] for engine in available) for name in _GAUGES}
+        transcriber = config.transcriber
         return {
-            "name": self._config.name,
-            "status": self._status(),
-            "offers": offers,
+            "name": config.name,
+            "status": "draining" if services.admission.draining else status,
+            "offers": available[0].capabilities if available else None,
             "defaults": {
                 "beam_size": transcriber.beam_size,
                 "vad": transcriber.vad,
                 "mode": Request.mode,
             },
-            "jobs": bool(self._config.jobs.folder),
-            "limits": {"request_bytes": server.max_request_mb * 2**20},
-            "now": offers
-            and {
-                name: sum(getattr(one, name) for one in last)
-                for name in ("queue", "slots_busy", "slots")
-            },
+            "jobs": bool(config.jobs.folder),
+            "limits": {"request_bytes": config.server.max_request_mb * 2**20},
+            "now": now if available else None,
             "engines": [
                 {
-                    "name": upstream.name,
-                    "models": {upstream.model: upstream.is_available()},
-                    "requests": upstream.inflight,
+                    "name": engine.name,
+                    "models": {engine.model: engine.is_available()},
+                    "requests": engine.inflight,
                 }
-                for upstream in self._services.engines.all
+                for engine in services.engines.all
             ],
             "recent": {
                 "window_s": WINDOW_S,
-                "rtfx": sum(audio_s) / busy_s if busy_s else None,
-                **_latencies(self._services.metrics.recent_s(WINDOW_S)),
+                "rtfx": sum(audio_s) / longest_s if longest_s else None,
+                **_latencies(services.metrics.recent_s(WINDOW_S)),
             },
             "history": {
                 "interval_s": INTERVAL_S,
-                "audio_per_s": [round(rise / INTERVAL_S, 2) for rise in audio_s],
+                "audio_per_s": [round(seconds / INTERVAL_S, 2) for seconds in audio_s],
             },
         }
-
-    def _status(self) -> str:
-        if self._services.admission.draining:
-            return "draining"
-        return "ready" if self._ready else "starting"
 
     async def _run(self) -> None:
         next_s = time.monotonic()
@@ -126,50 +140,14 @@ class EngineStateReader(Background):
             await asyncio.sleep(next_s - time.monotonic())
 
 
-def read_metrics(page: bytes, before: MetricsSnapshot) -> MetricsSnapshot:
-    """Read a metrics page.
-
-    Args:
-        page: the page in Prometheus's text format; empty if the engine is away.
-        before: the previous snapshot; its counters stay while the engine is away.
-    """
-    lines = (line for line in page.decode().splitlines() if line.startswith(_PREFIX))
-    values: dict[str, float] = {}
-    offers = None
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            values[sample.name.removeprefix(_PREFIX)] = sample.value
-            if sample.name == _INFO:
-                offers = _offers(sample.labels)
-    if offers is None or not values.keys() >= _COUNTED:  # the engine starts or stops
-        return dataclasses.replace(before, queue=0, slots_busy=0, offers=None)
-    return MetricsSnapshot(
-        audio_s=values["audio_seconds_total"],
-        busy_s=values["busy_seconds_total"],
-        queue=int(values["queue_depth"]),
-        slots_busy=int(values["busy_slots"]),
-        slots=int(values["slots"]),
-        offers=offers,
-    )
-
-
-def _offers(labels: dict[str, str]) -> dict[str, Any]:
+def _capabilities(labels: dict[str, str]) -> dict[str, Any]:
+    codes = labels["languages"].split(",")
     return {
-        "languages": {
-            code: LANGUAGE_NAMES.get(code, code) for code in labels["languages"].split(",")
-        },
+        "languages": {code: LANGUAGE_NAMES.get(code, code) for code in codes},
         "detects_language": labels["detects_language"] == "true",
         "beams": int(labels["beams"]),
         "words": labels["words"] == "true",
     }
-
-
-def _rises(counter: Iterable[float | None]) -> list[float]:
-    """Return the rises of a counter; a fall is a new start from 0."""
-    return [
-        0.0 if before is None or after is None else after - before if after >= before else after
-        for before, after in itertools.pairwise(counter)
-    ]
 
 
 def _latencies(seconds: list[float]) -> dict[str, Any]:

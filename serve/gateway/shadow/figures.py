@@ -1,14 +1,14 @@
-"""How far the served answers are from those of the reference, as figures and as metrics.
+"""The distance of the served answers from the reference's, as figures and as metrics.
 
 Each request has two figures. Its *edits* are the characters in which the two texts differ; all
 requests together have a rate of them, the CER against the reference. Its *gaps* are differences of
 the network's scores. They show an engine that computes wrongly before its words are wrong;
-docs/shadow.md says why these, and what they find how soon.
+docs/shadow.md has the reasons, and how soon they find a fault.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -24,24 +24,18 @@ BOUND = 25.0
 """The sum above which the served engine has drifted."""
 ALL = "all"
 """The label of figures of all languages together."""
-_MOST = 3.0  # standard deviations that one request adds
+_MAX_RISE = 3.0  # standard deviations that one request adds
 # Smaller gaps count as none: rounding alone makes gaps of about this size.
 _FLOORS = {"log_probability": 0.01, "no_speech": 0.05, "language": 0.05}
 _SURE = 1e-6  # probabilities nearer to 0 or 1 are clipped to this distance
 _Z95 = 1.96
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreGaps:
-    """The differences of two answers' scores, at least 0; None: one of them has no such score."""
+Gaps = Mapping[str, float | None]
+"""Differences of two answers' scores, at least 0, by their names in `ShadowBaseline`.
 
-    log_probability: float | None = None  # average, of the whole text
-    no_speech: float | None = None  # log-odds of silence in the first window
-    language: float | None = None  # log-odds of the language, where both found the same
-
-
-KINDS = tuple(field.name for field in dataclasses.fields(ScoreGaps))
-"""The names of gaps, which `serve.contract.server_config.ShadowBaseline` has, too."""
+The value is None if one of the answers has no such score.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Comparison:
     language: str  # of the answer; empty: there is no speech
     edits: int
     characters: int  # of the reference's text
-    gaps: ScoreGaps = ScoreGaps()
+    gaps: Gaps
 
     @property
     def cer(self) -> float:
@@ -64,23 +58,24 @@ def compare(served: Transcript, reference: Transcript) -> Comparison:
     expected, text = normalize_text(reference.text), normalize_text(served.text)
     edits = char_edits(expected, text)
     language = served.language or reference.language or ""
-    return Comparison(language, edits, len(expected), gaps_of(served, reference))
+    scores, others = _scores(served), _scores(reference)
+    if served.language != reference.language:
+        scores["language"] = None
+    gaps: dict[str, float | None] = {}
+    for kind, score in scores.items():
+        other = others[kind]
+        gaps[kind] = None if score is None or other is None else abs(score - other)
+    return Comparison(language, edits, len(expected), gaps)
 
 
-def gaps_of(served: Transcript, reference: Transcript) -> ScoreGaps:
-    """Return the differences of two answers' scores."""
-    language = None
-    if served.language == reference.language:
-        language = _apart(_log_odds(served.language_prob), _log_odds(reference.language_prob))
-    return ScoreGaps(
-        _apart(_mean_logprob(served), _mean_logprob(reference)),
-        _apart(_no_speech(served), _no_speech(reference)),
-        language,
-    )
-
-
-def _apart(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else abs(one - other)
+def _scores(transcript: Transcript) -> dict[str, float | None]:
+    """Return the average log-probability, and log-odds of silence at first and of the language."""
+    segments = transcript.segments
+    return {
+        "log_probability": _mean_logprob(transcript),
+        "no_speech": _log_odds(segments[0].no_speech_prob) if segments else None,
+        "language": _log_odds(transcript.language_prob),
+    }
 
 
 def _mean_logprob(transcript: Transcript) -> float | None:
@@ -92,10 +87,6 @@ def _mean_logprob(transcript: Transcript) -> float | None:
         total += segment.avg_logprob * len(segment.tokens)
         tokens += len(segment.tokens)
     return total / tokens if tokens else None
-
-
-def _no_speech(transcript: Transcript) -> float | None:
-    return _log_odds(transcript.segments[0].no_speech_prob) if transcript.segments else None
 
 
 def _log_odds(probability: float | None) -> float | None:
@@ -124,13 +115,9 @@ def pooled_cer(comparisons: Sequence[Comparison]) -> PooledRate | None:
     if not characters:
         return None
     value = sum(comparison.edits for comparison in comparisons) / characters
-    if count < 2:
-        return PooledRate(
-            value, 0.0, max(1.0, value)
-        )  # one request says nothing about the variance
-    squares = sum(
-        (comparison.edits - value * comparison.characters) ** 2 for comparison in comparisons
-    )
+    if count < 2:  # one request says nothing about the variance
+        return PooledRate(value, 0.0, max(1.0, value))
+    squares = sum((case.edits - value * case.characters) ** 2 for case in comparisons)
     margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
     return PooledRate(value, max(0.0, value - margin), value + margin)
 
@@ -141,14 +128,14 @@ def _scale(kind: str, gap: float) -> float:
 
 
 def baseline_of(comparisons: Sequence[Comparison]) -> ShadowBaseline:
-    """Find the mean and the spread of each kind of gap; (0, 0) where there are too few."""
-    found = {}
-    for kind in KINDS:
-        gaps = (getattr(one.gaps, kind) for one in comparisons)
+    """Return the mean and the spread of each kind of gap; (0, 0) where there are too few."""
+    baseline = {}
+    for kind in _FLOORS:
+        gaps = (comparison.gaps[kind] for comparison in comparisons)
         values = [_scale(kind, gap) for gap in gaps if gap is not None]
         if len(values) > 1:
-            found[kind] = (round(fmean(values), 3), round(stdev(values), 3))
-    return ShadowBaseline(**found)
+            baseline[kind] = (round(fmean(values), 3), round(stdev(values), 3))
+    return ShadowBaseline(**baseline)
 
 
 class DriftCusum:
@@ -160,22 +147,18 @@ class DriftCusum:
 
     def __init__(self, baseline: ShadowBaseline) -> None:
         self.value = 0.0
-        self._baseline = {
-            kind: (mean, spread)
-            for kind, (mean, spread) in dataclasses.asdict(baseline).items()
-            if spread
-        }
+        self._baseline = dataclasses.asdict(baseline)
 
-    def add(self, gaps: ScoreGaps) -> None:
+    def add(self, gaps: Gaps) -> None:
         """Add the gaps of one more request."""
         rises = [
             (_scale(kind, gap) - mean) / spread
             for kind, (mean, spread) in self._baseline.items()
-            if (gap := getattr(gaps, kind)) is not None
+            if spread and (gap := gaps[kind]) is not None
         ]
         if rises:  # each kind counts the same, and their sum has a spread of about 1 again
             rise = sum(rises) / math.sqrt(len(rises))
-            self.value = max(0.0, self.value + min(rise, _MOST) - ALLOWANCE)
+            self.value = max(0.0, self.value + min(rise, _MAX_RISE) - ALLOWANCE)
 
 
 class ShadowMetrics:

@@ -1,7 +1,7 @@
 """The shadow monitor: a reference answers some requests again, while nothing else is in flight.
 
-GET /v1/shadow tells what it has found. The texts are clients', so `shadow.readers` alone may read
-them. The address is none of OpenAI's.
+GET /v1/shadow answers with the figures and the worst texts. The texts are clients', so only
+`shadow.readers` may read them. OpenAI's API has no such address.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -38,7 +37,7 @@ logger = logging.getLogger("earshot.gateway")
 WINDOW = 1000
 """The number of latest comparisons that rates and worst texts are of."""
 LOOK_S = 0.05
-"""Seconds between two looks at what is in flight."""
+"""Seconds between two looks at the requests in flight."""
 AWAY_S = 5.0
 """Seconds between two tries while the reference takes nothing."""
 IDLE_S = 1.0  # without a request in flight, before the reference is asked
@@ -46,19 +45,16 @@ MAX_PENDING_MB = 64  # MiB of samples that wait; the oldest are dropped
 _MAX_WORST = 20  # texts that are kept
 _MAX_LOST = 2  # times that a sample may lose its server: it may be the cause
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
-_MAX_CHARS = 2000  # of a text that is kept
-_DIGITS = 6  # of figures that are told
+_MAX_CHARS = 2000  # a text that is kept
+_DIGITS = 6  # behind the point, in JSON
 _MIB = 2**20
 # Memory of a sample beside its request: an upper estimate of Python's objects.
 _SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
 _BEAM = "BEAM_SIZE"
-_NOT_ASKED = {  # of the reference: these cost time and change no word
-    name.upper()
-    for name in (
-        *("word_timestamps", "try_word_timestamps", "token_logprobs", "low_confidence"),
-        *("diarize", "num_speakers", "min_speakers", "max_speakers"),
-        *("known_speaker_names", "known_speaker_references", "beam_size"),
-    )
+_NOT_ASKED = {  # inputs that the reference does not get: they cost time and change no word
+    *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS", "LOW_CONFIDENCE"),
+    *("DIARIZE", "NUM_SPEAKERS", "MIN_SPEAKERS", "MAX_SPEAKERS"),
+    *("KNOWN_SPEAKER_NAMES", "KNOWN_SPEAKER_REFERENCES", _BEAM),
 }
 
 
@@ -82,69 +78,8 @@ class ShadowSample:
                 os.unlink(self.request.audio_file)
 
 
-class SampleQueue:
-    """Samples that wait. The oldest are compared first, and dropped first.
-
-    Args:
-        max_bytes: the bytes of all samples.
-        folder: for links to the samples' files; these lie there, too.
-    """
-
-    def __init__(self, max_bytes: int, folder: Path) -> None:
-        self.bytes = 0
-        self._max_bytes = max_bytes
-        self._folder = folder
-        self._numbers = itertools.count(1)
-        self._samples: collections.deque[ShadowSample] = collections.deque()
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def add(self, request: EngineRequest, served: Transcript) -> int:
-        """Add a sample; return how many were dropped for want of room, itself perhaps.
-
-        Raises:
-            OSError: its file cannot be kept.
-        """
-        size = sum(map(len, request.parts)) + _answer_bytes(served)
-        if request.audio_file:
-            size += os.stat(request.audio_file).st_size
-        if size > self._max_bytes:
-            return 1
-        link = None
-        if request.audio_file:
-            link = str(self._folder / f"shadow-{next(self._numbers)}")
-            os.link(request.audio_file, link)
-        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
-        return self.put_back(ShadowSample(kept, _compared_part(served), size))
-
-    def put_back(self, sample: ShadowSample) -> int:
-        """Queue a sample behind the others; return how many were dropped for want of room."""
-        self._samples.append(sample)
-        self.bytes += sample.size
-        dropped = 0
-        while self.bytes > self._max_bytes:
-            self.take().remove()
-            dropped += 1
-        return dropped
-
-    def take(self) -> ShadowSample:
-        """Take the oldest sample out."""
-        sample = self._samples.popleft()
-        self.bytes -= sample.size
-        return sample
-
-
-def _compared_part(served: Transcript) -> Transcript:
-    """Return an answer without its words and token probabilities."""
-    segments = (
-        dataclasses.replace(segment, words=None, token_logprobs=None) for segment in served.segments
-    )
-    return dataclasses.replace(served, segments=tuple(segments))
-
-
 def _answer_bytes(served: Transcript) -> int:
-    """Estimate the memory of `_compared_part`."""
+    """Estimate the memory of a sample's answer."""
     tokens = len(served.tokens) + sum(len(segment.tokens) for segment in served.segments)
     segments = _SEGMENT_BYTES * len(served.segments)
     text = 2 * _CHARACTER_BYTES * len(served.text)  # once more in the segments
@@ -162,20 +97,22 @@ class ShadowMonitor(Background):
 
     def __init__(self, config: Config, engines: Engines, metrics: figures.ShadowMetrics) -> None:
         self.config = config.shadow
-        self.pending = SampleQueue(MAX_PENDING_MB * _MIB, engines.uploads)
+        self.pending: collections.deque[ShadowSample] = collections.deque()
+        """Samples that wait. The oldest are compared first, and dropped first."""
         self.window: collections.deque[figures.Comparison] = collections.deque(maxlen=WINDOW)
-        self._worst: list[dict[str, Any]] = []  # requests with texts that differ, as JSON has them
         self.compared = 0
-        self.drift = figures.DriftCusum(self.config.baseline)
+        self._worst: list[dict[str, Any]] = []  # requests with texts that differ, as JSON has them
+        self._drift = figures.DriftCusum(self.config.baseline)
+        self._max_bytes, self._bytes = MAX_PENDING_MB * _MIB, 0  # of pending samples
+        self._numbers = itertools.count(1)  # of samples' files
         self._reference = REFERENCE if self.config.engine else ""
         self._engines = engines
         self._metrics = metrics
         self._chance = random.Random(_SEED)
         self._uncounted = Admission(config.server)  # which counts no client's request
-        self._came = engines.started
         self._busy_s = 0.0  # when a request was in flight last
         metrics.pending.set_function(lambda: len(self.pending))
-        metrics.pending_bytes.set_function(lambda: self.pending.bytes)
+        metrics.pending_bytes.set_function(lambda: self._bytes)
 
     def start(self) -> None:
         """Begin, if any request is to be sampled."""
@@ -190,18 +127,17 @@ class ShadowMonitor(Background):
 
     def findings(self) -> dict[str, Any]:
         """Return the figures and the worst texts, as JSON has them."""
-        languages = sorted({one.language for one in self.window})
+        by_language: dict[str, list[figures.Comparison]] = {}
+        for comparison in self.window:
+            by_language.setdefault(comparison.language, []).append(comparison)
         return {
             "object": "shadow",
             "share": self.config.share,
             "compared": self.compared,
             "pending": len(self.pending),
             "cer": _rate(self.window),
-            "cer_by_language": {
-                language: _rate([one for one in self.window if one.language == language])
-                for language in languages
-            },
-            "drift": round(self.drift.value, _DIGITS),
+            "cer_by_language": {name: _rate(by_language[name]) for name in sorted(by_language)},
+            "drift": round(self._drift.value, _DIGITS),
             "drift_bound": figures.BOUND,
             "baseline": dataclasses.asdict(self.config.baseline),
             "gaps": dataclasses.asdict(figures.baseline_of(self.window)),
@@ -209,27 +145,57 @@ class ShadowMonitor(Background):
         }
 
     def _add(self, request: EngineRequest, served: Transcript) -> None:
+        """Add a sample, if there is room for it."""
         self._metrics.sampled.inc()
+        size, link = sum(map(len, request.parts)) + _answer_bytes(served), None
         try:
-            self._metrics.dropped.inc(self.pending.add(request, served))
+            if request.audio_file:
+                size += os.stat(request.audio_file).st_size
+            if size > self._max_bytes:
+                self._metrics.dropped.inc()
+                return
+            if request.audio_file:
+                link = str(self._engines.uploads / f"shadow-{next(self._numbers)}")
+                os.link(request.audio_file, link)
         except OSError as error:
             logger.error("a sample's file cannot be kept: %s", error)
             self._metrics.dropped.inc()
+            return
+        kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
+        segments = (
+            dataclasses.replace(segment, words=None, token_logprobs=None)
+            for segment in served.segments
+        )
+        answer = dataclasses.replace(served, segments=tuple(segments))
+        self._put(ShadowSample(kept, answer, size))
+
+    def _put(self, sample: ShadowSample) -> None:
+        """Queue a sample behind the others, and drop the oldest ones for want of room."""
+        self.pending.append(sample)
+        self._bytes += sample.size
+        while self._bytes > self._max_bytes:
+            self._take().remove()
+            self._metrics.dropped.inc()
+
+    def _take(self) -> ShadowSample:
+        sample = self.pending.popleft()
+        self._bytes -= sample.size
+        return sample
 
     async def _run(self) -> None:
         while True:
             await self._idle()
-            sample = self.pending.take()
+            sample = self._take()
             try:
                 await self._compare(sample)
             except _ClientCameError:
                 self._metrics.yielded.inc()
-                self._metrics.dropped.inc(self.pending.put_back(sample))
+                self._put(sample)
                 continue
             except ApiError as error:
                 away = isinstance(error.error, UnavailableError | OverloadedError)
                 if away and sample.lost < _MAX_LOST:
-                    self._metrics.dropped.inc(self.pending.put_back(sample))
+                    self._put(sample)
                     await asyncio.sleep(AWAY_S)
                     continue
                 logger.warning("the reference has not answered: %s", error)
@@ -243,67 +209,33 @@ class ShadowMonitor(Background):
         """Return when a sample waits, and nothing has been in flight for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
-            if self._came.is_set() or self._engines.calls:
+            if self._engines.started.is_set() or self._engines.calls:
                 self._busy_s = clock()
-                self._came.clear()
-            elif len(self.pending) and clock() >= self._busy_s + IDLE_S:
+                self._engines.started.clear()
+            elif self.pending and clock() >= self._busy_s + IDLE_S:
                 return
             await asyncio.sleep(LOOK_S)
 
     async def _compare(self, sample: ShadowSample) -> None:
+        """Compare an answer with the reference's, and add the figures to the window's."""
         reference = await self._answer(sample)
         comparison = await asyncio.to_thread(figures.compare, sample.served, reference)
+        metrics, window, language = self._metrics, self.window, comparison.language
         self.compared += 1
-        self.window.append(comparison)
-        self._metrics.compared.labels(comparison.language).inc()
-        self._metrics.tell_cer(self.window, figures.ALL)
-        same_language = [one for one in self.window if one.language == comparison.language]
-        self._metrics.tell_cer(same_language, comparison.language)
-        self._add_drift(comparison)
-        self._keep_worst(sample, reference, comparison)
-
-    async def _answer(self, sample: ShadowSample) -> Transcript:
-        """Ask the reference.
-
-        Raises:
-            _ClientCameError: a client's request came, which goes first.
-            ApiError: there is no answer.
-        """
-        request = sample.request
-        message = await asyncio.to_thread(
-            for_reference, bytes(request.parts[0]), self.config.beam_size
-        )
-        target = Target(self._reference or request.target.model, segments=False)
-        again = EngineRequest(target, [message], audio_file=request.audio_file, priority="job")
-        with self._uncounted.admit_unchecked(ApiKey("")) as permit:
-            call = self._engines.start(again, permit)
-        self._came.clear()  # the sample's own request has set it
-        try:
-            with call:
-                return await unless(self._came.wait(), _ClientCameError, call.transcript())
-        except ApiError as error:
-            sample.lost += isinstance(error.error, UnavailableError)
-            raise
-
-    def _add_drift(self, comparison: figures.Comparison) -> None:
-        """Add the comparison's gaps, and log if the sum crosses its bound."""
-        before = self.drift.value
-        self.drift.add(comparison.gaps)
-        self._metrics.drift.set(self.drift.value)
-        if before <= figures.BOUND < self.drift.value:
+        window.append(comparison)
+        metrics.compared.labels(language).inc()
+        metrics.tell_cer(window, figures.ALL)
+        metrics.tell_cer([case for case in window if case.language == language], language)
+        previous = self._drift.value
+        self._drift.add(comparison.gaps)
+        metrics.drift.set(self._drift.value)
+        if previous <= figures.BOUND < self._drift.value:
             logger.error(
                 "the served engine has drifted from the reference: CUSUM is %.1f, above the "
                 "threshold %g, after %d requests; GET /v1/shadow lists the worst ones",
-                self.drift.value,
-                figures.BOUND,
-                self.compared,
+                *(self._drift.value, figures.BOUND, self.compared),
             )
-
-    def _keep_worst(
-        self, sample: ShadowSample, reference: Transcript, comparison: figures.Comparison
-    ) -> None:
-        """Keep the two texts if they are among the worst of the window."""
-        recent = [one for one in self._worst if one["number"] > self.compared - WINDOW]
+        cases = [case for case in self._worst if case["number"] > self.compared - WINDOW]
         if comparison.edits:
             mismatch = {
                 "number": self.compared,
@@ -313,8 +245,30 @@ class ShadowMonitor(Background):
                 "served": sample.served.text[:_MAX_CHARS],
                 "reference": reference.text[:_MAX_CHARS],
             }
-            recent.append(dataclasses.asdict(comparison) | mismatch)
-        self._worst = sorted(recent, key=lambda one: -one["cer"])[:_MAX_WORST]
+            cases.append(dataclasses.asdict(comparison) | mismatch)
+        self._worst = sorted(cases, key=lambda case: -case["cer"])[:_MAX_WORST]
+
+    async def _answer(self, sample: ShadowSample) -> Transcript:
+        """Ask the reference.
+
+        Raises:
+            _ClientCameError: a client's request came, which goes first.
+            ApiError: there is no answer.
+        """
+        message, started = bytes(sample.request.parts[0]), self._engines.started
+        message = await asyncio.to_thread(for_reference, message, self.config.beam_size)
+        target = Target(self._reference or sample.request.target.model, segments=False)
+        file = sample.request.audio_file
+        request = EngineRequest(target, [message], audio_file=file, priority="job")
+        with self._uncounted.admit_unchecked(ApiKey("")) as permit:
+            call = self._engines.start(request, permit)
+        started.clear()  # the sample's own request has set it
+        try:
+            with call:
+                return await unless(started.wait(), _ClientCameError, call.transcript())
+        except ApiError as error:
+            sample.lost += isinstance(error.error, UnavailableError)
+            raise
 
 
 def for_reference(message: bytes, beam_size: int) -> bytes:

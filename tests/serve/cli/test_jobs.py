@@ -17,7 +17,7 @@ from tests.gateways import Running, until
 
 @pytest.fixture
 def running(tmp_path, monkeypatch):
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.POLL_S", 0.05)
     monkeypatch.setattr("serve.cli.jobs.FIRST_S", 0.02)
     keys = tmp_path / "keys.toml"
     for name in ("alice", "bob"):

@@ -70,7 +70,7 @@ def client_of():
 @pytest.fixture
 def hearer(monkeypatch):
     """A server outside; the gateway's workers look for work more often."""
-    monkeypatch.setattr("serve.gateway.jobs.workers.LOOK_S", 0.05)
+    monkeypatch.setattr("serve.gateway.jobs.runner.POLL_S", 0.05)
     with contextlib.closing(Hearer()) as hearer:
         yield hearer
 

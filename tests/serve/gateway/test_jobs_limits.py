@@ -3,8 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import re
 import socket
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -106,12 +106,7 @@ def test_lists_take_no_memory_for_what_they_do_not_tell(start, config):
 
 
 def memory_kb(name):
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(f"{name}:")
-    ]
-    return int(line.split()[1])
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def test_slow_urls_keep_no_other_job_waiting(start, config, keys_file, hearer):
@@ -151,6 +146,20 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
     assert len(running.triton.requests) == 2
 
 
+def test_a_url_whose_audio_is_not_here_is_fetched_again(start, config, hearer):
+    """As where a server with another folder has fetched it."""
+    running = start(jobs=dataclasses.replace(config, workers=1))
+    accepted(running, prompt="wait")
+    until(lambda: running.triton.waiting)
+    job = accepted(running, None, url=f"{hearer.place}/a")
+    until(lambda: job["id"] in audio_of(config))
+    (Path(config.folder) / "audio" / job["id"]).unlink()
+    running.triton.release()
+    done = ended(running, job["id"])
+    assert (done["status"], done["tries"]) == ("completed", 1)
+    assert hearer.asked == ["/a", "/a"]
+
+
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 1)
@@ -171,62 +180,28 @@ def test_slow_webhooks_of_a_key_do_not_delay_anothers(keyed, hearer):
     until(lambda: len(hearer.hooks) == 25)
 
 
-@pytest.fixture
-def long_jobs(start, config, keys_file):
-    """A gateway, and a long job of each key's that is completed."""
-    running = start(jobs=config, keys_file=keys_file)
+@pytest.mark.nightly
+def test_a_keys_results_are_written_one_after_another(keyed, monkeypatch):
     ids = [
-        accepted(running, headers=key, prompt="one two " * 500, response_format="srt")["id"]
+        accepted(keyed, headers=key, prompt="one two " * 500, response_format="srt")["id"]
         for key in (ALICE, BOB)
     ]
     for id, key in zip(ids, (ALICE, BOB), strict=True):
-        assert ended(running, id, key)["status"] == "completed"
-    return running, *ids
-
-
-@pytest.fixture
-def rendered(long_jobs, monkeypatch):
-    """The options of each result that was rendered, in order.
-
-    The first is not written before the server has `rendered.readers` connections.
-    """
-    render, asked, (running, *_) = wire.render_result, Asked(), long_jobs
-    state = running.gateway.http[0].server_state
+        assert ended(keyed, id, key)["status"] == "completed"
+    render, rendered, state = wire.render_result, [], keyed.gateway.http[0].server_state
 
     def counted(fields, transcript, options):
-        asked.append(options)
-        until(lambda: len(asked) > 1 or len(state.connections) >= asked.readers)
+        rendered.append(options)  # the first is written once all requests have come
+        until(lambda: len(rendered) > 1 or len(state.connections) >= 9)
         return render(fields, transcript, options)
 
     monkeypatch.setattr(wire, "render_result", counted)
-    return asked
-
-
-class Asked(list):
-    readers = 0
-
-
-def test_readers_of_one_result_share_it(long_jobs, rendered):
-    running, id, _ = long_jobs
-    rendered.readers = 16
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: result(running, id, "", ALICE), range(16)))
-    assert answers == [answers[0]] * 16 and answers[0][0] == 200
-    assert len(rendered) < 16
-
-
-@pytest.mark.nightly
-def test_a_keys_results_are_written_one_after_another(long_jobs, rendered):
-    running, id, others = long_jobs
-    rendered.readers = 9
     with ThreadPoolExecutor(9) as threads:
-        asked = [
-            threads.submit(result, running, id, f"?max_line_width={20 + i}", ALICE)
-            for i in range(8)
-        ]
+        queries = [f"?max_line_width={20 + i}" for i in range(8)]
+        answers = [threads.submit(result, keyed, ids[0], query, ALICE) for query in queries]
         until(lambda: rendered)
-        assert result(running, others, "", BOB)[0] == 200
-        assert {one.result()[0] for one in asked} == {200}
+        assert result(keyed, ids[1], "", BOB)[0] == 200
+        assert {answer.result()[0] for answer in answers} == {200}
     assert rendered.index([]) < 5, "it has not waited for all of the other key's"
 
 
@@ -284,20 +259,6 @@ def test_a_damaged_table_keeps_the_rest_of_the_server_going(start, config, caplo
     path.rename(path.with_name("damaged"))
     until(lambda: running.ask("GET", JOBS)[0] == 200)
     assert ended(running, accepted(running)["id"])["status"] == "completed"
-
-
-def test_a_table_of_before_is_taken_over(running, start, config):
-    """One that does not count what is stored."""
-    job = accepted(running)
-    ended(running, job["id"])
-    running.run(running.gateway.jobs.close())
-    path = Path(config.folder) / "jobs.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP INDEX earshot_jobs_load")
-        connection.execute("ALTER TABLE earshot_jobs DROP COLUMN stored_bytes")
-    again = start(jobs=config)
-    assert result(again, job["id"])[0] == 200
-    assert ended(again, accepted(again)["id"])["status"] == "completed"
 
 
 def test_a_job_whose_adding_seemed_to_fail_is_whole(start, config, monkeypatch):

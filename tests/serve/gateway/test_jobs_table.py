@@ -74,12 +74,11 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
         table.add(
             JobRecord(f"job_{number}", key, "demo", "transcribe", "[]", webhook_url="https://w")
         )
-    assert sorted(table.keys(10.0, [], [], False)) == ["a", "b"]
-    assert table.keys(10.0, ["a"], [], False) == ["b"]
-    jobs = [table.claim(10.0, 20.0, key, [], False) for key in ("a", "b", "a", "b")]
+    assert table.claim("transcribe", 10.0, 20.0, not_keys=["a", "b"]) is None
+    jobs = [table.claim("transcribe", 10.0, 20.0, last_key) for last_key in ("", "a", "b", "a")]
     assert [job and job.id for job in jobs] == ["job_0", "job_2", "job_1", None]
     stale = jobs[0]
-    fresh = table.claim(21.0, 30.0, "a", [], False)
+    fresh = table.claim("transcribe", 21.0, 30.0)
     assert (fresh.id, fresh.tries) == (stale.id, 2)
     assert not table.renew(stale, 99.0)
     assert not table.complete(stale, 22.0, "stale", 1.0)
@@ -88,10 +87,10 @@ def test_one_worker_alone_has_a_job_and_only_the_last_can_end_it(table):
     assert not table.complete(fresh, 24.0, "again", 1.0)
     assert not table.cancel("a", fresh.id, 25.0)
     assert table.result(fresh.id) == ("[]", "fresh")
-    hook = table.claim_webhook(25.0, 60.0, "a")
+    hook = table.claim("webhook", 25.0, 60.0)
     assert (hook.id, hook.webhook_tries) == (fresh.id, 1)
-    assert table.claim_webhook(26.0, 60.0, "a") is None
-    assert table.claim_webhook(61.0, 70.0, "a").webhook_tries == 2  # its sender had died
+    assert table.claim("webhook", 26.0, 60.0) is None
+    assert table.claim("webhook", 61.0, 70.0).webhook_tries == 2  # its sender had died
     assert table.forget(100.0) == 0  # it owes a webhook
     table.webhook_done(hook, "delivered")
     assert (table.forget(100.0), table.find("a", fresh.id)) == (1, None)
@@ -105,7 +104,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
     taken, lock = [], threading.Lock()
 
     def work():
-        while (job := table.claim(10.0, 99.0, "a", [], False)) is not None:
+        while (job := table.claim("transcribe", 10.0, 99.0)) is not None:
             with lock:
                 taken.append(job.id)
 
@@ -219,9 +218,9 @@ def test_a_webhook_that_waits_is_sent_when_the_clock_is_set_back(
 ):
     """Jobs that ended before the change have webhooks that are due an hour later."""
     monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
-    monkeypatch.setattr("serve.gateway.jobs.webhooks.AT_A_TIME", 0)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_WEBHOOKS", 0)
     running = start(jobs=config)
     job = ended(running, accepted(running, webhook_url=f"{hearer.place}/hook")["id"])
     set_clock(-HOUR_S)
-    monkeypatch.setattr("serve.gateway.jobs.webhooks.AT_A_TIME", 8)
+    monkeypatch.setattr("serve.gateway.jobs.runner.MAX_WEBHOOKS", 8)
     until(lambda: show(running, job["id"])["webhook"]["status"] == "delivered")

@@ -54,76 +54,76 @@ def reader(pages):
 
 
 @pytest.fixture
-def told(tmp_path):
-    """Tell what the state is after looks that find these pages; None: Triton is away.
+def state_after(tmp_path):
+    """Return the state after reads of these pages; None: Triton is away.
 
-    `others`: pages of other engines, for as many looks.
+    `others`: pages of other engines, for as many reads.
     """
 
-    def told(*pages, others=(), took_s=()):
+    def state_after(*pages, others=(), latencies_s=()):
         async def run():
             services = Services(Config(), tmp_path, [EngineAddress("cpu", tmp_path)])
             object.__setattr__(services, "ready", ready)
-            services.metrics.recent_s = lambda window_s: list(took_s)
-            looking = EngineStateReader(services, [reader(pages), *map(reader, others)])
+            services.metrics.recent_s = lambda window_s: list(latencies_s)
+            state_reader = EngineStateReader(services, [reader(pages), *map(reader, others)])
             for _ in pages:
-                await looking.read()
+                await state_reader.read()
             await services.engines.own[0].close()
-            return json.loads(json.dumps(looking.found))
+            return json.loads(json.dumps(state_reader.latest))
 
         async def ready():
             return pages[-1] is not None
 
         return asyncio.run(run())
 
-    return told
+    return state_after
 
 
-def test_the_state_tells_what_the_engine_does(told):
-    found = told(metrics(100, 10), metrics(160, 13), took_s=[0.5, 0.1, 9.0])
-    assert (found["name"], found["status"]) == ("demo", "ready")
-    assert found["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
-    assert found["offers"]["languages"] == {"en": "english", "es": "spanish"}
-    assert (found["offers"]["beams"], found["offers"]["words"]) == (5, True)
-    recent = found["recent"]
+def test_the_state_tells_what_the_engine_does(state_after):
+    shown = state_after(metrics(100, 10), metrics(160, 13), latencies_s=[0.5, 0.1, 9.0])
+    assert (shown["name"], shown["status"]) == ("demo", "ready")
+    assert shown["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert shown["offers"]["languages"] == {"en": "english", "es": "spanish"}
+    assert (shown["offers"]["beams"], shown["offers"]["words"]) == (5, True)
+    recent = shown["recent"]
     assert (recent["rtfx"], recent["requests"]) == (20.0, 3)
     assert (recent["p50_s"], recent["p99_s"]) == (0.5, 9.0)
     # What was answered before the first look is of no time that is known.
-    assert found["history"]["audio_per_s"] == [0.0, 60 / state.INTERVAL_S]
+    assert shown["history"]["audio_per_s"] == [0.0, 60 / state.INTERVAL_S]
 
 
-def test_an_engine_that_started_again_counts_from_the_start(told):
-    found = told(metrics(100, 10), None, metrics(12, 3))
-    assert found["history"]["audio_per_s"] == [0.0, 0.0, 12 / state.INTERVAL_S]
-    assert found["recent"]["rtfx"] == 4.0
+def test_an_engine_that_started_again_counts_from_the_start(state_after):
+    shown = state_after(metrics(100, 10), None, metrics(12, 3))
+    assert shown["history"]["audio_per_s"] == [0.0, 0.0, 12 / state.INTERVAL_S]
+    assert shown["recent"]["rtfx"] == 4.0
 
 
-def test_several_engines_are_told_of_as_one(told):
+def test_several_engines_are_told_of_as_one(state_after):
     away = [None, None, None]
     other = [metrics(500, 50), None, metrics(8, 2)]  # it started again
-    found = told(metrics(100, 10), metrics(160, 13), metrics(190, 14), others=[away, other])
-    assert found["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
-    assert found["history"]["audio_per_s"] == [0.0, 20.0, round(38 / 3, 2)]
-    assert found["recent"]["rtfx"] == 98 / 4  # both were at work in the same seconds
+    shown = state_after(metrics(100, 10), metrics(160, 13), metrics(190, 14), others=[away, other])
+    assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
+    assert shown["history"]["audio_per_s"] == [0.0, 20.0, round(38 / 3, 2)]
+    assert shown["recent"]["rtfx"] == 98 / 4  # both were at work in the same seconds
 
 
-def test_an_engine_that_has_told_only_a_part_yet_counts_as_away(told):
+def test_an_engine_that_has_told_only_a_part_yet_counts_as_away(state_after):
     """Triton's metrics come and go one by one."""
     part = re.sub(rb"\nearshot_(slots|audio).*", b"", metrics(100, 10))
-    found = told(metrics(100, 10), part, metrics(160, 13))
-    assert found["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
-    assert found["history"]["audio_per_s"][-2:] == [0.0, 60 / state.INTERVAL_S]
+    shown = state_after(metrics(100, 10), part, metrics(160, 13))
+    assert shown["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert shown["history"]["audio_per_s"][-2:] == [0.0, 60 / state.INTERVAL_S]
 
 
-def test_nothing_is_made_up_while_the_engine_is_away(told):
-    found = told(None)
-    assert (found["status"], found["now"], found["offers"]) == ("starting", None, None)
-    assert found["recent"]["rtfx"] is found["recent"]["p50_s"] is found["recent"]["p99_s"] is None
+def test_nothing_is_made_up_while_the_engine_is_away(state_after):
+    shown = state_after(None)
+    assert (shown["status"], shown["now"], shown["offers"]) == ("starting", None, None)
+    assert shown["recent"]["rtfx"] is shown["recent"]["p50_s"] is shown["recent"]["p99_s"] is None
 
 
-def test_only_the_last_minutes_are_remembered(told):
+def test_only_the_last_minutes_are_remembered(state_after):
     pages = [metrics(float(i), i) for i in range(200)]
-    history = told(*pages)["history"]["audio_per_s"]
+    history = state_after(*pages)["history"]["audio_per_s"]
     assert len(history) == state.WINDOW_S / state.INTERVAL_S
 
 

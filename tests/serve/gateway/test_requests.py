@@ -13,8 +13,8 @@ from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.engine import SERVICE
 from serve.gateway.observe import log
 from serve.gateway.observe.log import (
-    MOST,
-    MOST_REFUSALS,
+    MAX_LINES,
+    MAX_REFUSALS,
     AsyncLogHandler,
     LogRateLimiter,
     LogRecord,
@@ -229,20 +229,20 @@ def test_json_is_one_object_a_line(written):
 
 
 def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
-    for _ in range(MOST_REFUSALS + 50):
+    for _ in range(MAX_REFUSALS + 50):
         LogRecord(route="http", outcome="overloaded").write()
         LogRecord(route="http", outcome="ok").write()
     LogRecord(route="http", key="alice", outcome="overloaded").write()
     found = written()
-    assert sum("outcome=ok" in line for line in found) == MOST_REFUSALS + 50
-    assert sum("outcome=overloaded" in line for line in found) == MOST_REFUSALS + 1
+    assert sum("outcome=ok" in line for line in found) == MAX_REFUSALS + 50
+    assert sum("outcome=overloaded" in line for line in found) == MAX_REFUSALS + 1
 
 
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(12_000):  # of which the pipe takes a few hundred
         LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
-    assert written.handler._left_out
+    assert written.handler._dropped
 
 
 @pytest.fixture
@@ -270,12 +270,15 @@ def complain(times):
 
 def test_what_is_said_again_and_again_is_said_a_few_times_a_minute(said, clock):
     complain(1000)
-    assert len(said) == MOST
+    assert len(said) == MAX_LINES
     clock.now_s += 59.0
     complain(1)
-    assert len(said) == MOST
+    assert len(said) == MAX_LINES
     logging.getLogger("tests.few_lines").error("something else")
     assert said.pop() == "something else"
     clock.now_s += 1.0
     complain(2)
-    assert said[MOST:] == [f"no room for 0 (and {1001 - MOST} more before)", "no room for 1"]
+    assert said[MAX_LINES:] == [
+        f"no room for 0 (and {1001 - MAX_LINES} more before)",
+        "no room for 1",
+    ]

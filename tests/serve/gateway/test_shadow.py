@@ -1,4 +1,4 @@
-"""The shadow monitor: what becomes a sample, when the reference is asked, and what is told."""
+"""The shadow monitor: what becomes a sample, when the reference is asked, and the figures."""
 
 import asyncio
 import dataclasses
@@ -21,16 +21,15 @@ from serve.gateway.shadow.figures import (
     BOUND,
     Comparison,
     DriftCusum,
-    ScoreGaps,
     baseline_of,
     compare,
-    gaps_of,
     pooled_cer,
 )
 from serve.gateway.shadow.monitor import LOOK_S
 from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, post, until
+from tests.jobs import accepted
 
 SHADOW = ShadowConfig(share=1.0, beam_size=8)
 AUDIO = b"RIFF" + bytes(2**20)  # spooled
@@ -41,8 +40,8 @@ def infer(running, prompt="hello", **fields):
     assert (status, error) == (200, None)
 
 
-def asked(running):
-    """The options of all that the engine was asked, in order."""
+def engine_inputs(running):
+    """The inputs of each request that the engine got, in order."""
     return [inputs_of(request) for request in running.triton.requests.values()]
 
 
@@ -77,7 +76,7 @@ def little_room(monkeypatch):
     monkeypatch.setattr(monitor, "MAX_PENDING_MB", 1)
 
 
-# ---------------------------------------------------------------- what is sampled and asked
+# ---------------------------------------------------------------- samples and the reference
 
 
 def test_a_share_of_the_requests_is_sampled_and_the_same_ones_each_time(start, busy):
@@ -97,7 +96,7 @@ def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running)
     request["inputs"].append(words)
     running.infer(json.dumps(request))
     compared(running, 1)
-    first, second = asked(running)
+    first, second = engine_inputs(running)
     assert first.pop("WORD_TIMESTAMPS") is True
     assert second == {**first, "BEAM_SIZE": 8}
 
@@ -108,6 +107,12 @@ def test_a_request_of_each_door_is_sampled(running):
     running.call()(message("hello"))
     compared(running, 2)
     assert [one.edits for one in running.services.shadow.window] == [1, 0]
+
+
+def test_a_jobs_request_is_sampled(start, config):
+    running = start(shadow=SHADOW, jobs=config)
+    accepted(running)
+    compared(running, 1)
 
 
 def test_large_audio_is_handed_on_as_its_file_and_then_gone(running):
@@ -135,7 +140,7 @@ def test_the_reference_waits_until_nothing_is_under_way(running):
         until(lambda: running.triton.waiting)
         infer(running)
         running.run(asyncio.sleep(4 * LOOK_S))
-        assert (len(running.services.shadow.pending), len(asked(running))) == (1, 2)
+        assert (len(running.services.shadow.pending), len(engine_inputs(running))) == (1, 2)
         running.triton.release()
         client.result(WAIT_S)
     compared(running, 2)
@@ -182,7 +187,7 @@ def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running,
     infer(running)
     compared(running, 1)
     until(lambda: metric(running, "earshot_shadow_failed_total") == 1)
-    assert len(asked(running)) == 5, "it is tried twice"
+    assert len(engine_inputs(running)) == 5, "it is tried twice"
 
 
 @pytest.mark.nightly
@@ -300,21 +305,25 @@ def transcript(text, *logprobs, temperature=0.0, no_speech=0.5, language="en", s
     return Transcript(text, language, sure, 1.0, segments, Timings(0.0, 0.0, 0.0, 0.0))
 
 
+def gaps(log_probability=None, no_speech=None, language=None):
+    return {"log_probability": log_probability, "no_speech": no_speech, "language": language}
+
+
 def test_texts_are_compared_without_case_and_punctuation():
     assert compare(transcript("Hello, World!"), transcript("hello word")).edits == 1
     assert compare(transcript("well"), transcript("...")) == Comparison(
-        "en", 4, 0, ScoreGaps(language=0.0)
+        "en", 4, 0, gaps(language=0.0)
     )
     assert compare(transcript(""), transcript("well")).cer == 1.0
 
 
 def test_gaps_are_of_what_both_answers_tell():
     served = transcript("a b", (-0.1, 1), (-0.5, 3), no_speech=0.25, sure=0.9)
-    found = gaps_of(served, transcript("a", (-0.3, 2)))
-    assert dataclasses.astuple(found) == pytest.approx((0.1, math.log(3), math.log(9)))
+    found = compare(served, transcript("a", (-0.3, 2))).gaps
+    assert found == pytest.approx(gaps(0.1, math.log(3), math.log(9)))
     sampled = transcript("a", (-0.3, 2), temperature=0.2, language="de")
-    assert gaps_of(served, sampled) == ScoreGaps(None, pytest.approx(math.log(3)), None)
-    assert gaps_of(served, transcript("", no_speech=0.5, sure=None)) == ScoreGaps()
+    assert compare(served, sampled).gaps == gaps(no_speech=pytest.approx(math.log(3)))
+    assert compare(served, transcript("", no_speech=0.5, sure=None)).gaps == gaps()
 
 
 @pytest.mark.nightly
@@ -325,29 +334,29 @@ def test_the_interval_holds_the_rate_as_often_as_it_says():
         lengths = chance.integers(10, 100, 200)
         edits = chance.binomial(lengths, true)
         rate = pooled_cer(
-            [Comparison("en", int(e), int(n)) for e, n in zip(edits, lengths, strict=True)]
+            [Comparison("en", int(e), int(n), gaps()) for e, n in zip(edits, lengths, strict=True)]
         )
         held += rate.low <= true <= rate.high
     assert 0.92 <= held / 400 <= 0.98
-    assert pooled_cer([Comparison("en", 1, 0)]) is None
+    assert pooled_cer([Comparison("en", 1, 0, gaps())]) is None
 
 
 def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_none():
     chance = np.random.default_rng(0)
 
-    def gaps(count, rise=0.0):
+    def draw(count, rise=0.0):
         values = np.exp(chance.normal((-1.0 + rise, 1.0 + rise), (1.0, 0.5), (count, 2)))
-        return [ScoreGaps(log, None, language) for log, language in values]
+        return [gaps(log, None, language) for log, language in values]
 
     def drifted_after(rise):
         drift = DriftCusum(baseline)
-        for count, found in enumerate(gaps(2000, rise), start=1):
+        for count, found in enumerate(draw(2000, rise), start=1):
             drift.add(found)
             if drift.value > BOUND:
                 return count
         return None
 
-    baseline = baseline_of([Comparison("en", 0, 1, one) for one in gaps(500)])
+    baseline = baseline_of([Comparison("en", 0, 1, one) for one in draw(500)])
     assert (baseline.language, baseline.no_speech) == (pytest.approx((1.0, 0.5), abs=0.1), (0, 0))
     assert [drifted_after(0.0) for _ in range(20)] == [None] * 20
     assert max(drifted_after(0.7) for _ in range(20)) < 200
@@ -355,7 +364,7 @@ def test_a_drift_is_found_within_200_requests_and_none_in_2000_where_there_is_no
 
 def test_without_a_baseline_no_drift_is_told():
     drift = DriftCusum(ShadowBaseline())
-    drift.add(ScoreGaps(100.0, 100.0, 100.0))
+    drift.add(gaps(100.0, 100.0, 100.0))
     assert drift.value == 0.0
 
 

@@ -189,7 +189,7 @@ def test_a_collector_that_is_away_costs_a_line_and_a_counter(start, caplog, monk
     until(lambda: 'earshot_gateway_spans_total{state="failed"} 8.0' in running.page())
     assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
     lines = [record for record in caplog.records if "Failed to export" in record.getMessage()]
-    assert len(lines) == 1 and lines[0].most == 1, "of a minute"
+    assert lines and {line.max_lines for line in lines} == {1}, "of a minute"
 
 
 def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, monkeypatch, send_to):
@@ -202,7 +202,7 @@ def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, mon
         running.run(running.services.tracer.close())
         assert 'earshot_gateway_spans_total{state="ended"} 8.0' in running.page()
         assert 'state="sent"' not in running.page()
-        until(lambda: not [t for t in threading.enumerate() if t.name == "spans"])
+        until(lambda: not [t for t in threading.enumerate() if t.name.startswith("OtelBatch")])
 
 
 def test_without_an_endpoint_there_are_none(running):
@@ -210,7 +210,7 @@ def test_without_an_endpoint_there_are_none(running):
         "POST", "/v2/models/whisper/infer", json.dumps(json_request()), said_by()
     )
     assert "traceresponse" not in headers and b"PHASES" not in answer
-    large = "{'opentelemetry', 'torch', 'openai'}"  # its process is small
+    large = "{'opentelemetry.sdk', 'torch', 'openai'}"  # its process is small
     code = f"import serve.gateway.run, sys; print({large} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert loaded.stdout == "set()\n"
@@ -239,13 +239,9 @@ def test_opentelemetrys_variables_are_honoured(start, collector, monkeypatch, en
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "expected"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size"),
-    ],
+    ("name", "value"), [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_BSP_MAX_QUEUE_SIZE", "0")]
 )
-def test_variables_that_cannot_be_used_are_named(monkeypatch, send_to, name, value, told):
+def test_variables_that_cannot_be_used_are_named(monkeypatch, send_to, name, value):
     monkeypatch.setenv(name, value)
     send_to("http://127.0.0.1:4318")
     with pytest.raises(ConfigError, match="OTEL_"):

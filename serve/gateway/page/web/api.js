@@ -121,8 +121,8 @@ const BY_STATUS = {
 
 // What an error of the server means to people. `error`: {code, message} as OpenAI's API has it.
 export function meaning({ code }, status = 500) {
-  const other = status < 500 ? "The server rejected this." : "The server could not finish this.";
-  return BY_CODE[code] ?? BY_STATUS[status] ?? other;
+  const general = status < 500 ? "The server rejected this." : "The server could not finish this.";
+  return BY_CODE[code] ?? BY_STATUS[status] ?? general;
 }
 
 function failure(error, settings, more = {}) {
@@ -157,16 +157,16 @@ function refusal(request, file, settings) {
 export async function subtitles(job, format, key) {
   const { segments, duration } = job;
   const times = ({ start, end }) => ({ start, end });
-  const said = segments.map(({ text, words, speaker, ...one }) => ({
-    ...times(one),
+  const cues = segments.map(({ text, words, speaker, ...bounds }) => ({
+    ...times(bounds),
     text,
     speaker: nameOf(job, speaker),
-    words: words?.map(({ word, ...its }) => ({ ...times(its), word })) ?? null,
+    words: words?.map(({ word, ...bounds }) => ({ ...times(bounds), word })) ?? null,
   }));
-  const ends = segments.map((one) => one.end);
-  const asked = { format, segments: said, duration: duration || Math.max(0, ...ends) };
+  const ends = segments.map(({ end }) => end);
+  const transcript = { format, segments: cues, duration: duration || Math.max(0, ...ends) };
   const headers = { "Content-Type": "application/json" };
-  const body = JSON.stringify(asked);
+  const body = JSON.stringify(transcript);
   const answer = await call("subtitles", key, { method: "POST", headers, body });
   return answer.text();
 }

@@ -88,8 +88,8 @@ export class Card {
     bar.hidden = !["sending", "working"].includes(job.state);
     if (bar.hidden) return;
     if (job.state === "working") this.player.open(); // tells how long it is
-    const heard = job.segments.at(-1)?.end ?? 0;
-    const share = job.state === "sending" ? job.sent : heard / (this.player.duration || Infinity);
+    const textEnd = job.segments.at(-1)?.end ?? 0;
+    const share = job.state === "sending" ? job.sent : textEnd / (this.player.duration || Infinity);
     bar.classList.toggle("unknown", job.state === "working" && !share);
     bar.firstChild.style.setProperty("--share", Math.min(1, share));
   }
@@ -103,9 +103,9 @@ export class Card {
   }
 
   #showWarnings() {
-    const found = warnings(this.job);
-    this.warnings.hidden = !found.length;
-    this.warnings.replaceChildren(...found.map((text) => el("li", {}, text)));
+    const texts = warnings(this.job);
+    this.warnings.hidden = !texts.length;
+    this.warnings.replaceChildren(...texts.map((text) => el("li", {}, text)));
   }
 
   // ---------------------------------------------------------------- text
@@ -139,20 +139,21 @@ export class Card {
 
   // Text without times: of a microphone, whose last words may still change.
   #showPlain(text, open = "") {
-    const parts = [text && el("span", {}, text), open && el("span", { className: "open" }, open)];
-    const found = parts.filter(Boolean);
-    this.text.replaceChildren(...(found.length ? [el("p", {}, ...found)] : []));
+    const spans = [];
+    if (text) spans.push(el("span", {}, text));
+    if (open) spans.push(el("span", { className: "open" }, open));
+    this.text.replaceChildren(...(spans.length ? [el("p", {}, ...spans)] : []));
   }
 
-  #append(segment, before) {
-    const pause = before ? segment.start - before.end : 0;
-    const full = before && this.paragraph.textContent.length > PARAGRAPH_CHARS;
-    const other = before && segment.speaker !== before.speaker;
-    const ended = pause > PARAGRAPH_PAUSE_S || (full && /[.?!。？！]\s*$/.test(before.text));
-    if (!before || other || ended) {
+  #append(segment, previous) {
+    const pause = previous ? segment.start - previous.end : 0;
+    const full = previous && this.paragraph.textContent.length > PARAGRAPH_CHARS;
+    const newSpeaker = previous && segment.speaker !== previous.speaker;
+    const ended = pause > PARAGRAPH_PAUSE_S || (full && /[.?!。？！]\s*$/.test(previous.text));
+    if (!previous || newSpeaker || ended) {
       this.paragraph = el("p", {});
       const head = el("div", {}, el("time", {}, clock(segment.start)));
-      if (segment.speaker && (!before || other)) head.append(this.#speaker(segment.speaker));
+      if (segment.speaker && (!previous || newSpeaker)) head.append(this.#speaker(segment.speaker));
       head.append(this.paragraph);
       this.text.append(head);
     }
@@ -181,7 +182,7 @@ export class Card {
         element.textContent = nameOf(this.job, element.dataset.speaker);
     const { names, segments } = this.job;
     const named = Object.keys(names ?? {}).length > 0;
-    this.naming.hidden = !this.settled || named || !segments.some((one) => one.speaker);
+    this.naming.hidden = !this.settled || named || !segments.some(({ speaker }) => speaker);
   }
 
   #click(event) {
@@ -196,9 +197,9 @@ export class Card {
   async #correct(index) {
     const word = this.player.words[index];
     if (!word || !this.settled || word.element.isContentEditable) return;
-    const before = word.element.textContent.trim();
-    const { text, step, left } = await edit(word.element, `Correct: ${before}`);
-    if (text !== before) {
+    const original = word.element.textContent.trim();
+    const { text, step, left } = await edit(word.element, `Correct: ${original}`);
+    if (text !== original) {
       this.queue.correct(this.job, word.segment, word.word, text);
       mark(word.element, word.word);
     }
@@ -239,19 +240,19 @@ export class Card {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target !== this.text) return;
     const { player } = this;
-    const at = player.at(player.position);
-    const places = {
-      ArrowLeft: () => at - 1,
-      ArrowRight: () => at + 1,
-      ArrowUp: () => this.#otherParagraph(at, -1),
-      ArrowDown: () => this.#otherParagraph(at, 1),
+    const current = player.at(player.position);
+    const targets = {
+      ArrowLeft: () => current - 1,
+      ArrowRight: () => current + 1,
+      ArrowUp: () => this.#otherParagraph(current, -1),
+      ArrowDown: () => this.#otherParagraph(current, 1),
       Home: () => 0,
       End: () => player.words.length - 1,
     };
     if (event.key === " ") player.toggle();
-    else if (event.key === "Enter") this.#correct(Math.max(0, at));
-    else if (event.key in places) {
-      const index = Math.min(player.words.length - 1, Math.max(0, places[event.key]()));
+    else if (event.key === "Enter") this.#correct(Math.max(0, current));
+    else if (event.key in targets) {
+      const index = Math.min(player.words.length - 1, Math.max(0, targets[event.key]()));
       if (index >= 0) {
         player.seek(player.words[index].start);
         player.words[index].element.scrollIntoView({ block: "nearest" });
@@ -261,14 +262,15 @@ export class Card {
     event.preventDefault();
   }
 
-  // Where the paragraph after or before that of a word begins.
+  // Returns the first word of the paragraph after or before that of a word.
   #otherParagraph(index, step) {
     const { words } = this.player;
-    const of = (i) => words[i].element.parentElement;
-    let other = Math.max(0, index);
-    while (words[other] && of(other) === of(Math.max(0, index))) other += step;
-    while (step < 0 && other > 0 && of(other - 1) === of(other)) other -= 1;
-    return other;
+    const paragraph = (i) => words[i].element.parentElement;
+    const start = Math.max(0, index);
+    let i = start;
+    while (words[i] && paragraph(i) === paragraph(start)) i += step;
+    while (step < 0 && i > 0 && paragraph(i - 1) === paragraph(i)) i -= 1;
+    return i;
   }
 
   // ---------------------------------------------------------------- actions
@@ -276,9 +278,9 @@ export class Card {
   #showActions() {
     const { job } = this;
     this.#setCorrecting(false);
-    const rest = el("span", { className: "rest" }, ...this.#again());
-    if (job.state !== "recording") rest.append(button("Remove", () => this.#remove()));
-    this.actions.replaceChildren(...this.#uses(), rest);
+    const retries = el("span", { className: "rest" }, ...this.#again());
+    if (job.state !== "recording") retries.append(button("Remove", () => this.#remove()));
+    this.actions.replaceChildren(...this.#uses(), retries);
   }
 
   #remove() {
@@ -291,7 +293,7 @@ export class Card {
   #uses() {
     const { job, queue } = this;
     if (!this.settled || !job.segments.length) return [];
-    const more = (format) => ({
+    const attributes = (format) => ({
       className: "quiet format",
       "aria-label": `Download ${job.name} as ${format}`,
     });
@@ -300,7 +302,7 @@ export class Card {
     return [
       button("Copy", (event) => copy(event.target, job)),
       this.begin,
-      ...FORMATS.map((format) => button(format, saves(format), more(format))),
+      ...FORMATS.map((format) => button(format, saves(format), attributes(format))),
     ];
   }
 
@@ -318,9 +320,9 @@ export class Card {
     if (job.state === "interrupted" || (job.state === "failed" && !job.error.final))
       return [button("Try again", () => retry(), strong)];
     if (job.state !== "done") return [];
-    const told = { title: "With the settings as they are now" };
+    const attributes = { title: "With the settings as they are now" };
     const text = job.dictated ? "Transcribe the recording" : "Transcribe again";
-    return [button(text, () => retry(), told)];
+    return [button(text, () => retry(), attributes)];
   }
 }
 
@@ -332,13 +334,13 @@ function mark(element, word) {
 }
 
 async function copy(target, job) {
-  let said = "Copied";
+  let outcome = "Copied";
   try {
     await navigator.clipboard.writeText(plain(job));
   } catch {
-    said = "This browser does not let it";
+    outcome = "This browser does not let it";
   }
-  answer(target, said);
+  answer(target, outcome);
 }
 
 async function download(target, job, format, key) {

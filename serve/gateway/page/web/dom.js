@@ -25,9 +25,9 @@ export function save(name, blob) {
 
 // 75.4 -> "1:15", 3675 -> "1:01:15"
 export function clock(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  const parts = [Math.floor(whole / 60) % 60, whole % 60];
-  const hours = Math.floor(whole / 3600);
+  const total = Math.max(0, Math.floor(seconds));
+  const parts = [Math.floor(total / 60) % 60, total % 60];
+  const hours = Math.floor(total / 3600);
   if (hours) parts.unshift(hours);
   return parts.map((part, index) => (index ? String(part).padStart(2, "0") : part)).join(":");
 }
@@ -45,11 +45,12 @@ export function nameLanguages(names) {
 }
 
 // The English name of a language, by its code or the server's name; a code is never shown.
-export function languageName(said) {
-  const code = Object.keys(serverNames).find((one) => serverNames[one] === said) ?? said;
+export function languageName(language) {
+  const known = Object.keys(serverNames).find((code) => serverNames[code] === language);
+  const code = known ?? language;
   const name = browserName(code) ?? serverNames[code];
-  if (!name && said.length < 4) return "another language";
-  return (name ?? said).replace(/(^|\s)\S/g, (letter) => letter.toUpperCase());
+  if (!name && language.length < 4) return "another language";
+  return (name ?? language).replace(/(^|\s)\S/g, (letter) => letter.toUpperCase());
 }
 
 function browserName(code) {

@@ -3,7 +3,7 @@
 // Resolves to {text, step, left}: what is to stand there, `step` -1 or 1 where the next one is
 // wanted, and whether something else was chosen meanwhile.
 export function edit(element, label) {
-  const before = element.textContent;
+  const original = element.textContent;
   element.contentEditable = "plaintext-only";
   element.setAttribute("role", "textbox");
   element.setAttribute("aria-label", label);
@@ -14,8 +14,8 @@ export function edit(element, label) {
       element.onkeydown = element.onblur = null;
       for (const name of ["contenteditable", "role", "aria-label"]) element.removeAttribute(name);
       getSelection().removeAllRanges();
-      const text = (kept ? element.textContent : before).trim().split(/\s+/).join(" ");
-      element.textContent = before.match(/^\s*/)[0] + text;
+      const text = (kept ? element.textContent : original).trim().split(/\s+/).join(" ");
+      element.textContent = original.match(/^\s*/)[0] + text;
       resolve({ text, step, left });
     };
     element.onblur = () => end(0, { left: true });

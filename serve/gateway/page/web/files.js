@@ -13,8 +13,8 @@ const sounds = (file) =>
   /^(audio|video)\//.test(file.type) || ENDINGS.has(file.name.split(".").at(-1).toLowerCase());
 
 export function audioOf(files) {
-  const found = files.filter(sounds);
-  return { files: found, leftOut: files.length - found.length };
+  const audio = files.filter(sounds);
+  return { files: audio, leftOut: files.length - audio.length };
 }
 
 // What was dropped or pasted. The entries have to be asked for before the first await.
@@ -35,9 +35,9 @@ async function within(entry) {
   const files = [];
   while (true) {
     // A reader gives some entries at a time, and none at the end.
-    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (!some.length) break;
-    for (const one of some) files.push(...(await within(one)));
+    const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!entries.length) break;
+    for (const inner of entries) files.push(...(await within(inner)));
   }
   return files.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
 }

@@ -7,10 +7,10 @@ const oneLine = (text) => text.trim().split(/\s+/).join(" ");
 
 // As the server's own text: a speaker's name where another one begins.
 function txt(job) {
-  let before = null;
+  let previous = null;
   const lines = job.segments.map(({ text, speaker }) => {
-    const begins = speaker && speaker !== before ? `${nameOf(job, speaker)}: ` : "";
-    before = speaker;
+    const begins = speaker && speaker !== previous ? `${nameOf(job, speaker)}: ` : "";
+    previous = speaker;
     return `${begins}${oneLine(text)}\n`;
   });
   return lines.join("");
@@ -21,9 +21,9 @@ function json(job) {
   const segments = job.segments.map((segment) =>
     segment.speaker ? { ...segment, speaker: nameOf(job, segment.speaker) } : segment,
   );
-  const more = warnings.length ? { warnings } : {};
-  const whole = { file: name, text, language, duration, segments, ...more };
-  return `${JSON.stringify(whole, null, 2)}\n`;
+  const transcript = { file: name, text, language, duration, segments };
+  if (warnings.length) transcript.warnings = warnings;
+  return `${JSON.stringify(transcript, null, 2)}\n`;
 }
 
 const WRITERS = { txt, srt: subtitles, vtt: subtitles, json };

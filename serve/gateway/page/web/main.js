@@ -14,7 +14,7 @@ import * as speak from "./speak.js";
 import { zip } from "./zip.js";
 
 const cards = new Map();
-const told = new Map();
+const announced = new Map(); // the state of each job
 let limitBytes = Infinity;
 
 const search = new Search(() => [...cards.values()].reverse()); // as they are shown
@@ -63,14 +63,14 @@ const skipped = (count) =>
     : `${count} files were skipped: they do not look like audio.`;
 
 async function add({ files, leftOut }) {
-  const said = [];
-  if (leftOut) said.push(skipped(leftOut));
-  for (const one of files) {
-    if (!one.size) said.push(`${one.name} is empty.`);
-    else if (one.size > limitBytes) said.push(tooLarge(one));
-    else queue.add(one);
+  const complaints = [];
+  if (leftOut) complaints.push(skipped(leftOut));
+  for (const file of files) {
+    if (!file.size) complaints.push(`${file.name} is empty.`);
+    else if (file.size > limitBytes) complaints.push(tooLarge(file));
+    else queue.add(file);
   }
-  notice(said.join(" "));
+  notice(complaints.join(" "));
 }
 
 function picks(id, opener, take) {
@@ -107,9 +107,9 @@ addEventListener("paste", async (event) => {
 
 // Says to those who do not see it what became of a job.
 function tell(job) {
-  const before = told.get(job.id);
-  told.set(job.id, job.state);
-  if (!before || before === job.state) return;
+  const previous = announced.get(job.id);
+  announced.set(job.id, job.state);
+  if (!previous || previous === job.state) return;
   if (job.state === "done")
     $("said").textContent = [`${job.name} is done.`, silence(job), ...warnings(job)].join(" ");
   if (job.state === "failed") $("said").textContent = `${job.name}: ${job.error.message}`;
@@ -119,15 +119,15 @@ const again = ({ state, error }) => state === "interrupted" || (state === "faile
 
 function count() {
   const { jobs } = queue;
-  const left = jobs.filter(unfinished).length;
+  const pending = jobs.filter(unfinished).length;
   const done = jobs.filter((job) => job.segments.length);
   $("results-head").hidden = jobs.length < 2;
   if (jobs.length < 2) search.clear();
-  const text = left ? `${left} of ${jobs.length} to go` : `${jobs.length} recordings`;
+  const text = pending ? `${pending} of ${jobs.length} to go` : `${jobs.length} recordings`;
   if ($("count").textContent !== text) $("count").textContent = text;
-  $("downloads").hidden = done.length < 2 || left > 0;
+  $("downloads").hidden = done.length < 2 || pending > 0;
   $("retry-all").hidden = jobs.filter(again).length < 2;
-  document.title = left ? `(${left}) Earshot` : "Earshot";
+  document.title = pending ? `(${pending}) Earshot` : "Earshot";
 }
 
 for (const format of FORMATS)
@@ -141,7 +141,7 @@ for (const format of FORMATS)
 async function downloadAll(format) {
   const files = [];
   try {
-    for (const job of queue.jobs.filter((one) => one.segments.length))
+    for (const job of queue.jobs.filter(({ segments }) => segments.length))
       files.push(await file(job, format, settings.key()));
     save(`transcripts-${format}.zip`, zip(files));
   } catch (error) {

@@ -6,16 +6,16 @@ const NO_LANGUAGE = "unknown"; // what the server says if there is no speech
 
 export function facts(job) {
   if (job.state === "recording") return "recording";
-  const found = [];
-  if (job.state === "waiting" && !job.note) found.push("waiting");
-  if (job.state === "sending") found.push(`sending, ${Math.round(100 * job.sent)} %`);
-  if (job.state === "working") found.push("listening");
-  if (job.duration) found.push(clock(job.duration));
-  else if (job.size) found.push(megabytes(job.size));
-  if (job.language && job.language !== NO_LANGUAGE) found.push(languageName(job.language));
-  if (job.corrected) found.push("corrected");
-  if (job.state === "done" && job.seconds) found.push(`in ${job.seconds.toFixed(1)} s`);
-  return found.join(" · ");
+  const texts = [];
+  if (job.state === "waiting" && !job.note) texts.push("waiting");
+  if (job.state === "sending") texts.push(`sending, ${Math.round(100 * job.sent)} %`);
+  if (job.state === "working") texts.push("listening");
+  if (job.duration) texts.push(clock(job.duration));
+  else if (job.size) texts.push(megabytes(job.size));
+  if (job.language && job.language !== NO_LANGUAGE) texts.push(languageName(job.language));
+  if (job.corrected) texts.push("corrected");
+  if (job.state === "done" && job.seconds) texts.push(`in ${job.seconds.toFixed(1)} s`);
+  return texts.join(" · ");
 }
 
 // What went wrong, as sentences; empty if nothing did.
@@ -23,8 +23,8 @@ export function problem(job) {
   const { state, note, error } = job;
   if (note) return note;
   if (state === "interrupted") {
-    const why = job.stopped ? "You stopped this." : "This stopped when you left the page.";
-    return `${why}${below(job)}`;
+    const reason = job.stopped ? "You stopped this." : "This stopped when you left the page.";
+    return `${reason}${below(job)}`;
   }
   return error ? `${error.message}${below(job)}` : "";
 }

@@ -65,11 +65,11 @@ export class Queue {
     return job;
   }
 
-  // `live` is text that stays, `open` what may still change, `spoken` both, as segments.
+  // `live` is text that stays, `open` is text that may change, `spoken` has both, as segments.
   hear(job, live, open, spoken) {
-    const more = job.live !== live;
+    const grown = job.live !== live;
     Object.assign(job, { live, open, spoken });
-    if (more) this.update(job);
+    if (grown) this.update(job);
     else this.changed(job);
   }
 
@@ -117,7 +117,7 @@ export class Queue {
   correct(job, segment, word, text) {
     correct(segment, word, text);
     // Where words are gone the list is another one.
-    if (!text) job.segments = job.segments.filter((one) => one.text.trim());
+    if (!text) job.segments = job.segments.filter((segment) => segment.text.trim());
     Object.assign(job, { text: textOf(job.segments), corrected: true });
     this.update(job);
   }
@@ -264,18 +264,18 @@ export class Queue {
   }
 }
 
-// Of a recording that has ended no word changes any more; what was said last ends with it.
+// Makes the text of a recording that has ended final; the last segment ends with the recording.
 function settle(job) {
   const spoken = job.spoken ?? [{ text: job.live + job.open, start: 0 }];
   const duration = job.duration ?? 0;
   job.segments = spoken
-    .filter((one) => one.text.trim())
-    .map((one) => ({ ...one, text: ` ${one.text.trim()}`, end: one.end ?? duration }));
+    .filter(({ text }) => text.trim())
+    .map(({ text, start, end }) => ({ start, text: ` ${text.trim()}`, end: end ?? duration }));
   Object.assign(job, { text: textOf(job.segments), live: null, open: "", spoken: null });
   job.dictated = true;
 }
 
-const textOf = (segments) => segments.map((one) => one.text).join("").trim();
+const textOf = (segments) => segments.map(({ text }) => text).join("").trim();
 
 function pause(seconds, signal) {
   return new Promise((resolve, reject) => {

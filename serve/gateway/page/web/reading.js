@@ -47,12 +47,12 @@ export class Reading {
   }
 
   #toggle() {
-    const whole = this.element.classList.toggle("whole");
-    const said = whole ? "Show less" : "Show all";
-    this.toggle.textContent = said;
-    this.toggle.setAttribute("aria-expanded", whole);
-    this.toggle.setAttribute("aria-label", `${said} of ${this.name}`);
-    if (!whole) this.element.scrollIntoView({ block: "nearest" });
+    const expanded = this.element.classList.toggle("whole");
+    const label = expanded ? "Show less" : "Show all";
+    this.toggle.textContent = label;
+    this.toggle.setAttribute("aria-expanded", expanded);
+    this.toggle.setAttribute("aria-label", `${label} of ${this.name}`);
+    if (!expanded) this.element.scrollIntoView({ block: "nearest" });
     this.#show();
   }
 }

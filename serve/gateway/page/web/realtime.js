@@ -102,13 +102,11 @@ export class Realtime {
     const guess = behind(item.guess, more); // until the next one comes
     this.#items.set(id, { ...item, guess, ...changes, text: (changes.text ?? item.text) + more });
     const items = [...this.#items.values()];
-    const texts = items.map((one) => one.text.trim()).filter(Boolean);
-    const spoken = items.map((one) => ({
-      start: one.start ?? 0,
-      end: one.end,
-      text: one.text + one.guess,
-    }));
-    this.changed(texts.join(" "), items.map((one) => one.guess).join(""), spoken);
+    const texts = items.map(({ text }) => text.trim()).filter(Boolean);
+    const spoken = items.map(({ start = 0, end, text, guess }) => {
+      return { start, end, text: text + guess };
+    });
+    this.changed(texts.join(" "), items.map(({ guess }) => guess).join(""), spoken);
   }
 
   #closed(event) {

@@ -6,7 +6,7 @@ const SOON_MS = 150;
 
 export class Search {
   #ranges = [];
-  #at = -1; // which of them is looked at
+  #current = -1; // the range that is looked at
   #timer;
 
   // `cards()` gives all of them.
@@ -35,71 +35,75 @@ export class Search {
 
   #look() {
     clearTimeout(this.#timer);
-    const wanted = folded($("search").value.trim()).text;
+    const query = folded($("search").value.trim()).text;
     const cards = this.cards();
     let shown = 0;
     const ranges = [];
     for (const { element, text, job } of cards) {
-      const found = wanted ? [...places(text, wanted)] : [];
-      element.hidden = Boolean(wanted) && !found.length && !folded(job.name).text.includes(wanted);
+      const found = query ? [...places(text, query)] : [];
+      element.hidden = Boolean(query) && !found.length && !folded(job.name).text.includes(query);
       shown += !element.hidden;
       ranges.push(...found);
     }
-    this.#at = same(ranges, this.#ranges) ? this.#at : -1;
+    this.#current = same(ranges, this.#ranges) ? this.#current : -1;
     this.#ranges = ranges;
     const times = ranges.length === 1 ? "once" : `${ranges.length} times`;
-    const said = wanted ? `${times}, in ${shown} of ${cards.length}` : "";
-    if ($("found").textContent !== said) $("found").textContent = said;
+    const summary = query ? `${times}, in ${shown} of ${cards.length}` : "";
+    if ($("found").textContent !== summary) $("found").textContent = summary;
     this.#mark();
   }
 
   #go(step) {
     const { length } = this.#ranges;
     if (!length) return;
-    this.#at = this.#at < 0 && step < 0 ? length - 1 : (this.#at + step + length) % length;
+    if (this.#current < 0 && step < 0) this.#current = 0; // the first step back is to the last
+    this.#current = (this.#current + step + length) % length;
     this.#mark();
-    const { parentElement } = this.#ranges[this.#at].startContainer;
+    const { parentElement } = this.#ranges[this.#current].startContainer;
     parentElement.scrollIntoView({ block: "center" });
   }
 
   #mark() {
     if (!window.Highlight) return; // a browser that cannot mark text still finds it
     CSS.highlights.set("found", new Highlight(...this.#ranges));
-    const looked = this.#ranges[this.#at];
+    const looked = this.#ranges[this.#current];
     CSS.highlights.set("looked-at", new Highlight(...(looked ? [looked] : [])));
   }
 }
 
-const same = (some, others) =>
-  some.length === others.length &&
-  some.every(
-    (one, i) =>
-      one.startContainer === others[i].startContainer && one.startOffset === others[i].startOffset,
+const same = (ranges, previous) =>
+  ranges.length === previous.length &&
+  ranges.every(
+    (range, i) =>
+      range.startContainer === previous[i].startContainer &&
+      range.startOffset === previous[i].startOffset,
   );
 
 // Letters without case and accents, and of which place in the text each is.
 function folded(text) {
   const letters = [];
   const from = [];
-  let at = 0;
+  let position = 0;
   for (const letter of text) {
     for (const plain of letter.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase()) {
       letters.push(plain);
-      for (let i = 0; i < plain.length; i += 1) from.push(at);
+      for (let i = 0; i < plain.length; i += 1) from.push(position);
     }
-    at += letter.length;
+    position += letter.length;
   }
-  return { text: letters.join(""), from: [...from, at] };
+  return { text: letters.join(""), from: [...from, position] };
 }
 
 // Where a text stands, as ranges; in each paragraph by itself, over the edges of words.
-function* places(element, wanted) {
+function* places(element, query) {
   for (const paragraph of element.querySelectorAll("p:not(.detail)")) {
     const { text, from } = folded(paragraph.textContent);
-    for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
+    let end = 0;
+    for (let index; (index = text.indexOf(query, end)) >= 0; ) {
+      end = index + query.length;
       const range = new Range();
-      range.setStart(...spot(paragraph, from[at], false));
-      range.setEnd(...spot(paragraph, from[at + wanted.length], true));
+      range.setStart(...spot(paragraph, from[index], false));
+      range.setEnd(...spot(paragraph, from[end], true));
       yield range;
     }
   }
@@ -108,11 +112,11 @@ function* places(element, wanted) {
 // The text node that has a place, and the place in it. An end lies behind a letter, not before one.
 function spot(paragraph, place, end) {
   const nodes = document.createTreeWalker(paragraph, NodeFilter.SHOW_TEXT);
-  let left = place;
+  let offset = place;
   let node = nodes.nextNode();
-  while (left > node.length || (left === node.length && !end)) {
-    left -= node.length;
+  while (offset > node.length || (offset === node.length && !end)) {
+    offset -= node.length;
     node = nodes.nextNode();
   }
-  return [node, left];
+  return [node, offset];
 }

@@ -17,9 +17,9 @@ export function watch(key, known, refused) {
     clearTimeout(timer);
     if (document.hidden) return;
     try {
-      const found = await state(key());
-      show(found);
-      known(found);
+      const latest = await state(key());
+      show(latest);
+      known(latest);
     } catch (error) {
       say("away", error.status === 401 ? "needs an API key" : "does not answer");
       refused(error);
@@ -59,21 +59,22 @@ function show({ name, status, now, engines, recent, history }) {
 
 // The number of engines that take requests, and the names of the others.
 function engineFigure(engines) {
-  const away = engines.filter((one) => !Object.values(one.models).every(Boolean));
-  const text = away.length ? `without ${away.map((one) => one.name).join(", ")}` : "take requests";
+  const away = engines.filter((engine) => !Object.values(engine.models).every(Boolean));
+  const names = away.map(({ name }) => name).join(", ");
+  const text = away.length ? `without ${names}` : "take requests";
   return ["Engines", `${engines.length - away.length} / ${engines.length}`, text];
 }
 
 // A bar for each stretch of time: how much audio was answered a second, of all clients.
 function draw({ interval_s, audio_per_s }, window_s) {
   const places = Math.round(window_s / interval_s);
-  const most = Math.max(...audio_per_s, 0);
-  const wide = 300 / places;
+  const peak = Math.max(...audio_per_s, 0);
+  const width = 300 / places;
   const bars = audio_per_s.map((value, index) => {
     const bar = document.createElementNS(SVG, "rect");
-    const high = most ? Math.max(value && 1.5, (46 * value) / most) : 0;
-    const x = wide * (places - audio_per_s.length + index);
-    const place = { x, y: 47 - high, width: wide * 0.7, height: high };
+    const height = peak ? Math.max(value && 1.5, (46 * value) / peak) : 0;
+    const x = width * (places - audio_per_s.length + index);
+    const place = { x, y: 47 - height, width: width * 0.7, height };
     for (const [key, number] of Object.entries(place)) bar.setAttribute(key, number.toFixed(2));
     return bar;
   });
@@ -81,7 +82,7 @@ function draw({ interval_s, audio_per_s }, window_s) {
   floor.setAttribute("d", "M0 47.5H300");
   $("chart").replaceChildren(floor, ...bars);
   const minutes = Math.round(window_s / 60);
-  $("chart-text").textContent = most
-    ? `Seconds of audio answered each second, last ${minutes} minutes; at most ${most.toFixed(1)}`
+  $("chart-text").textContent = peak
+    ? `Seconds of audio answered each second, last ${minutes} minutes; at most ${peak.toFixed(1)}`
     : `No audio was answered in the last ${minutes} minutes`;
 }

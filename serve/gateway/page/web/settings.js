@@ -17,14 +17,14 @@ const FIELDS = [
 const CHECKS = { words: true, doubts: false }; // as they are until somebody chooses
 
 export function settings() {
-  const found = {};
-  for (const check of Object.keys(CHECKS)) found[check] = $(check).checked;
-  for (const field of FIELDS) found[field] = $(field).value.trim();
-  return found;
+  const values = {};
+  for (const check of Object.keys(CHECKS)) values[check] = $(check).checked;
+  for (const field of FIELDS) values[field] = $(field).value.trim();
+  return values;
 }
 
-let asked = false;
-let most = 8; // the largest beam that the engine offers
+let keyAsked = false;
+let maxBeam = 8; // the largest beam that the engine offers
 
 export const key = () => loadKey();
 
@@ -59,8 +59,8 @@ export function setUp(keyChanged) {
 
 // The field for a key, where the server turned out to want one.
 export function askForKey() {
-  if (asked) return; // once; whoever closed it knows
-  asked = true;
+  if (keyAsked) return; // once; whoever closed it knows
+  keyAsked = true;
   $("key-field").hidden = false;
   $("settings").open = true;
   $("key").focus();
@@ -74,8 +74,8 @@ export function offer({ offers, defaults }) {
   languages.sort((a, b) => a[1].localeCompare(b[1]));
   if (offers.detects_language) languages.unshift(["", "Detect automatically"]);
   fill($("language"), languages);
-  most = offers.beams;
-  const care = [...new Set([1, Math.ceil((1 + most) / 2), most])].map(String);
+  maxBeam = offers.beams;
+  const care = [...new Set([1, Math.ceil((1 + maxBeam) / 2), maxBeam])].map(String);
   const standard = standardly(careOf(defaults.beam_size));
   fill($("beam_size"), [["", standard], ...care.map((size) => [size, careOf(size)])]);
   $("vad").options[0].text = standardly(VAD[defaults.vad]);
@@ -92,7 +92,7 @@ const nameOf = (field, value) => (field === "language" ? languageName(value) : c
 // A beam size in everyday words.
 function careOf(size) {
   if (Number(size) === 1) return "Fast";
-  return Number(size) >= most ? "Most careful" : "Careful";
+  return Number(size) >= maxBeam ? "Most careful" : "Careful";
 }
 
 function fill(select, options) {
@@ -109,13 +109,13 @@ function sum() {
   const { language, beam_size, words, doubts, vad, mode, speakers, prompt, hotwords } = settings();
   document.body.classList.toggle("doubts", doubts);
   $("num_speakers").disabled = speakers !== "voice";
-  const found = [language ? languageName(language) : "any language"];
-  if (beam_size) found.push(careOf(beam_size).toLowerCase());
-  if (words) found.push("word by word");
-  if (doubts) found.push("doubts marked");
-  if (vad) found.push(vad === "true" ? "silence and noise skipped" : "everything heard");
-  if (mode) found.push(MODE[mode]);
-  if (speakers) found.push(`speakers by ${speakers === "voice" ? "voice" : "channel"}`);
-  if (prompt || hotwords) found.push("with hints");
-  $("chosen").textContent = found.join(", ");
+  const chosen = [language ? languageName(language) : "any language"];
+  if (beam_size) chosen.push(careOf(beam_size).toLowerCase());
+  if (words) chosen.push("word by word");
+  if (doubts) chosen.push("doubts marked");
+  if (vad) chosen.push(vad === "true" ? "silence and noise skipped" : "everything heard");
+  if (mode) chosen.push(MODE[mode]);
+  if (speakers) chosen.push(`speakers by ${speakers === "voice" ? "voice" : "channel"}`);
+  if (prompt || hotwords) chosen.push("with hints");
+  $("chosen").textContent = chosen.join(", ");
 }

@@ -11,7 +11,7 @@ export const nameOf = (job, speaker) => job.names?.[speaker] ?? speaker ?? null;
 // A speaker's name above the speaker's words. Choosing it starts an edit; `renamed(name)` is called
 // with another name. It is no <button>, because browsers do not edit the text of one.
 export function label(job, speaker, renamed) {
-  const speakers = [...new Set(job.segments.map((one) => one.speaker))];
+  const speakers = [...new Set(job.segments.map((segment) => segment.speaker))];
   const element = el("span", { className: "speaker", tabIndex: 0, title: "Change this name" });
   element.dataset.colour = speakers.indexOf(speaker) % COLOURS;
   element.dataset.speaker = speaker;
@@ -19,12 +19,12 @@ export function label(job, speaker, renamed) {
   element.setAttribute("role", "button");
   const write = async () => {
     if (element.isContentEditable) return;
-    const before = element.textContent;
-    const { text, left } = await edit(element, `Name of ${before}`);
+    const original = element.textContent;
+    const { text, left } = await edit(element, `Name of ${original}`);
     element.setAttribute("role", "button");
     if (!left) element.focus({ preventScroll: true });
-    if (!text) element.textContent = before;
-    else if (text !== before) renamed(text);
+    if (!text) element.textContent = original;
+    else if (text !== original) renamed(text);
   };
   element.onclick = write;
   element.addEventListener("keydown", (event) => {

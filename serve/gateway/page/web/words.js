@@ -5,15 +5,15 @@
 export function* pieces(segment) {
   const { text, start, end, words } = segment;
   if (!words) return yield { text, start, end };
-  let at = 0;
+  let position = 0;
   for (const word of words) {
-    const found = text.indexOf(word.word, at);
-    if (found < 0) continue;
-    if (found > at) yield { text: text.slice(at, found) };
-    at = found + word.word.length;
+    const begin = text.indexOf(word.word, position);
+    if (begin < 0) continue;
+    if (begin > position) yield { text: text.slice(position, begin) };
+    position = begin + word.word.length;
     yield { text: word.word, start: word.start, end: word.end, word };
   }
-  if (at < text.length) yield { text: text.slice(at) };
+  if (position < text.length) yield { text: text.slice(position) };
 }
 
 // Another text for a word, or for all of a segment without words; with none it is gone.

@@ -16,11 +16,11 @@ function crc32(bytes) {
 // Fields of 2 and 4 bytes, little-endian.
 function record(...fields) {
   const bytes = new DataView(new ArrayBuffer(fields.reduce((sum, [size]) => sum + size, 0)));
-  let at = 0;
+  let offset = 0;
   for (const [size, value] of fields) {
-    if (size === 2) bytes.setUint16(at, value, true);
-    else bytes.setUint32(at, value, true);
-    at += size;
+    if (size === 2) bytes.setUint16(offset, value, true);
+    else bytes.setUint32(offset, value, true);
+    offset += size;
   }
   return bytes.buffer;
 }
@@ -32,9 +32,9 @@ const NEW_YEAR_1980 = 0x21; // a date has to be there
 export function zip(files) {
   const parts = [];
   const directory = [];
-  let at = 0;
+  let offset = 0;
   for (const [name, text] of distinct(files)) {
-    const [path, data] = [name, text].map((one) => new TextEncoder().encode(one));
+    const [path, data] = [name, text].map((string) => new TextEncoder().encode(string));
     const facts = [
       [2, 20],
       [2, UTF8_NAMES],
@@ -49,11 +49,11 @@ export function zip(files) {
     ];
     const head = record([4, 0x04034b50], ...facts);
     directory.push(
-      record([4, 0x02014b50], [2, 20], ...facts, [2, 0], [2, 0], [2, 0], [4, 0], [4, at]),
+      record([4, 0x02014b50], [2, 20], ...facts, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]),
       path,
     );
     parts.push(head, path, data);
-    at += head.byteLength + path.length + data.length;
+    offset += head.byteLength + path.length + data.length;
   }
   const size = directory.reduce((sum, part) => sum + part.byteLength, 0);
   const count = files.length;
@@ -64,7 +64,7 @@ export function zip(files) {
     [2, count],
     [2, count],
     [4, size],
-    [4, at],
+    [4, offset],
     [2, 0],
   );
   return new Blob([...parts, ...directory, end], { type: "application/zip" });
@@ -73,8 +73,8 @@ export function zip(files) {
 function distinct(files) {
   const seen = new Map();
   return files.map(([name, text]) => {
-    const before = seen.get(name) ?? 0;
-    seen.set(name, before + 1);
-    return [before ? name.replace(/(\.\w+)$/, ` (${before + 1})$1`) : name, text];
+    const count = seen.get(name) ?? 0;
+    seen.set(name, count + 1);
+    return [count ? name.replace(/(\.\w+)$/, ` (${count + 1})$1`) : name, text];
   });
 }

@@ -37,7 +37,7 @@ def test_every_format_gives_the_samples_that_were_written(format, rate):
     assert len(data) == resampler.bytes_per_s
     step = 241
     pieces = [resampler.samples(data[i : i + step]) for i in range(0, len(data), step)]
-    found = np.concatenate([*pieces, resampler.rest()])
+    found = np.concatenate([*pieces, resampler.flush()])
     assert len(found) == len(tone)
     assert np.abs(found - tone)[100:-100].max() < 0.02
     assert len(resampler.samples(data)) > 14_000, "it can be used again"
@@ -51,7 +51,7 @@ def test_half_a_sample_waits_for_its_other_half_and_a_clear_forgets_it():
     pieces = [resampler.samples(data[a:b]) for a, b in itertools.pairwise(cuts)]
     assert np.array_equal(np.concatenate(pieces), whole)
     resampler.samples(b"\x7f")
-    resampler.rest()
+    resampler.flush()
     resampler.clear()
     assert np.abs(resampler.samples(data) - whole).max() < 1e-6
 
@@ -64,7 +64,7 @@ def hear(pieces, detector=None, options=None):
             hearing = Hearing(PCM_16K, options or VadOptions(), detector or LoudIsSpeech(), pool)
             blocks = [await hearing.hear(pcm(piece)) for piece in pieces]
             blocks.append(await hearing.flush())
-            return blocks, [len(hearing.rest()) for _ in range(2)]
+            return blocks, [len(hearing.take_partial_frame()) for _ in range(2)]
 
     return asyncio.run(listen())
 
@@ -108,10 +108,10 @@ def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
     tracemalloc.start()
     try:
         arrivals = Arrivals(0.0)
-        for count in range(1, 10**6, 7):
-            arrivals.note(count, count / 16_000)
+        for count in range(7, 10**6, 7):
+            arrivals.add(7, count / 16_000)
         assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
     finally:
         tracemalloc.stop()
     for sample in (500_000, 999_000):
-        assert arrivals.at(sample) == pytest.approx(sample / 16_000, abs=0.04)
+        assert arrivals.time_s(sample) == pytest.approx(sample / 16_000, abs=0.04)

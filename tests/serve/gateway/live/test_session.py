@@ -147,7 +147,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it():
         metrics = LiveMetrics(CollectorRegistry(), ())
         say_nothing = LIVE, str, None, ignore, float
         heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
-        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings())
+        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings(), [])
 
         async def say(kind, **fields):
             await stream.handle(json.dumps({"type": kind, **fields}))

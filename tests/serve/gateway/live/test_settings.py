@@ -19,7 +19,7 @@ def input_of(**input):
 def updated(settings, changes):
     """Without a warning."""
     after, warnings = updated_and_warned(settings, changes)
-    assert warnings == ()
+    assert warnings == []
     return after
 
 

@@ -7,6 +7,7 @@ from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.live.session import UpdatePacer
+from serve.gateway.live.settings import Transcription
 from serve.gateway.live.utterance import LiveUtterance
 from serve.speech.rate import SAMPLE_RATE
 
@@ -15,7 +16,7 @@ TIMINGS = Timings(0.0, 0.0, 0.0, 0.0)
 
 def spoken(item, start_s, seconds, language="en"):
     """An utterance of so much speech."""
-    utterance = LiveUtterance(item, round(start_s * SAMPLE_RATE), language, "")
+    utterance = LiveUtterance(item, round(start_s * SAMPLE_RATE), Transcription(language=language))
     utterance.add(np.full(round(seconds * SAMPLE_RATE), 0.1, np.float32), speech=True)
     return utterance
 
@@ -39,7 +40,7 @@ def finished(text, **given):
 
 
 def test_once_its_language_is_found_there_is_no_choice():
-    utterance = LiveUtterance("first", 0, None, "", ("en", "de"))
+    utterance = LiveUtterance("first", 0, Transcription(languages=("en", "de")))
     utterance.add(np.full(3 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     window, _ = hear(utterance, "It rains all day")
     assert (window.language, window.languages) == (None, ("en", "de"))
@@ -48,14 +49,14 @@ def test_once_its_language_is_found_there_is_no_choice():
 
 @pytest.mark.parametrize("named", [None, "zh"])
 def test_all_of_a_chinese_utterance_has_the_script_of_its_first_final_text(named):
-    utterance = LiveUtterance("first", 0, named, "")
+    utterance = LiveUtterance("first", 0, Transcription(language=named))
     utterance.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(utterance, "OK OK OK", "zh")
     assert utterance.window().language == "zh"
     hear(utterance, "OK OK OK 這個 國家", "zh")
     hear(utterance, "OK OK OK 這個 國家", "zh")
     assert utterance.window().language == "zh-Hant"
-    told = LiveUtterance("second", 0, "zh-CN", "")
+    told = LiveUtterance("second", 0, Transcription(language="zh-CN"))
     told.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(told, "这个 国家 OK OK", "zh")
     assert told.window().language == "zh-CN"
@@ -75,7 +76,7 @@ def test_how_much_the_encoder_sees_is_left_to_the_engine_or_asked_for(chosen, as
 
 
 def test_a_window_tells_where_somebody_speaks_in_it():
-    utterance = LiveUtterance("first", 5 * SAMPLE_RATE, "en", "")
+    utterance = LiveUtterance("first", 5 * SAMPLE_RATE, Transcription())
     for speech in (False, True, True, False, True):
         utterance.add(np.zeros(SAMPLE_RATE, np.float32), speech)
     assert utterance.window().voice == (1.0, 3.0, 4.0, 5.0)
@@ -87,7 +88,7 @@ def test_a_window_tells_where_somebody_speaks_in_it():
 
 
 def test_a_windows_audio_is_sent_as_it_lies_in_memory():
-    utterance = LiveUtterance("first", 0, "en", "")
+    utterance = LiveUtterance("first", 0, Transcription())
     for level in (0.0, 0.1, 0.2):
         utterance.add(np.full(512, level, np.float32), speech=True)
         window, config = utterance.window(), LiveConfig()
@@ -130,7 +131,7 @@ def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
 def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut(before, language):
     utterance = spoken("second", 20.0, 1.0, language)
     first = finished(before)
-    first._agreement.words[:-1] = []
+    first.agreement.words[:-1] = []
     utterance.follow(first, 24.0)
     assert utterance.window().duration_s == 1.0
 
@@ -149,6 +150,10 @@ def test_quick_decodings_begin_at_the_pace_that_is_configured(pace):
     assert pace.due_s == 11.0
     pace.speech(10.7)  # after a short pause
     assert pace.due_s == 11.2
+    pace.update_s = 1.5
+    pace.began(11.2)
+    pace.ended(11.3, 1)
+    assert pace.due_s == 12.7
 
 
 def test_slow_ones_rest_the_longer_the_more_streams_there_are(pace):
@@ -174,13 +179,6 @@ def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
     assert decode(0.3, 30) == 24.0
     assert decode(0.5) == pytest.approx(19.2)
     assert decode(0.5, 9) == 9.0
-
-
-def test_a_pace_may_change(pace):
-    pace.tune(1.5)
-    pace.began(10.0)
-    pace.ended(10.1, 1)
-    assert pace.due_s == 11.5
 
 
 def test_what_failed_is_tried_again_later_and_later(pace):
