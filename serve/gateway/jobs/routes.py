@@ -39,6 +39,7 @@ from serve.gateway.jobs.runner import JobRunner
 from serve.gateway.jobs.table import OPEN, JobRecord
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
+from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
 
 _MAX_PAGE, _PAGE = 100, 20  # jobs of a page
