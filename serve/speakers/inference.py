@@ -19,10 +19,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve.contract.messages import Samples
-from serve.speakers.campplus import FRAME, SIZE, Embedding, fbank
-from serve.speakers.campplus import HOP as FBANK_HOP
-from serve.speakers.clusters import Vectors, unit
-from serve.speakers.segmentation import FRAMES, HOP, OFFSET, SAMPLES, SPEAKERS, Segmentation
+from serve.speakers.diarize import Vectors, unit
+from serve.speakers.networks import (
+    FRAME,
+    FRAMES,
+    HOP,
+    OFFSET,
+    SAMPLES,
+    SIZE,
+    SPEAKERS,
+    Embedding,
+    Segmentation,
+    fbank,
+)
+from serve.speakers.networks import HOP as FBANK_HOP
 from serve.speech.rate import SAMPLE_RATE
 
 SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"

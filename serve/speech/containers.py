@@ -2,10 +2,25 @@
 
 Decoding libraries correct a wrong length silently, so truncation is detected here. Sizes and
 offsets are in bytes.
+
+Find frames of MP3 and AAC (ADTS) streams: pure functions of a file's bytes.
+
+Each frame begins with a header that declares its format and length, and thus the next header's
+offset. Audio data may look like a header by chance, so a frame counts only if two more follow it.
+
+Detect files that end inside a part of the container: pure functions of a file's bytes.
+
+Containers declare their parts' sizes, so a truncation inside a part is detected even if the
+duration is not declared. A browser's recorder, for example, writes WebM without a duration, but
+with the size of each block. A file that ends between two parts looks complete.
 """
 
 import dataclasses
+import re
 import struct
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from serve.contract.errors import AudioError
 from serve.contract.messages import AudioFile
@@ -171,3 +186,269 @@ def _xing(audio: Bytes) -> tuple[int, bytes]:
     frame = audio[at : at + 64]
     place = max(frame.find(b"Xing"), frame.find(b"Info"))
     return at, frame[place:] if place >= 0 else b""
+
+
+SEARCH_BYTES = 1 << 16
+"""Number of bytes to search for a stream's first frame; a frame has at most 8,191."""
+
+_MAX_FRAME_BYTES = 1 << 13
+_MAX_GAPS = 1_000  # maximum gaps in an MP3, such as tags between joined files
+_PIECE_BYTES = 1 << 20  # bytes per read
+_CHAIN = 3  # minimum number of consecutive frames
+_SYNC = re.compile(rb"\xff[\xe2-\xff]")
+_ADTS, _MP3 = "aac", "mp3"  # names of FFmpeg's demuxers
+_MPEG_1, _MPEG_2 = 3, 2
+_KBITS = {  # by version and layer; other versions are like MPEG 2
+    (_MPEG_1, 3): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (_MPEG_1, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (_MPEG_1, 1): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (_MPEG_2, 3): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (_MPEG_2, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (_MPEG_2, 1): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES = (44_100, 48_000, 32_000)
+_RESERVED = 1
+_MONO = 3
+_ADTS_RATES = 13
+
+
+class Frame(NamedTuple):
+    """The declarations of a frame's header."""
+
+    demuxer: str  # name of FFmpeg's demuxer for the stream
+    kind: tuple[int, ...]  # equal for all frames of a file
+    size: int  # bytes up to the next header
+
+
+def first_frame(audio: Bytes) -> tuple[int, str] | None:
+    """Find the first frame of a stream that may begin inside a frame or after other bytes.
+
+    Returns:
+        The frame's offset, and the name of FFmpeg's demuxer for the stream. None if no frame begins
+        within `SEARCH_BYTES` of the file's beginning or of the ID3 tag's end.
+    """
+    begin = id3_bytes(audio)
+    data = audio[begin : begin + SEARCH_BYTES + _CHAIN * _MAX_FRAME_BYTES]
+    at_end = begin + len(data) == len(audio)
+    for found in _SYNC.finditer(data, 0, SEARCH_BYTES):
+        if (frame := _chain(data, found.start(), at_end)) is not None:
+            return begin + found.start(), frame.demuxer
+    return None
+
+
+def mp3_changes(audio: Bytes) -> bool:
+    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do."""
+    kinds = (frame.kind for frame in _mp3_frames(audio))
+    first = next(kinds, None)
+    return any(kind != first for kind in kinds)
+
+
+def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
+    """Yield the frames of an MP3, and skip other bytes between them."""
+    at, gaps = id3_bytes(audio), 0
+    data, begin = b"", 0  # a piece of the file, and its offset
+    while at < len(audio) and gaps < _MAX_GAPS:
+        at_end = begin + len(data) == len(audio)
+        if not at_end and at > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
+            data, begin = audio[at : at + _PIECE_BYTES], at
+            at_end = begin + len(data) == len(audio)
+        frame = _frame(data, at - begin)
+        if frame is not None and frame.demuxer == _MP3:
+            yield frame
+            at += frame.size
+            continue
+        gaps += 1
+        found = next(
+            (
+                found.start()
+                for found in _SYNC.finditer(data, at - begin + 1)
+                if (frame := _chain(data, found.start(), at_end)) and frame.demuxer == _MP3
+            ),
+            None,
+        )
+        at = begin + (found if found is not None else max(len(data) - 1, at - begin + 1))
+
+
+def _chain(data: bytes, at: int, at_end: bool) -> Frame | None:
+    """Return the frame at an offset if frames of the same kind follow it, or it is the last one."""
+    if (first := _frame(data, at)) is None:
+        return None
+    at += first.size
+    for _ in range(_CHAIN - 1):
+        if at_end and at == len(data):
+            break
+        following = _frame(data, at)
+        if following is None or following[:2] != first[:2]:
+            return None
+        at += following.size
+    return first
+
+
+def _frame(data: bytes, at: int) -> Frame | None:
+    """Parse the frame header at an offset; None if it is not a header."""
+    head = data[at : at + 6]
+    if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE2:
+        return None
+    layer, rate = head[1] >> 1 & 3, head[2] >> 2 & 3
+    if not layer:
+        rate, size = head[2] >> 2 & 15, (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+        if head[1] < 0xF0 or rate >= _ADTS_RATES or size < 7:
+            return None
+        return Frame(_ADTS, (head[1] & 8, head[2] >> 6, rate), size)
+    version, bits, padding = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 1 & 1
+    if version == _RESERVED or bits in (0, 15) or rate >= len(_RATES):
+        return None
+    kbits = _KBITS[max(version, _MPEG_2), layer][bits]
+    hertz = _RATES[rate] >> _MPEG_1 - max(version, 1)
+    if layer == 3:
+        size = (12_000 * kbits // hertz + padding) * 4
+    else:
+        half = layer == 1 and version != _MPEG_1
+        size = (72_000 if half else 144_000) * kbits // hertz + padding
+    return Frame(_MP3, (version, layer, rate, int(head[3] >> 6 == _MONO)), size)
+
+
+_MAX_PARTS = 100_000  # maximum parts to read; hours of audio have fewer
+_CAF_ENDLESS = -1
+
+_EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
+_CLUSTER_BYTES = 8 << 20  # bytes at the file's end to search for the last cluster
+_CLUSTER_TRIES = 3  # audio data may contain the cluster's id by chance
+
+_ASF_HEADER_BYTES = 1 << 16
+_ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+_ASF_PROPERTIES = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+_ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # two offsets in the properties, and a flag
+
+
+def is_cut_off(audio: Bytes) -> bool:
+    """Return whether a file ends inside a part of the container.
+
+    This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
+    """
+    head = audio[:16]
+    ends = next((ends for at, mark, ends in _KNOWN if head.startswith(mark, at)), None)
+    return ends is not None and ends(audio)
+
+
+def _ogg(audio: Bytes) -> bool:
+    return not last_ogg_page_is_whole(audio)
+
+
+def _mp4(audio: Bytes) -> bool:
+    """Follow the boxes: size and type; size 1: 64-bit size follows, size 0: up to the end."""
+    at = 0
+    for _ in range(_MAX_PARTS):
+        head = audio[at : at + 16]
+        if len(head) < 8:
+            return False
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:], "big")
+        if size < 8:
+            return False
+        at += size
+        if at > len(audio):
+            return True
+    return False
+
+
+def _caf(audio: Bytes) -> bool:
+    """Follow the chunks after the header of 8 bytes: type and size."""
+    at = 8
+    for _ in range(_MAX_PARTS):
+        head = audio[at + 4 : at + 12]
+        if len(head) < 8:
+            return False
+        size = int.from_bytes(head, "big", signed=True)
+        if size < 0:
+            return size != _CAF_ENDLESS
+        at += 12 + size
+        if at > len(audio):
+            return True
+    return False
+
+
+def _avi(audio: Bytes) -> bool:
+    size = int.from_bytes(audio[4:8], "little")
+    return size < STREAM_BYTES and 8 + size > len(audio)
+
+
+def _w64(audio: Bytes) -> bool:
+    return int.from_bytes(audio[16:24], "little") > len(audio)
+
+
+def _asf(audio: Bytes) -> bool:
+    header = audio[:_ASF_HEADER_BYTES]
+    at = header.find(_ASF_PROPERTIES)
+    if at < 0 or header[at + _ASF_FLAGS : at + _ASF_FLAGS + 1] == b"":
+        return False
+    streamed = header[at + _ASF_FLAGS] & _ASF_STREAMED
+    size = int.from_bytes(header[at + _ASF_SIZE : at + _ASF_SIZE + 8], "little")
+    return not streamed and size > len(audio)
+
+
+def _webm(audio: Bytes) -> bool:
+    """Follow the elements: id, size, and content that may be elements again.
+
+    The first two elements declare the size of the whole file, but a live recorder leaves the second
+    size unknown. Then the elements of the last cluster are followed.
+    """
+    if not _fit(audio, 0, 2, through=()):
+        return True
+    end = audio[max(0, len(audio) - _CLUSTER_BYTES) : len(audio)]
+    places = list(islice(_places(end, _CLUSTER), _CLUSTER_TRIES))
+    return bool(places) and not any(
+        _fit(end, at, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for at in places
+    )
+
+
+def _places(data: bytes, mark: bytes) -> Iterator[int]:
+    """Yield the offsets of a byte sequence, last one first."""
+    at = len(data)
+    while (at := data.rfind(mark, 0, at)) >= 0:
+        yield at
+
+
+def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
+    """Return whether EBML elements end within the file.
+
+    Args:
+        audio: the file.
+        at: offset of the first element.
+        most: maximum number of elements to follow.
+        through: ids of elements to descend into if their size is unknown.
+    """
+    for _ in range(most):
+        if at >= len(audio):
+            break
+        head = audio[at : at + 12]
+        named = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
+        if named > 4:
+            return True  # no element: the file is damaged or padded
+        if named >= len(head):
+            return True  # only the id is present, as in slices that Chrome sends
+        sized = 9 - head[named].bit_length()
+        if sized > 8 or named + sized > len(head):
+            return True
+        bits = 7 * sized
+        size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
+        at += named + sized
+        if size != (1 << bits) - 1:
+            at += size
+        elif head[:named] not in through:
+            return True
+    return at <= len(audio)
+
+
+_KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
+    (0, b"OggS", _ogg),
+    (4, b"ftyp", _mp4),
+    (4, b"moov", _mp4),
+    (4, b"mdat", _mp4),
+    (0, _EBML, _webm),
+    (0, b"caff", _caf),
+    (8, b"AVI ", _avi),
+    (0, b"riff\x2e\x91\xcf\x11", _w64),
+    (0, _ASF, _asf),
+)

@@ -1,4 +1,6 @@
-"""Compute log-mel spectrograms in batches, on the samples' device.
+"""Capture GPU work as a CUDA graph.
+
+Compute log-mel spectrograms in batches, on the samples' device.
 
 The result equals `WhisperFeatureExtractor` of transformers, which follows OpenAI's
 `whisper/audio.py`: a 25 ms periodic Hann window every 10 ms, power spectrum, Slaney mel filters,
@@ -6,12 +8,52 @@ log10 clamped to 8 decades below the loudest bin of the window, then (x + 4) / 4
 """
 
 import functools
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from serve.speech.cuda_graph import capture
 from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
+
+Work = Callable[[], None]
+
+
+def capture(
+    work: Work, pool: Any = None, stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Run the work once for compilation and planning, then capture it, and replay it once.
+
+    Graphs captured on the same stream share the libraries' workspaces. The first replay uploads the
+    graph to the device, so that no window waits for it.
+
+    The garbage collector is off meanwhile: garbage may hold a graph of a closed runtime, and CUDA
+    refuses to free a graph during a capture.
+
+    Args:
+        work: launches kernels without synchronizing with the device.
+        pool: the memory pool, shared with graphs that never run at the same time; None: a new one.
+        stream: the stream of later replays; None: any.
+    """
+    stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            work()
+    finally:
+        if collects:
+            gc.enable()
+    with torch.cuda.stream(stream):
+        graph.replay()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
 
 N_FFT = 400
 HOP_LENGTH = 160

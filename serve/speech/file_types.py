@@ -4,7 +4,11 @@ import os
 import string
 
 from serve.speech.containers import Bytes
-from serve.speech.pcm import EXPECTED
+
+EXPECTED = (
+    "expected a recording: WAV, FLAC, MP3, OGG, MP4, M4A, WebM, AAC, AMR, WMA, CAF or another "
+    "common format"
+)
 
 # The suffixes to search a folder for; explicit names and patterns may have any suffix.
 AUDIO_SUFFIXES = frozenset(

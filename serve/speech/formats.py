@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from serve.contract.messages import Segment, Transcript, Word
-from serve.speech.cue_pieces import Piece
-from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, split
+from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, Piece, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
 SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats with cues

@@ -1,4 +1,8 @@
-"""Hold the state of one accepted request: its pending windows, and its text so far.
+"""Measure the phases of a request for its trace.
+
+Describe a request's window after its samples are freed.
+
+Hold the state of one accepted request: its pending windows, and its text so far.
 
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
@@ -12,19 +16,26 @@ uncertain, the next window goes alone as well. With one language per window, no 
 import collections
 import dataclasses
 import functools
+import math
 import string
 import time
 from collections.abc import Callable, Iterable
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import TokenizerFacts
-from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
+from serve.contract.fields import ShortEncoder
+from serve.contract.messages import (
+    Alignment,
+    OnEvent,
+    Phase,
+    Priority,
+    Segment,
+    Timings,
+    Transcript,
+)
 from serve.runtime.protocol import DecodingOptions, Scores
 from serve.speakers.words import lettered
-from serve.speech.confidence import with_confidence
-from serve.speech.coverage import find_uncovered, uncovered_s
-from serve.speech.features import N_FRAMES
-from serve.speech.hallucinations import without_hallucinations
+from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.speech.judging import (
     LOOP_START,
     AttemptDecision,
@@ -32,16 +43,21 @@ from serve.speech.judging import (
     compression_ratio,
     decide,
     loop_tokens,
+    with_confidence,
+    without_hallucinations,
 )
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import (
     Attempt,
     AudioWindow,
     DecodedWindow,
+    WindowTimeline,
+    find_uncovered,
     join_text,
     split_segments,
     spoken,
     stitch,
+    uncovered_s,
     written,
 )
 from serve.speech.words import (
@@ -52,11 +68,128 @@ from serve.speech.words import (
     truncate_alignment,
 )
 from serve.transcriber.decoding_plan import DecodingPlan
-from serve.transcriber.fair_queue import Rank, rank_of
+from serve.transcriber.dispatch import Rank, rank_of
 from serve.transcriber.languages import Languages, note_scores
-from serve.transcriber.phases import Phases
 from serve.transcriber.prompts import Prompt, Prompts
-from serve.transcriber.window_info import WindowInfo
+
+
+class Phases:
+    """A recorder of the times at which work was done for a request. Thread-safe.
+
+    Each phase is reported once, from its first start to its last end. The trace of an hour of audio
+    therefore has as many spans as that of a clip.
+    """
+
+    def __init__(self) -> None:
+        # Name, start and end in monotonic seconds, windows; appending needs no lock.
+        self._recorded: list[tuple[str, float, float, int]] = []
+
+    def note(self, name: str, began_s: float, windows: int = 1) -> None:
+        """Record a piece of work that has just ended.
+
+        Args:
+            name: the phase's name.
+            began_s: monotonic time at which the work began.
+            windows: the number of windows processed; 0 for a part of one.
+        """
+        self._recorded.append((name, began_s, time.monotonic(), windows))
+
+    def note_scores(self, scores: Scores) -> None:
+        """Record the encoder's and the decoder's work for a window that has just ended."""
+        now_s = time.monotonic()
+        encode_s, decode_s = scores.encode_s, scores.decode_s
+        encode_at, decode_at = scores.began_s or (now_s - decode_s - encode_s, now_s - decode_s)
+        self._recorded.append(("encode", encode_at, encode_at + encode_s, 1))
+        self._recorded.append(("steps", decode_at, decode_at + decode_s, 1))
+
+    def seconds(self, name: str) -> float:
+        """Sum the seconds of work in a phase."""
+        return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._recorded if noted == name)
+
+    def told(self, accepted_s: float) -> tuple[Phase, ...]:
+        """Return all phases and waits in wall-clock time, in order of start.
+
+        Args:
+            accepted_s: monotonic time at which the request was accepted.
+        """
+        recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
+        phases = []
+        for name in dict.fromkeys(name for name, *_ in recorded):
+            parts = [part for part in recorded if part[0] == name]
+            begin_s = offset_s + min(begin_s for _, begin_s, _, _ in parts)
+            end_s = offset_s + max(end_s for _, _, end_s, _ in parts)
+            windows = sum(windows for *_, windows in parts)
+            phases.append(Phase(name, begin_s, end_s, self.seconds(name), windows))
+        for name, begin_s, end_s in _waits(recorded, accepted_s):
+            phases.append(Phase(name, offset_s + begin_s, offset_s + end_s, end_s - begin_s, 1))
+        return tuple(sorted(phases, key=lambda phase: phase.begin))
+
+
+def _waits(
+    noted: list[tuple[str, float, float, int]], accepted_s: float
+) -> list[tuple[str, float, float]]:
+    """Compute the wait for a decoder thread, and the first window's wait for a slot."""
+    decoded = [part for part in noted if part[0] == "decode"]
+    ready_s = [end_s for _, _, end_s, windows in decoded if windows]
+    encoded_s = [begin_s for name, begin_s, _, _ in noted if name == "encode"]
+    waits = []
+    if decoded:
+        begin_s = min(begin_s for _, begin_s, _, _ in decoded)
+        waits.append(("queue.decoder", accepted_s, max(accepted_s, begin_s)))
+    if ready_s and encoded_s:
+        waits.append(("queue.slot", min(ready_s), max(min(ready_s), min(encoded_s))))
+    return waits
+
+
+_SILENCE_S = 1.0  # minimum silence that the encoder sees behind the audio
+# With short_encoder = "auto", a window of at least `_SHORTEST_S` is padded to the smallest length
+# that holds it. Measured with base: shorter windows give more errors than padding to 30 s.
+_SHORTEST_S = 3.0
+_SEEN_S = (10, 15, 20)
+WINDOW_LENGTHS = tuple(seconds * SAMPLE_RATE for seconds in (*_SEEN_S, WINDOW_S))
+"""Lengths in samples to which windows are padded, unless short_encoder is "on"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowInfo:
+    """A window's description without its samples."""
+
+    timeline: WindowTimeline
+    duration_s: float
+    voice: tuple[tuple[float, float], ...] | None  # see `AudioWindow`
+    voice_s: float | None
+    number: int  # index among the windows cut from the audio; a remainder has its window's
+    remainder_depth: int  # 0: cut from the audio; n: the remainder of a window with n - 1
+    channel: int  # see `AudioWindow`
+    narrow: bool  # see `AudioWindow`
+
+    @classmethod
+    def of(cls, window: AudioWindow, number: int, remainder_depth: int = 0) -> "WindowInfo":
+        times = window.timeline, window.duration_s
+        speech = window.voice, window.voice_s
+        return cls(*times, *speech, number, remainder_depth, window.channel, window.narrow)
+
+    @property
+    def word_frames(self) -> int:
+        """The number of whole encoder frames in which words are timed, as OpenAI counts them."""
+        # The epsilon corrects quotients that round to just below a whole number.
+        return max(1, math.floor(self.duration_s * FRAMES_PER_S + 1e-6))
+
+    def encoder_frames(self, short: ShortEncoder) -> int:
+        """Count the log-mel frames of this window that the encoder sees."""
+        rest = self.remainder_depth and short == "auto"
+        return N_FRAMES if rest else encoder_frames(self.duration_s, short)
+
+
+def encoder_frames(duration_s: float, short: ShortEncoder) -> int:
+    """Count the log-mel frames that the encoder sees of a window of `duration_s` seconds."""
+    if short == "off" or (short == "auto" and duration_s < _SHORTEST_S):
+        return N_FRAMES
+    seconds = math.ceil(duration_s + _SILENCE_S)
+    if short == "auto":
+        seconds = next((seen for seen in _SEEN_S if seen >= seconds), WINDOW_S)
+    return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
+
 
 _MAX_REMAINDERS = 4  # maximum number of remainders decoded after one window
 

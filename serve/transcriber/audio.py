@@ -8,7 +8,7 @@ import numpy as np
 
 from serve.contract.errors import AudioError, AudioLimitError, OptionError, shown
 from serve.contract.messages import AudioFile, Request
-from serve.speech.intervals import Stretch
+from serve.speech.windows import Stretch
 
 MIB = 1 << 20
 MAX_AUDIO_MB = 768  # maximum MiB of a file or of samples, as sent

@@ -42,14 +42,12 @@ from serve.speech.windows import AudioWindow
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio import memory_bytes
-from serve.transcriber.audio_decoder_pool import AudioDecoderPool
+from serve.transcriber.audio_decoder_pool import AudioDecoderPool, SpeakerWorker
 from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import GuardedPool, guarded
 from serve.transcriber.prompts import texts_of
-from serve.transcriber.request_tracker import RequestTracker
-from serve.transcriber.speakers import SpeakerWorker
-from serve.transcriber.stats import Outcome, Stats, stats_of
+from serve.transcriber.request_tracker import Outcome, RequestTracker, Stats, stats_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ import numpy as np
 from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
-from serve.speech.chinese import Script, script_in, script_of
-from serve.speech.languages import language_code
+from serve.speech.languages import Script, language_code, script_in, script_of
 from serve.speech.rate import SAMPLE_RATE
 
 MAX_S = 28.0  # of audio in one decoding: a window has 30 s

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from serve.contract.messages import Task
 from serve.contract.options import Option
 from serve.gateway.openai.fields import FIELDS
-from serve.speech.pcm import EXPECTED
+from serve.speech.file_types import EXPECTED
 
 _TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
 _TEXT = {"type": "string"}

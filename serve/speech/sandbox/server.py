@@ -27,9 +27,9 @@ import soundfile
 from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
+from serve.speech.audio import BLOCK_VALUES
 from serve.speech.meter import AudioLimits
-from serve.speech.pcm import BLOCK_VALUES
-from serve.speech.sandbox.wire import (
+from serve.speech.sandbox.client import (
     BLOCK_SAMPLES,
     ERRORS,
     HEAD,

@@ -8,7 +8,7 @@ import pytest
 import soxr
 
 from serve.speech import audio
-from serve.speech.bandwidth import Bandwidth
+from serve.speech.cutting import Bandwidth
 from serve.speech.meter import AudioLimits
 from tests.serve.speech.sounds import RATE, encode, tone
 

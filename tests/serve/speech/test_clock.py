@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.speech.clock import FileClock
+from serve.speech.ffmpeg import FileClock
 from tests.marks import sample
 from tests.serve.speech.sounds import RATE, Sound, decode, tone, tracks
 

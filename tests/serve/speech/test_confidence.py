@@ -6,7 +6,7 @@ import math
 import pytest
 
 from serve.contract.messages import Segment, Word
-from serve.speech.confidence import confidence_of, with_confidence
+from serve.speech.judging import confidence_of, with_confidence
 from tests.fakes import CONFIDENCE
 
 SEGMENT = Segment(0.0, 1.0, " so it is", (1, 2, 3), -0.5, 0.0, 0.0, 1.0)

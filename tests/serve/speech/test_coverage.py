@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 
-from serve.speech.coverage import find_uncovered, is_sparse, sub_window, uncovered_s
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.timeline import Pause
-from serve.speech.windows import AudioWindow, WindowSegment
+from serve.speech.windows import (
+    AudioWindow,
+    Pause,
+    WindowSegment,
+    find_uncovered,
+    is_sparse,
+    sub_window,
+    uncovered_s,
+)
 
 NOISE = np.random.default_rng(0).standard_normal(30 * SAMPLE_RATE).astype(np.float32)
 

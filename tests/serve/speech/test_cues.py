@@ -7,7 +7,6 @@ import pytest
 
 from serve.contract.errors import OptionError
 from serve.contract.messages import Segment, Word
-from serve.speech.cue_pieces import width_of
 from serve.speech.cues import (
     DEFAULT,
     LEAST_S,
@@ -16,6 +15,7 @@ from serve.speech.cues import (
     CueOptions,
     check_bounds,
     split,
+    width_of,
 )
 
 LONG = (

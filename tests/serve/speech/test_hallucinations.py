@@ -3,9 +3,8 @@
 import pytest
 
 from serve.contract.messages import Segment, Word
-from serve.speech.hallucinations import is_odd, without_hallucinations
-from serve.speech.timeline import Pause, WindowTimeline
-from serve.speech.windows import Attempt, DecodedWindow
+from serve.speech.judging import is_odd, without_hallucinations
+from serve.speech.windows import Attempt, DecodedWindow, Pause, WindowTimeline
 
 LIKELY, UNLIKELY = 0.9, 0.1
 

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from serve.speech.cutting import cut
+from serve.speech.cutting import cut, cut_stretches
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.intervals import cut_stretches
 
 WHOLE_S = 100
 # Each sample is its own place in the recording, so that windows tell where they are from.

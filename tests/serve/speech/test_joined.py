@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serve.contract.errors import AudioError, AudioLimitError, CancelledError
-from serve.speech import joined, sources
+from serve.speech import repair, sources
 from serve.speech.meter import AudioLimits
 from tests.marks import sample
 from tests.serve.speech.sounds import RATE, SECONDS, decode, encode, encode_variant, tone, tones_of
@@ -138,7 +138,7 @@ def test_channels_one_by_one_must_be_the_same_in_all_parts():
 def test_more_parts_than_files_have_are_refused():
     part = encode(tone(seconds=0.001), "WAV", "PCM_16")
     with pytest.raises(AudioError, match="joined from more than 1000 files"):
-        decode(part * (joined.MAX_PARTS + 1))
+        decode(part * (repair.MAX_PARTS + 1))
     assert len(decode(part * 100)[0]) == 100 * 16
 
 
@@ -162,6 +162,6 @@ def test_the_search_takes_time_in_proportion_to_the_file(fmt: str):
 
     begin = encode(tone(), fmt, "PCM_16")[:12]
     data = Counting(begin + begin * 200 + b"RIFF" * (1 << 18))
-    parts = joined.split(data, lambda: None)
+    parts = repair.split(data, lambda: None)
     assert len(parts) >= 1
     assert Counting.read < 3 * len(data) + 300 * (1 << 20)

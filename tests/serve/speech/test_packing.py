@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.speech.cutting import cut
+from serve.speech.cutting import APART_S, cut, cut_long, cut_stretches, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.intervals import cut_stretches
-from serve.speech.packing import APART_S, cut_long, pack
 from serve.speech.vad import FRAME, SpeechFilter, VadOptions
 from tests.serve.speech.sounds import Ear
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Segment, Word
-from serve.speech.timeline import Pause, WindowTimeline
+from serve.speech.windows import Pause, WindowTimeline
 
 FIXED = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)

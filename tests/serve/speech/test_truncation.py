@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from serve.speech.truncation import is_cut_off
+from serve.speech.containers import is_cut_off
 
 CLUSTER, SEGMENT = b"\x1f\x43\xb6\x75", b"\x18\x53\x80\x67"
 OPEN = b"\x01" + b"\xff" * 7  # a size that is not known yet

@@ -25,13 +25,13 @@ from serve.speech.judging import (
     loop_tokens,
 )
 from serve.speech.meter import AudioLimits
-from serve.speech.timeline import WindowTimeline
 from serve.speech.windows import (
     TIMESTAMP_STEP_S,
     Attempt,
     AudioWindow,
     DecodedWindow,
     WindowSegment,
+    WindowTimeline,
     join_text,
     split_segments,
     spoken,

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import Alignment, Segment
-from serve.speech.word_parts import split_words
-from serve.speech.words import FRAMES_PER_S, assign_words, monotonic_path, time_words
+from serve.speech.words import FRAMES_PER_S, assign_words, monotonic_path, split_words, time_words
 
 CHECKPOINT = Path(__file__).parents[2] / "fixture" / "checkpoint"
 PIECES = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))

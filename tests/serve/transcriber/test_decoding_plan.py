@@ -13,8 +13,7 @@ from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import audio
 from serve.transcriber.audio import MIB
 from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
-from serve.transcriber.phrases import trie_of
-from serve.transcriber.prompts import texts_of
+from serve.transcriber.prompts import texts_of, trie_of
 from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 
 N_TEXT_CTX = 448

@@ -2,7 +2,7 @@
 
 import random
 
-from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue, rank_of
+from serve.transcriber.dispatch import LIVE, NEWCOMERS, FairQueue, rank_of
 
 
 def waiting(*had):

@@ -8,7 +8,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError
 from serve.runtime.protocol import Detection
 from serve.speech import words
-from serve.transcriber import detection
+from serve.transcriber import languages
 from serve.transcriber.languages import Languages
 from tests.fakes import CAPABILITIES, Echo, fake_engine
 from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
@@ -117,7 +117,7 @@ class TestSeveralByDefault(TranscriberTests):
         assert "de" not in warning.split(";")[0]
 
     def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer, monkeypatch):
-        monkeypatch.setattr(detection, "SWITCH", 0.0)
+        monkeypatch.setattr(languages, "SWITCH", 0.0)
         answer, _, runtime = self.answer(start, tokenizer, ("en", 0.99), ("es", 0.99))
         assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
         assert {segment.language for segment in answer.segments} == {None}
@@ -207,9 +207,9 @@ class TestDetection(TranscriberTests):
         asked = {"languages": ["German", "es", "DE"], "multilingual": each}
         known = tokenizer.facts.languages
         # Where each window has a language, none is decoded in another window's.
-        switch = 0.0 if each else detection.SWITCH
+        switch = 0.0 if each else languages.SWITCH
         expected = Detection(
-            (known["de"], known["es"]), detection.CERTAINTY, detection.TRIES, switch
+            (known["de"], known["es"]), languages.CERTAINTY, languages.TRIES, switch
         )
         assert self.detections(start, echo, asked, languages=("fr",)) == {expected}
 
@@ -218,7 +218,7 @@ class TestDetection(TranscriberTests):
         assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
             french
         }
-        expected = Detection((), detection.CERTAINTY, detection.TRIES, detection.SWITCH)
+        expected = Detection((), languages.CERTAINTY, languages.TRIES, languages.SWITCH)
         assert self.detections(start, echo, {}) == {expected}
 
     def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):

@@ -9,7 +9,7 @@ from serve.contract.errors import OptionError
 from serve.contract.messages import Request
 from serve.contract.phrases import BOOST
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.phrases import phrases_of, trie_of, weighted
+from serve.transcriber.prompts import phrases_of, trie_of, weighted
 from tests.fakes import fake_engine
 
 CONFIG = TranscriberConfig()
