@@ -46,8 +46,8 @@ import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import channels, containers, repair
-from serve.speech.channels import COLUMNS, UNKNOWN, Downmix, Layout, OwnChannel
+from serve.speech import containers, repair
+from serve.speech.channels import COLUMNS, UNKNOWN, Block, Layout, mix, select_column
 from serve.speech.containers import Bytes
 from serve.speech.file_types import EXPECTED
 from serve.speech.meter import AudioLimits, DecodeBudget, ignore, never
@@ -140,7 +140,7 @@ def decode(
         UnavailableError, DeadlineError: the decoder's process was ended, or does not respond.
     """
     meter = DecodeBudget(limits, stopped, warn)
-    return channels.chosen(meter.steps(_decoded(audio, meter)), warn)
+    return select_column(meter.steps(_decoded(audio, meter)), warn)
 
 
 def from_samples(
@@ -182,7 +182,8 @@ def samples_of(
 
     Yields, raises: see `decode`.
     """
-    yield from _to_16_khz(_parts(sources, meter), meter.limits.max_s)
+    blocks = mix(_parts(sources, meter), meter.limits.channel, meter.warn)
+    yield from _to_16_khz(blocks, meter.limits.max_s)
 
 
 def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
@@ -211,10 +212,9 @@ def _checked_samples(
     yield from _to_16_khz(((sample_rate, samples[i : i + BLOCK_VALUES]) for i in starts), max_s)
 
 
-def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
-    """Yield the blocks of all parts: each block's rate in Hz, and its samples, mono."""
+def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[Block]:
+    """Yield the blocks of all parts."""
     before_s, channels = 0.0, 0
-    mix: Downmix | OwnChannel | None = None
     for source in sources:
         with contextlib.closing(source):
             meter.end_header()
@@ -228,12 +228,7 @@ def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[tupl
                         "channels = mix"
                     )
                 before_s += len(block) / rate
-                mix = mix or _mix(source, meter.limits.channel)
-                yield from mix.push(rate, source.layout, block)
-    if mix is not None:
-        yield from mix.finish()
-        for text in mix.warnings():
-            meter.warn(text)
+                yield rate, source.layout, block
 
 
 def _check_header(source: AudioSource, meter: DecodeBudget, before_s: float) -> None:
@@ -265,13 +260,6 @@ def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int,
         meter.cut_short(_cut_short_text(decoded_s, source.declared_s), error)
     else:
         _check_whole(source, decoded_s, meter)
-
-
-def _mix(source: AudioSource, channel: int) -> Downmix | OwnChannel:
-    """Return a mixer of all channels, or the selector of one channel."""
-    if channel < 0 or source.channels < 2:
-        return Downmix(source.layout, source.channels)
-    return OwnChannel(channel)
 
 
 def _check_channel(channels: int, channel: int) -> None:

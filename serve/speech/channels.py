@@ -1,38 +1,31 @@
-"""Read channel layouts: the loudspeaker of each channel of a file, and its downmix weight.
+"""Mix the channels of a file to one, or select one of them.
 
-Channels have FFmpeg's names: FL and FR are the front pair, FC is the front centre, LFE the low
-frequency effects, BL, BR, BC, SL, SR the surrounds. An empty layout is unknown, as in recordings of
-several microphones.
+Layouts name the loudspeaker of each channel as FFmpeg does: FL and FR are the front pair, FC is the
+front centre, LFE the low frequency effects, BL, BR, BC, SL, SR the surrounds. An empty layout is
+unknown, as in recordings of several microphones.
 
-Cut the blocks of a decoder into windows of a fixed length.
+`mix` averages channels, or weights them by their layout. If that cancels most of the audio, as in
+stereo with opposite phases, the louder channel is used instead. A file with a front centre becomes
+three columns, the mix, the centre and the rest, from which `select_column` selects one: films have
+dialogue in the centre, and music and effects in the other channels, so a downmix is mostly music.
+VAD runs on the centre and on the rest. The decision is made for each block, so speech may start
+late, and speech in the other channels is not lost.
 
-Mix the channels of a file to one.
-
-Channels are averaged, or weighted by their layout. If that cancels most of the audio, as in stereo
-with opposite phases, the louder channel is used instead. A file with a front centre becomes three
-columns, the mix, the centre and the rest, from which `chosen` selects one.
+With one speaker per channel, a file may have the same audio in two channels, or each speaker at low
+volume in the other's channel. Both would be transcribed twice. A channel is therefore silenced
+wherever it repeats another one. To find this, windows of both channels are correlated at short
+delays and with either sign. A window in which the channel's own speaker talks, too, does not
+correlate and is kept.
 
 Decisions are made for windows of a fixed length, so that they do not depend on a library's block
 size.
-
-Silence crosstalk between channels that hold one speaker each.
-
-A file may have the same audio in two channels, or each speaker at low volume in the other's
-channel. Both would be transcribed twice. A channel is therefore silenced wherever it repeats
-another one. To find this, windows of both channels are correlated at short delays and with either
-sign. A window in which the channel's own speaker talks, too, does not correlate and is kept.
-
-Select the front centre channel of surround sound while only that channel has speech.
-
-Films have dialogue in the centre, and music and effects in the other channels, so a downmix is
-mostly music. VAD runs on the centre and on the rest. The decision is made for each block, so speech
-may start late, and speech in the other channels is not lost.
 """
 
 import contextlib
+import itertools
 import re
 import struct
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -127,53 +120,8 @@ def _of_mask(mask: int, channels: int) -> Layout:
     return names if len(names) == channels else UNKNOWN
 
 
-Framed = tuple[int, Layout, Samples]
+Block = tuple[int, Layout, Samples]
 """The rate in Hz, the channel layout, and samples, float32 (n, channels)."""
-
-
-class Framer:
-    """A buffer that cuts blocks into windows of one rate and one layout.
-
-    Args:
-        per_s: windows per second; the last window before a change or the end may be shorter.
-    """
-
-    def __init__(self, per_s: int) -> None:
-        self._per_s = per_s
-        self._held: list[Samples] = []
-        self._count = 0
-        self._kind: tuple[int, Layout, int] = (0, (), 0)  # rate, layout, channels
-
-    def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[Framed]:
-        """Add a block, float32 (n, channels); yield the complete windows."""
-        kind = (rate, layout, block.shape[1])
-        if kind != self._kind:
-            yield from self.finish()
-            self._kind = kind
-        self._held.append(block)
-        self._count += len(block)
-        length = max(1, rate // self._per_s)
-        if self._count < length:
-            return
-        whole = np.concatenate(self._held) if len(self._held) > 1 else self._held[0]
-        end = len(whole) - len(whole) % length
-        self._held, self._count = [whole[end:]], len(whole) - end
-        for start in range(0, end, length):
-            yield rate, layout, whole[start : start + length]
-
-    def finish(self) -> Iterator[Framed]:
-        """Yield the last, incomplete window."""
-        if self._count:
-            yield self._kind[0], self._kind[1], np.concatenate(self._held)
-        self._held, self._count = [], 0
-
-
-def faded(old: Samples, new: Samples, rate: int) -> Samples:
-    """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
-    n = min(len(new), max(1, rate // 100))
-    ramp = np.linspace(0, 1, n, dtype=np.float32)
-    return np.concatenate([old[:n] * (1 - ramp) + new[:n] * ramp, new[n:]])
-
 
 COLUMNS = 3
 """The mix, the centre alone, and the mix without the centre."""
@@ -187,55 +135,115 @@ _CANCELS_NO_MORE = 0.4
 _LOUDER = 2.0  # energy ratio above which another channel replaces the selected one
 _SILENCE = 1e-8  # mean square: 80 dB below full scale
 
+_REPEAT_WINDOWS_PER_S = 4
+_RATE = 4_000  # approximate rate in Hz at which channels are compared
+_MAX_DELAY_S = 0.02
+# Minimum squared correlation of a repetition, after a window with speech and after a repetition.
+_SAME = (0.9, 0.6)
+_LEAKED = (0.4, 0.25)  # the same for audio that is much quieter than the other channel's
+_QUIETER = 0.1  # energy ratio below which audio is much quieter
+_COPY_LOUDER = 4.0  # energy ratio above which the louder of two copies is kept, not the first one
+_REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
+_REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
+_LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy
 
-class Downmix:
-    """A mixer of a file's blocks.
+_Signals = npt.NDArray[np.float64]
+
+_BLOCK = 250 * FRAME  # samples per decision: 8 s
+_MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.channels`
+_VOICE = 0.5  # minimum probability of speech in the centre
+_OTHER_VOICE = 0.6  # the same in the rest, higher because music may look like speech
+_NEAR = 10  # frames around speech in the centre in which the rest may have its echo
+_MIN_CENTRE = 8  # minimum frames of speech in the centre for a decision
+_MIN_OTHER = 25  # minimum frames of other speech that keep the mix: 0.8 s
+_CLEARER = 0.15  # minimum lead of the centre's mean probability
+
+
+def mix(
+    blocks: Iterator[Block], channel: int, warn: Callable[[str], None]
+) -> Iterator[tuple[int, Samples]]:
+    """Mix the channels of a file's blocks, or select one channel.
 
     Args:
-        layout: the layout with which the file begins.
-        channels: the number of channels with which it begins.
+        blocks: the blocks in order; rate, layout and channels may change.
+        channel: the index of the only channel; -1: mix all.
+        warn: called at the end if channels or repetitions were dropped.
+
+    Yields:
+        The rate, and float32 (n,), or (n, COLUMNS) if the file begins with a front centre.
+    """
+    first = next(blocks, None)
+    if first is None:
+        return
+    _, layout, block = first
+    blocks = itertools.chain([first], blocks)
+    if channel < 0:
+        yield from _Downmix(centre(layout, block.shape[1]) is not None).mixed(blocks, warn)
+    else:
+        yield from _OwnChannel(channel).filtered(blocks, warn)
+
+
+def _by_kind(
+    blocks: Iterable[Block],
+) -> Iterator[tuple[tuple[int, Layout, int], Iterator[Samples]]]:
+    """Group adjacent blocks of the same rate, layout and number of channels."""
+    groups = itertools.groupby(blocks, lambda block: (block[0], block[1], block[2].shape[1]))
+    return ((kind, (samples for *_, samples in group)) for kind, group in groups)
+
+
+def _windows(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
+    """Cut blocks, float32 (n, channels), into windows of `length`; the last one may be shorter."""
+    held, count = list[Samples](), 0
+    for block in blocks:
+        held.append(block)
+        count += len(block)
+        if count >= length:
+            whole = np.concatenate(held) if len(held) > 1 else block
+            end = count - count % length
+            held, count = [whole[end:]], count - end
+            for start in range(0, end, length):
+                yield whole[start : start + length]
+    if count:
+        yield np.concatenate(held)
+
+
+def faded(old: Samples, new: Samples, rate: int) -> Samples:
+    """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
+    n = min(len(new), max(1, rate // 100))
+    ramp = np.linspace(0, 1, n, dtype=np.float32)
+    return np.concatenate([old[:n] * (1 - ramp) + new[:n] * ramp, new[n:]])
+
+
+class _Downmix:
+    """A mixer of a file's channels.
+
+    Args:
+        columns: whether to return COLUMNS instead of one channel.
     """
 
-    def __init__(self, layout: Layout, channels: int) -> None:
-        self._columns = centre(layout, channels) is not None
-        self._framer = Framer(_WINDOWS_PER_S)
+    def __init__(self, columns: bool) -> None:
+        self._columns = columns
         self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
         self._loudness = 0.0
         self._taken: int | None = None  # the channel used instead of the mix
         self._total_s = self._cancelled_s = 0.0
 
-    def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
-        """Add a block, and yield the mixed samples that are decided.
-
-        Args:
-            rate: Hz.
-            layout: the names of the channels.
-            block: float32 (n, channels).
-
-        Yields:
-            The rate, and float32 (n,), or (n, COLUMNS) if the file began with a front centre.
-        """
-        if block.shape[1] > 1 or self._columns:
-            for at, names, window in self._framer.push(rate, layout, block):
-                yield at, self._mix(at, names, window)
-        else:
-            yield from self.finish()  # the channels have changed
-            self._total_s += len(block) / rate
-            yield rate, block[:, 0]
-
-    def finish(self) -> Iterator[tuple[int, Samples]]:
-        """Yield the remaining samples."""
-        for rate, layout, window in self._framer.finish():
-            yield rate, self._mix(rate, layout, window)
-
-    def warnings(self) -> list[str]:
-        """Return a warning if channels were dropped."""
-        if not self._cancelled_s:
-            return []
-        return [
-            f"the channels cancel each other (opposite phase) in {self._cancelled_s:.1f} of "
-            f"{self._total_s:.1f} s; only the louder channel is transcribed there"
-        ]
+    def mixed(
+        self, blocks: Iterable[Block], warn: Callable[[str], None]
+    ) -> Iterator[tuple[int, Samples]]:
+        for (rate, layout, channels), group in _by_kind(blocks):
+            if channels > 1 or self._columns:
+                for window in _windows(group, max(1, rate // _WINDOWS_PER_S)):
+                    yield rate, self._mix(rate, layout, window)
+            else:
+                for block in group:
+                    self._total_s += len(block) / rate
+                    yield rate, block[:, 0]
+        if self._cancelled_s:
+            warn(
+                f"the channels cancel each other (opposite phase) in {self._cancelled_s:.1f} of "
+                f"{self._total_s:.1f} s; only the louder channel is transcribed there"
+            )
 
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
         channels = window.shape[1]
@@ -289,22 +297,7 @@ class Downmix:
             self._taken = None
 
 
-_REPEAT_WINDOWS_PER_S = 4
-_RATE = 4_000  # approximate rate in Hz at which channels are compared
-_MAX_DELAY_S = 0.02
-# Minimum squared correlation of a repetition, after a window with speech and after a repetition.
-_SAME = (0.9, 0.6)
-_LEAKED = (0.4, 0.25)  # the same for audio that is much quieter than the other channel's
-_QUIETER = 0.1  # energy ratio below which audio is much quieter
-_COPY_LOUDER = 4.0  # energy ratio above which the louder of two copies is kept, not the first one
-_REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
-_REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
-_LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy
-
-_Signals = npt.NDArray[np.float64]
-
-
-class OwnChannel:
+class _OwnChannel:
     """A filter that selects one channel and silences its repetitions of other channels.
 
     Args:
@@ -313,58 +306,43 @@ class OwnChannel:
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
-        self._framer = Framer(_REPEAT_WINDOWS_PER_S)
         self._leads: dict[int, bool] = {}  # whether this one of two copies is kept, by channel
         self._loudest = 0.0
         self._repeats = False
-        # The windows that are not yielded yet: rate, samples, whether they are repetitions.
-        self._held: list[tuple[int, Samples, bool]] = []
-        self._repeats_before = self._silent = False
-        self._s = self._repeated_s = 0.0
-        self._of: set[int] = set()
+        self._total_s = self._repeated_s = 0.0
+        self._copied: set[int] = set()  # channels that this one repeats
 
-    def push(self, rate: int, layout: Layout, block: Samples) -> Iterator[tuple[int, Samples]]:
-        """Add a block; see `Downmix.push`."""
-        for at, _, window in self._framer.push(rate, layout, block):
-            yield from self._next(at, window)
+    def filtered(
+        self, blocks: Iterable[Block], warn: Callable[[str], None]
+    ) -> Iterator[tuple[int, Samples]]:
+        """Yield the channel's windows; a repetition is kept if a neighbour has own speech."""
+        before: tuple[int, Samples, bool] | None = None
+        window: tuple[int, Samples, bool] | None = None
+        was_silent = False
+        for after in itertools.chain(self._judged(blocks), [None]):
+            if window is not None:
+                rate, samples, repeats = window
+                silent = repeats and (before or window)[2] and (after or window)[2]
+                nothing = np.zeros_like(samples)
+                old, new = (nothing if quiet else samples for quiet in (was_silent, silent))
+                yield rate, new if silent == was_silent else faded(old, new, rate)
+                was_silent = silent
+            before, window = window, after
+        if self._copied:
+            others = " and ".join(str(channel + 1) for channel in sorted(self._copied))
+            warn(
+                f"channel {self._channel + 1} repeats channel {others} in {self._repeated_s:.1f} "
+                f"of {self._total_s:.1f} s, as a copy or as crosstalk; the repetition is not "
+                "transcribed"
+            )
 
-    def finish(self) -> Iterator[tuple[int, Samples]]:
-        """Yield the remaining samples."""
-        for rate, _, window in self._framer.finish():
-            yield from self._next(rate, window)
-        for rate, samples, repeats in self._held:
-            yield rate, self._silenced(rate, samples, repeats and self._repeats_before)
-        self._held = []
-
-    def warnings(self) -> list[str]:
-        """Return a warning about the repetitions."""
-        if not self._of:
-            return []
-        others = " and ".join(str(other + 1) for other in sorted(self._of))
-        return [
-            f"channel {self._channel + 1} repeats channel {others} in {self._repeated_s:.1f} of "
-            f"{self._s:.1f} s, as a copy or as crosstalk; the repetition is not transcribed"
-        ]
-
-    def _next(self, rate: int, window: Samples) -> Iterator[tuple[int, Samples]]:
-        """Add a window, and yield the one before it, which is kept if a neighbour has speech."""
-        self._s += len(window) / rate
-        self._repeats = self._is_repeated(rate, window)
-        own = window[:, self._channel]
-        for at, samples, repeats in self._held:
-            silent = repeats and self._repeats_before and self._repeats
-            self._repeats_before = repeats
-            yield at, self._silenced(at, samples, silent)
-        if not self._held:
-            self._repeats_before = self._repeats
-        self._held = [(rate, own, self._repeats)]
-
-    def _silenced(self, rate: int, samples: Samples, silent: bool) -> Samples:
-        before, self._silent = self._silent, silent
-        if silent == before:
-            return np.zeros_like(samples) if silent else samples
-        nothing = np.zeros_like(samples)
-        return faded(samples, nothing, rate) if silent else faded(nothing, samples, rate)
+    def _judged(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Samples, bool]]:
+        """Yield the rate and samples of each window, and whether it is a repetition."""
+        for (rate, *_), group in _by_kind(blocks):
+            for window in _windows(group, max(1, rate // _REPEAT_WINDOWS_PER_S)):
+                self._total_s += len(window) / rate
+                self._repeats = self._is_repeated(rate, window)
+                yield rate, window[:, self._channel], self._repeats
 
     def _is_repeated(self, rate: int, window: Samples) -> bool:
         with np.errstate(all="ignore"):  # invalid values are rejected later
@@ -385,7 +363,7 @@ class OwnChannel:
         if own <= _REPEAT_PAUSE * self._loudest:  # no speech
             return self._repeats or source is not None
         if source is not None:
-            self._of.add(source)
+            self._copied.add(source)
             self._repeated_s += len(window) / rate
         return source is not None
 
@@ -430,17 +408,7 @@ def _explained(a: _Signals, b: _Signals, delay: int) -> float:
     return float((near**2).max())
 
 
-_BLOCK = 250 * FRAME  # samples per decision: 8 s
-_MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.channels`
-_VOICE = 0.5  # minimum probability of speech in the centre
-_OTHER_VOICE = 0.6  # the same in the rest, higher because music may look like speech
-_NEAR = 10  # frames around speech in the centre in which the rest may have its echo
-_MIN_CENTRE = 8  # minimum frames of speech in the centre for a decision
-_MIN_OTHER = 25  # minimum frames of other speech that keep the mix: 0.8 s
-_CLEARER = 0.15  # minimum lead of the centre's mean probability
-
-
-def chosen(
+def select_column(
     blocks: Generator[Samples, None, None], warn: Callable[[str], None]
 ) -> Generator[Samples, None, None]:
     """Convert blocks to mono: the centre or the mix of three columns; mono blocks do not change.
@@ -455,59 +423,36 @@ def chosen(
     Raises:
         EarshotError: VAD cannot be loaded.
     """
+    detectors: dict[int, VadModel] = {}
+    held, column = np.zeros((0, COLUMNS), np.float32), _MIX
+    taken = {_MIX: 0, _CENTRE: 0}  # samples
+
+    def choose(block: Samples) -> Samples:
+        nonlocal column
+        padded = np.pad(block, ((0, -len(block) % FRAME), (0, 0)))
+        centre, rest = (detectors[i].probabilities(padded[:, i]) for i in (_CENTRE, _REST))
+        column = _decided(centre, rest, column)
+        taken[column] += len(block)
+        return block[:, column].copy()
+
     with contextlib.closing(blocks):
-        choice: _Choice | None = None
         for block in blocks:
             if block.ndim == 1:
                 yield block
                 continue
-            choice = choice or _Choice()
-            yield from choice.push(block)
-        if choice is not None:
-            yield from choice.finish()
-            if text := choice.warning():
-                warn(text)
-
-
-class _Choice:
-    """A selector between the centre and the mix for one file."""
-
-    def __init__(self) -> None:
-        self._detectors = {column: VadModel() for column in (_CENTRE, _REST)}
-        self._held = np.zeros((0, 3), np.float32)
-        self._column = _MIX
-        self._taken = {_MIX: 0, _CENTRE: 0}  # samples
-
-    def push(self, block: Samples) -> list[Samples]:
-        self._held = np.concatenate([self._held, block])
-        given = []
-        while len(self._held) >= _BLOCK:
-            given.append(self._choose(self._held[:_BLOCK]))
-            self._held = self._held[_BLOCK:]
-        return given
-
-    def finish(self) -> list[Samples]:
-        return [self._choose(self._held)] if len(self._held) else []
-
-    def warning(self) -> str:
-        alone, all_of_it = self._taken[_CENTRE], sum(self._taken.values())
-        if not alone:
-            return ""
-        return (
-            "only the front centre channel has speech in "
-            f"{alone / SAMPLE_RATE:.1f} of {all_of_it / SAMPLE_RATE:.1f} s; the other channels are "
-            "dropped there"
-        )
-
-    def _choose(self, block: Samples) -> Samples:
-        centre, rest = (self._listen(column, block) for column in (_CENTRE, _REST))
-        self._column = _decided(centre, rest, self._column)
-        self._taken[self._column] += len(block)
-        return block[:, self._column].copy()
-
-    def _listen(self, column: int, block: Samples) -> Probabilities:
-        samples = np.pad(block[:, column], (0, -len(block) % FRAME))
-        return self._detectors[column].probabilities(samples)
+            detectors = detectors or {i: VadModel() for i in (_CENTRE, _REST)}
+            held = np.concatenate([held, block])
+            while len(held) >= _BLOCK:
+                yield choose(held[:_BLOCK])
+                held = held[_BLOCK:]
+        if len(held):
+            yield choose(held)
+        if taken[_CENTRE]:
+            warn(
+                "only the front centre channel has speech in "
+                f"{taken[_CENTRE] / SAMPLE_RATE:.1f} of {sum(taken.values()) / SAMPLE_RATE:.1f} s; "
+                "the other channels are dropped there"
+            )
 
 
 def _decided(centre: Probabilities, rest: Probabilities, before: int) -> int:

@@ -55,12 +55,26 @@ class FileSlice:
 Bytes = bytes | AudioFile | FileSlice
 """A file's bytes, which support only len() and slices."""
 
+
+class ChunkLayout(NamedTuple):
+    """The layout of a format's chunks."""
+
+    head: struct.Struct  # name and size
+    first: int  # offset of the first chunk
+    pad: int  # alignment of chunks in bytes
+    included: int = 0  # bytes of the head that the size includes
+
+
+RIFF = ChunkLayout(struct.Struct("<4sI"), 12, 2)
+AIFF = ChunkLayout(struct.Struct(">4sI"), 12, 2)
+W64 = ChunkLayout(struct.Struct("<16sQ"), 40, 8, included=24)
+CAF = ChunkLayout(struct.Struct(">4sq"), 8, 1)
+
 STREAM_BYTES = 0x7FFF0000
 """Chunk sizes of this value or more are written by streams and mean "read to the end"."""
 MAX_CHUNKS = 1000
 """Maximum chunks of a WAV or AIFF file to read; ordinary files have about ten."""
 
-_RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
 OGG_HEADER = 27  # bytes before the segment table, which has one byte per segment
 _OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # maximum bytes of a page
 _ID3_HEADER = 10
@@ -83,11 +97,11 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
     """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
-    at, size = find_chunk(audio, b"fmt ", "<I")
+    at, size = find_chunk(audio, b"fmt ", RIFF)
     if size < 16 or at + size > len(audio):
         return None
     tag, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", audio[at : at + 16])
-    begin, declared = find_chunk(audio, b"data", "<I")
+    begin, declared = find_chunk(audio, b"data", RIFF)
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
     if not plain or begin < at or not 0 < declared < STREAM_BYTES:
         return None
@@ -96,19 +110,43 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
     """Return the declared and the present bytes of a WAV or AIFF file's sample chunk."""
-    little_endian = audio[:4] == b"RIFF"
-    name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
-    at, size = find_chunk(audio, name, layout)
+    name = b"data" if audio[:4] == b"RIFF" else b"SSND"
+    at, size = find_chunk(audio, name, RIFF if name == b"data" else AIFF)
     return size, min(size, len(audio) - at)
 
 
-def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
-    """Find a chunk of a WAV or AIFF file.
+def chunks(
+    audio: Bytes, layout: ChunkLayout, at: int | None = None
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the name, the content's offset and the declared bytes of content of each chunk.
+
+    The last one may have a negative size, as in a CAF file of unknown length.
 
     Args:
         audio: the file.
-        name: the chunk's name.
-        layout: the `struct` format of a chunk's size.
+        layout: the layout of its chunks.
+        at: offset of the first chunk; None: after the file's header.
+
+    Raises:
+        AudioError: there are more than `MAX_CHUNKS`.
+    """
+    at = layout.first if at is None else at
+    for _ in range(MAX_CHUNKS):
+        at += -at % layout.pad
+        head = audio[at : at + layout.head.size]
+        if len(head) < layout.head.size:
+            return
+        name, size = layout.head.unpack(head)
+        begin, size = at + layout.head.size, size - layout.included
+        yield name, begin, size
+        if size < 0:
+            return
+        at = begin + size
+    raise AudioError(f"audio has more than {MAX_CHUNKS} chunks; expected a file with fewer")
+
+
+def find_chunk(audio: Bytes, name: bytes, layout: ChunkLayout) -> tuple[int, int]:
+    """Find a chunk of a WAV or AIFF file.
 
     Returns:
         The offset of the chunk's content and its declared size; without such a chunk, the file's
@@ -117,18 +155,26 @@ def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
     Raises:
         AudioError: the chunk is not among the first `MAX_CHUNKS`.
     """
-    at = _RIFF_HEADER
-    for _ in range(MAX_CHUNKS):
-        if at + 8 > len(audio):
-            return len(audio), 0
-        (size,) = struct.unpack(layout, audio[at + 4 : at + 8])
-        if audio[at : at + 4] == name:
-            return at + 8, size
-        at += 8 + size + size % 2  # chunks begin at even offsets
-    raise AudioError(
-        f"audio has no chunk {name.decode()!r} among its first {MAX_CHUNKS}; expected a WAV or "
-        "AIFF file with fewer chunks before its samples"
-    )
+    for found, begin, size in chunks(audio, layout):
+        if found == name:
+            return begin, size
+    return len(audio), 0
+
+
+def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the type, the offset and the end of an MP4's boxes; a last box may have no end."""
+    at = 0
+    for _ in range(_MAX_PARTS):
+        head = audio[at : at + 16]
+        if len(head) < 8:
+            return
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:], "big")
+        if size < 8:  # up to the end of the file, or no box
+            return
+        yield head[4:8], at, at + size
+        at += size
 
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
@@ -336,37 +382,12 @@ def _ogg(audio: Bytes) -> bool:
 
 
 def _mp4(audio: Bytes) -> bool:
-    """Follow the boxes: size and type; size 1: 64-bit size follows, size 0: up to the end."""
-    at = 0
-    for _ in range(_MAX_PARTS):
-        head = audio[at : at + 16]
-        if len(head) < 8:
-            return False
-        size = int.from_bytes(head[:4], "big")
-        if size == 1:
-            size = int.from_bytes(head[8:], "big")
-        if size < 8:
-            return False
-        at += size
-        if at > len(audio):
-            return True
-    return False
+    return any(end > len(audio) for _, _, end in boxes(audio))
 
 
 def _caf(audio: Bytes) -> bool:
-    """Follow the chunks after the header of 8 bytes: type and size."""
-    at = 8
-    for _ in range(_MAX_PARTS):
-        head = audio[at + 4 : at + 12]
-        if len(head) < 8:
-            return False
-        size = int.from_bytes(head, "big", signed=True)
-        if size < 0:
-            return size != _CAF_ENDLESS
-        at += 12 + size
-        if at > len(audio):
-            return True
-    return False
+    *_, (_, begin, size) = [(b"", 0, 0), *chunks(audio, CAF)]
+    return size < _CAF_ENDLESS or begin + size > len(audio)
 
 
 def _avi(audio: Bytes) -> bool:

@@ -15,14 +15,10 @@ Every window but the last ends 15 s to 30 s after its start, in the longest paus
 - The cut is in the middle of a pause, or half a second before the speech after a long one. Speech
   without a pause is cut at its quietest place.
 
-Remove silence before audio is cut, so that windows are full of speech.
-
-Cut selected intervals of a recording into windows, with times in the whole recording.
-
-Measure the bandwidth of a recording, to detect audio that lacks the frequencies of speech.
-
-Audio with a sample rate of 1 kHz has nothing above 500 Hz, even if it is resampled to a higher
-rate. Whisper hallucinates sentences for it at every temperature.
+`pack` removes silence before audio is cut, so that windows are full of speech. `cut_stretches` cuts
+selected intervals only. `Bandwidth` detects audio that lacks the frequencies of speech. Audio with
+a sample rate of 1 kHz has nothing above 500 Hz, even if it is resampled to a higher rate. Whisper
+hallucinates sentences for it at every temperature.
 """
 
 import dataclasses
@@ -160,7 +156,10 @@ def cut_long(
             yield from pack(itertools.chain(_emptied(held), blocks), listener())
             return
     for window in cut_and_listen(held, listener()):
-        yield window if window.voice else _left_out(window)
+        if not window.voice:
+            left_out_s = window.duration_s
+            window = dataclasses.replace(window, samples=window.samples[:0], left_out_s=left_out_s)
+        yield window
 
 
 def cut_and_listen(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWindow]:
@@ -170,14 +169,18 @@ def cut_and_listen(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterato
         blocks: float32 (n,) each, 16 kHz mono, in order.
         listener: detects speech; it gets each block before the window that ends in it.
     """
-    cutter = Cutter()
-    for block in blocks:
-        listener.push(block)
-        for window in cutter.push(block):
-            yield _with_voice(window, listener)
-    listener.finish()
-    for window in cutter.finish():
-        yield _with_voice(window, listener)
+
+    def heard() -> Iterator[Samples]:
+        for block in blocks:
+            listener.push(block)
+            yield block
+        listener.finish()
+
+    for window in cut(heard()):
+        start = round(window.start_s * SAMPLE_RATE)
+        voice = listener.spoken(start, start + len(window.samples))
+        inside = ((first - start, last - start) for first, last in voice)
+        yield dataclasses.replace(window, voice=tuple(_seconds(inside)))
 
 
 def cut_with_voice(
@@ -194,17 +197,6 @@ def cut_with_voice(
         parts = ((max(start, start_s), min(end, end_s)) for start, end in voice)
         inside = tuple((start - start_s, end - start_s) for start, end in parts if start < end)
         yield dataclasses.replace(window, voice=inside)
-
-
-def _left_out(window: AudioWindow) -> AudioWindow:
-    return dataclasses.replace(window, samples=window.samples[:0], left_out_s=window.duration_s)
-
-
-def _with_voice(window: AudioWindow, listener: SpeechFilter) -> AudioWindow:
-    start = round(window.start_s * SAMPLE_RATE)
-    spoken = listener.spoken(start, start + len(window.samples))
-    voice = ((first - start, last - start) for first, last in spoken)
-    return dataclasses.replace(window, voice=tuple(_seconds(voice)))
 
 
 def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:

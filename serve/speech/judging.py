@@ -208,18 +208,14 @@ def with_confidence(
 
     Without a calibration, words or `avg_logprob`, segments are returned unchanged.
     """
-    return [_with_confidence(segment, fit, low) if fit else segment for segment in segments]
-
-
-def _with_confidence(segment: Segment, fit: Confidence, low: float | None) -> Segment:
-    words, avg_logprob = segment.words, segment.avg_logprob
-    if words is None or avg_logprob is None:
-        return segment
-    judged = tuple(_judged(word, avg_logprob, fit, low) for word in words)
-    return dataclasses.replace(segment, words=judged)
-
-
-def _judged(word: Word, avg_logprob: float, fit: Confidence, low: float | None) -> Word:
-    confidence = round(confidence_of(fit, word.probability, avg_logprob), 4)
-    marked = True if low is not None and confidence < low else None
-    return dataclasses.replace(word, confidence=confidence, low_confidence=marked)
+    judged = list[Segment]()
+    for segment in segments:
+        if fit is not None and segment.words is not None and segment.avg_logprob is not None:
+            words = list[Word]()
+            for word in segment.words:
+                value = round(confidence_of(fit, word.probability, segment.avg_logprob), 4)
+                marked = True if low is not None and value < low else None
+                words.append(dataclasses.replace(word, confidence=value, low_confidence=marked))
+            segment = dataclasses.replace(segment, words=tuple(words))
+        judged.append(segment)
+    return judged

@@ -1,4 +1,4 @@
-"""Find the samples in files with headers that declare a size, and correct a wrong size.
+"""Correct wrong sizes in headers, and split joined files: pure functions of a file's bytes.
 
 Recorders write the header first and the size of the samples when they stop. If they crash, are
 killed or write to a pipe, the size remains 0, the size of the first write, or a placeholder. The
@@ -16,10 +16,6 @@ rules for WAV (also RF64), AIFF, W64, CAF and AU are:
   digits other than 0, or a multiple of 2^24, or one less.
 - Otherwise the file is truncated and stays unchanged.
 
-Pure functions of a file's bytes. Sizes and offsets are in bytes.
-
-Split joined files into their parts: pure functions of a file's bytes.
-
 Recorders append new files to old ones, and people join files with `cat`. Libraries read only the
 first part, or apply its header to all parts. Here each part is found by its header and decoded as
 a separate file.
@@ -27,10 +23,12 @@ a separate file.
 A file with its correct size in the header is not searched. Any other file is searched once, in
 time proportional to its length. The headers have at least seven constant bytes, which audio data
 does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because joined streams of
-frames are one stream.
+frames are one stream. Sizes and offsets are in bytes.
 """
 
 import dataclasses
+import functools
+import itertools
 import re
 import string
 import struct
@@ -38,11 +36,17 @@ from collections.abc import Callable
 
 from serve.contract.errors import AudioError
 from serve.speech.containers import (
-    MAX_CHUNKS,
+    AIFF,
+    CAF,
     OGG_HEADER,
+    RIFF,
     STREAM_BYTES,
+    W64,
     Bytes,
+    ChunkLayout,
     FileSlice,
+    boxes,
+    chunks,
     find_chunk,
 )
 
@@ -70,21 +74,6 @@ _AIFC_PLAIN = (b"NONE", b"twos", b"sowt", b"raw ", b"in24", b"in32", b"fl32", b"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chunks:
-    """The layout of a format's chunks."""
-
-    head: struct.Struct  # name and size
-    pad: int  # alignment of chunks in bytes
-    outside: int  # bytes of the head that the size does not include
-
-
-_RIFF_CHUNKS = _Chunks(struct.Struct("<4sI"), 2, 8)
-_AIFF_CHUNKS = _Chunks(struct.Struct(">4sI"), 2, 8)
-_W64_CHUNKS = _Chunks(struct.Struct("<16sQ"), 8, 0)
-_CAF_CHUNKS = _Chunks(struct.Struct(">4sq"), 1, 12)
-
-
-@dataclasses.dataclass(frozen=True)
 class SoundChunk:
     """The part of a file that holds its samples, as declared by its header."""
 
@@ -94,7 +83,7 @@ class SoundChunk:
     file_bytes: int | None  # the declared size of the whole file
     is_stream: bool  # the declared size means "up to the end"
     byte_rate: int  # bytes of samples per second; 0: unknown
-    chunks: "_Chunks | None"  # the layout of chunks that may follow the samples
+    layout: ChunkLayout | None  # the layout of chunks that may follow the samples
     header: Callable[[int], bytes]  # returns a header for a number of bytes of samples
 
     @property
@@ -184,22 +173,15 @@ def _chunk_follows(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
 
 
 def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
-    if at == len(audio):
-        return True
-    if (layout := chunk.chunks) is None:
-        return False
-    for _ in range(MAX_CHUNKS):
-        at += -at % layout.pad
-        head = audio[at : at + layout.head.size]
-        if len(head) < layout.head.size:
-            return not any(head)
-        name, size = layout.head.unpack(head)
-        at += size + layout.outside
-        if size < layout.head.size - layout.outside or at > len(audio) + layout.pad - 1:
+    if (layout := chunk.layout) is None:
+        return at == len(audio)
+    for name, begin, size in chunks(audio, layout, at):
+        at = begin + size
+        if size < 0 or at > len(audio) + layout.pad - 1:
             return False
         if not _is_name(name) or name[:4] in _SOUNDS:
             return False
-    return True
+    return at == len(audio) or not any(audio[at + -at % layout.pad : len(audio)])
 
 
 def _is_name(name: bytes) -> bool:
@@ -227,29 +209,24 @@ def _length(chunk: SoundChunk, size: int) -> str:
 def _wav(audio: Bytes) -> SoundChunk | None:
     if audio[:4] not in (b"RIFF", b"RF64", b"BW64"):
         return None
-    at, size = find_chunk(audio, b"fmt ", "<I")
+    at, size = find_chunk(audio, b"fmt ", RIFF)
     coding = audio[at : at + min(size, 1 << 10)]
-    begin, declared = find_chunk(audio, b"data", "<I")
+    begin, declared = find_chunk(audio, b"data", RIFF)
     if len(coding) < 16 or size > 1 << 10 or begin < at or begin > len(audio):
         return None
     riff = int.from_bytes(audio[4:8], "little")
     is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
     file_bytes = riff + 8
     if audio[:4] != b"RIFF":
-        at, size = find_chunk(audio, b"ds64", "<I")
+        at, size = find_chunk(audio, b"ds64", RIFF)
         if size >= 16 and at + 16 <= len(audio):
             riff, long = struct.unpack("<QQ", audio[at : at + 16])
             if declared == 0xFFFFFFFF:
                 file_bytes, declared = riff + 8, long
                 is_stream = long >> 40 > 0 or (long == 0 and riff == 0)
     (byte_rate,) = struct.unpack("<I", coding[8:12])
-
-    def header(size: int) -> bytes:
-        return _wav_header(coding, size)
-
-    return SoundChunk(
-        begin, declared, declared, file_bytes, is_stream, byte_rate, _RIFF_CHUNKS, header
-    )
+    header = functools.partial(_wav_header, coding)
+    return SoundChunk(begin, declared, declared, file_bytes, is_stream, byte_rate, RIFF, header)
 
 
 def _wav_header(coding: bytes, size: int) -> bytes:
@@ -263,37 +240,31 @@ def _wav_header(coding: bytes, size: int) -> bytes:
 
 
 def _w64(audio: Bytes) -> SoundChunk | None:
-    at, coding = 40, b""
-    for _ in range(MAX_CHUNKS):
-        head = audio[at : at + 24]
-        if len(head) < 24:
-            return None
-        name, size = head[:16], int.from_bytes(head[16:], "little")
+    coding = b""
+    for name, begin, declared in chunks(audio, W64):
+        if name == _W64_FMT:
+            coding = audio[begin : begin + min(declared, 1 << 10)]
         if name == _W64_DATA:
             break
-        if name == _W64_FMT:
-            coding = audio[at + 24 : at + min(size, 1 << 10)]
-        if size < 24:
-            return None
-        at += size + -size % 8
+    else:
+        return None
     if len(coding) < 16:
         return None
     (byte_rate,) = struct.unpack("<I", coding[8:12])
-
-    def header(size: int) -> bytes:
-        return _wav_header(coding, size)
-
     file_bytes = int.from_bytes(audio[16:24], "little")
-    begin, declared, is_stream = at + 24, max(0, size - 24), size >= STREAM_BYTES << 8
-    return SoundChunk(begin, declared, size, file_bytes, is_stream, byte_rate, _W64_CHUNKS, header)
+    written, is_stream = declared + 24, declared >= STREAM_BYTES << 8
+    header = functools.partial(_wav_header, coding)
+    return SoundChunk(
+        begin, max(0, declared), written, file_bytes, is_stream, byte_rate, W64, header
+    )
 
 
 def _aiff(audio: Bytes) -> SoundChunk | None:
     if audio[8:12] not in (b"AIFF", b"AIFC"):
         return None
-    at, size = find_chunk(audio, b"COMM", ">I")
+    at, size = find_chunk(audio, b"COMM", AIFF)
     common = audio[at : at + min(size, 1 << 10)]
-    begin, declared = find_chunk(audio, b"SSND", ">I")
+    begin, declared = find_chunk(audio, b"SSND", AIFF)
     if len(common) < 18 or begin + 8 > len(audio):
         return None
     channels, _, bits, exponent, mantissa = struct.unpack(">HIHHQ", common[:18])
@@ -319,38 +290,30 @@ def _aiff(audio: Bytes) -> SoundChunk | None:
     is_stream, written = declared >= STREAM_BYTES, declared
     declared = max(0, declared - 8 - offset)
     begin, byte_rate = begin + 8 + offset, rate * frame
-    return SoundChunk(
-        begin, declared, written, file_bytes, is_stream, byte_rate, _AIFF_CHUNKS, header
-    )
+    return SoundChunk(begin, declared, written, file_bytes, is_stream, byte_rate, AIFF, header)
 
 
 def _caf(audio: Bytes) -> SoundChunk | None:
-    at, description = 8, b""
-    for _ in range(MAX_CHUNKS):
-        head = audio[at : at + 12]
-        if len(head) < 12:
-            return None
-        name, size = struct.unpack(">4sq", head)
+    description = b""
+    for name, begin, size in chunks(audio, CAF):  # noqa: B007 - the last size is read below
         if name == b"data":
             break
         if name == b"desc":
-            description = audio[at + 12 : at + 44]
-        if size < 0:
-            return None
-        at += 12 + size
-    if len(description) < 32 or at > _MAX_HEADER_BYTES:
+            description = audio[begin : begin + 32]
+    else:
+        return None
+    if len(description) < 32 or begin > _MAX_HEADER_BYTES:
         return None
     rate, _, _, packet, frames = struct.unpack(">d4sIII", description[:24])
     if not packet or not frames or not 0 < rate < 1e6:
         return None  # packets of variable size, listed in a table
-    before, is_stream = audio[:at], size == -1
+    before, byte_rate = audio[: begin - CAF.head.size], int(rate * packet / frames)
 
     def header(size: int) -> bytes:
         return before + struct.pack(">4sqI", b"data", 4 + size - size % packet, 0)
 
-    byte_rate = int(rate * packet / frames)
-    declared = max(0, size - 4)
-    return SoundChunk(at + 16, declared, size, None, is_stream, byte_rate, _CAF_CHUNKS, header)
+    # The samples follow a count of edits.
+    return SoundChunk(begin + 4, max(0, size - 4), size, None, size == -1, byte_rate, CAF, header)
 
 
 def _au(audio: Bytes) -> SoundChunk | None:
@@ -382,7 +345,6 @@ MAX_PARTS = 1_000
 
 _CHUNK_BYTES = 1 << 20  # bytes to search at a time
 _MARK_BYTES = 128  # maximum length of a header in the patterns below
-_MAX_BOXES = 100_000  # maximum boxes of an MP4; hours of fragments have fewer
 _MAX_BOS_PAGES = 100  # maximum begin-of-stream pages of an OGG file
 _EBML_BYTES = 128  # bytes of a Matroska file before its segment
 
@@ -401,13 +363,14 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
         AudioError: the file has more than `MAX_PARTS` parts.
     """
     head = audio[:_MARK_BYTES]
-    kind = next((kind for kind in _KINDS if kind.mark.match(head)), None)
+    kind = next((kind for kind in _KINDS if kind[0].match(head)), None)
     if kind is None:
         return [audio]
+    mark, skip = kind
     begins = [0]
     while True:
         part = FileSlice(audio, begins[-1], len(audio))
-        begin = _next_mark(kind.mark, audio, begins[-1] + max(1, kind.skip(part)), check)
+        begin = _next_mark(mark, audio, begins[-1] + max(1, skip(part)), check)
         if begin is None:
             break
         if len(begins) == MAX_PARTS:
@@ -429,17 +392,12 @@ def _sounds(audio: Bytes) -> list[Bytes]:
     if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
         return [audio]
     parts: list[Bytes] = [FileSlice(audio, 0, chunk.end)]
-    at = chunk.end
-    for _ in range(MAX_PARTS):
-        at += at % 2
-        name, size = audio[at : at + 4], int.from_bytes(audio[at + 4 : at + 8], "little")
-        end = at + 8 + size
+    for name, begin, size in itertools.islice(chunks(audio, RIFF, chunk.end), MAX_PARTS):
         if name == b"data":
-            header = chunk.header(size)
-            parts.append(FileSlice(audio, at + 8, end if size else len(audio), header))
-        if not size or end > len(audio) or not name.isascii():
+            end = begin + size if size else len(audio)
+            parts.append(FileSlice(audio, begin, end, chunk.header(size)))
+        if not size or begin + size > len(audio) or not name.isascii():
             break
-        at = end
     return parts if len(parts) > 1 else [audio]
 
 
@@ -467,18 +425,12 @@ def _after_riff(part: Bytes) -> int:
 def _after_boxes(part: Bytes) -> int:
     """Return the offset of an MP4's second `ftyp` box, or the end of the boxes."""
     at, moov = 0, False
-    for _ in range(_MAX_BOXES):
-        head = part[at : at + 16]
-        if len(head) < 8 or (at and head[4:8] == b"ftyp" and moov):
-            break
-        moov = moov or head[4:8] == b"moov"
-        size = int.from_bytes(head[:4], "big")
-        if size == 1:
-            size = int.from_bytes(head[8:], "big")
-        if size < 8:
-            return len(part)  # a last box of unknown size, or no box
-        at += size
-    return at
+    for kind, begin, end in boxes(part):
+        if begin and kind == b"ftyp" and moov:
+            return begin
+        at, moov = end, moov or kind == b"moov"
+    # A last box of unknown size, or no box, reaches to the end.
+    return at if len(part) - at < 8 else len(part)
 
 
 def _after_ogg_begin(part: Bytes) -> int:
@@ -505,38 +457,27 @@ def _after_segment(part: Bytes) -> int:
     return end if length <= 8 and end <= len(part) else 0
 
 
-def _after_nothing(part: Bytes) -> int:
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """A format, recognised by the bytes at a file's beginning."""
-
-    mark: re.Pattern[bytes]
-    skip: Callable[[Bytes], int]  # number of bytes from a part's beginning without another part
-
-
 def _mark(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.DOTALL)
 
 
 _OGG_MARK = _mark(rb"OggS\0[\x02\x06]")
-_KINDS = (
-    _Kind(_mark(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
-    _Kind(_mark(rb"FORM....AIF[FC]"), _after_sound),
-    _Kind(_mark(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
-    _Kind(_mark(rb"caff\0\x01..desc"), _after_sound),
-    _Kind(_mark(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
-    _Kind(_mark(rb"fLaC[\x00\x80]\0\0\x22"), _after_nothing),
-    _Kind(_OGG_MARK, _after_ogg_begin),
-    _Kind(_mark(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), _after_nothing),
-    _Kind(_mark(rb"\0\0..ftyp"), _after_boxes),
-    _Kind(_mark(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
-    _Kind(_mark(rb"RIFF....AVI LIST"), _after_riff),
-    _Kind(_mark(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), _after_nothing),
-    _Kind(_mark(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), _after_nothing),
-    _Kind(_mark(rb"NIST_1A\n +[0-9]+\n"), _after_nothing),
-    _Kind(_mark(rb"Creative Voice File\x1a\x1a\0"), _after_nothing),
-    _Kind(_mark(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), _after_nothing),
+# Headers, and the number of bytes from a part's beginning without another part.
+_KINDS: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int]], ...] = (
+    (_mark(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
+    (_mark(rb"FORM....AIF[FC]"), _after_sound),
+    (_mark(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
+    (_mark(rb"caff\0\x01..desc"), _after_sound),
+    (_mark(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
+    (_mark(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
+    (_OGG_MARK, _after_ogg_begin),
+    (_mark(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
+    (_mark(rb"\0\0..ftyp"), _after_boxes),
+    (_mark(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
+    (_mark(rb"RIFF....AVI LIST"), _after_riff),
+    (_mark(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
+    (_mark(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), lambda part: 0),
+    (_mark(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
+    (_mark(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
+    (_mark(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
 )

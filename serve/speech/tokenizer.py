@@ -34,11 +34,14 @@ class Tokenizer:
     def __init__(
         self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int, n_vocab: int
     ) -> None:
+        self.facts = facts
+        """The special ids and suppression lists of the manifest."""
+        self.n_vocab = n_vocab
+        """The number of ids, including timestamps and other special ids."""
+        self.text_limit = n_text_ctx // 2 - 1
+        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
         self._pieces = pieces
-        self._facts = facts
-        self._n_vocab = n_vocab
         self._codes = {token: code for code, token in facts.languages.items()}
-        self._text_limit = n_text_ctx // 2 - 1
 
     @classmethod
     def open(cls, engine: Engine) -> "Tokenizer":
@@ -70,31 +73,16 @@ class Tokenizer:
         return cls(pieces, facts, dims.n_text_ctx, dims.n_vocab)
 
     @property
-    def facts(self) -> TokenizerFacts:
-        """The special ids and suppression lists of the manifest."""
-        return self._facts
-
-    @property
-    def n_vocab(self) -> int:
-        """The number of ids, including timestamps and other special ids."""
-        return self._n_vocab
-
-    @property
-    def text_limit(self) -> int:
-        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
-        return self._text_limit
-
-    @property
     def languages(self) -> frozenset[str]:
         """The engine's language codes; only "en" if it is English-only."""
-        return frozenset(self._facts.languages or {"en"})
+        return frozenset(self.facts.languages or {"en"})
 
     @property
     def numerals(self) -> tuple[int, ...]:
         """The ids of text tokens with a digit, %, $ or £, in order."""
         vocabulary = self._pieces.get_vocab(with_added_tokens=False)
         found = (id for piece, id in vocabulary.items() if any(mark in piece for mark in _NUMERALS))
-        return tuple(sorted(id for id in found if id < self._facts.eot))
+        return tuple(sorted(id for id in found if id < self.facts.eot))
 
     def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of languages, each once.
@@ -106,7 +94,7 @@ class Tokenizer:
             OptionError: a language is unknown.
         """
         codes = dict.fromkeys(map(self._known_language, languages))
-        return tuple(self._facts.languages[code] for code in codes)
+        return tuple(self.facts.languages[code] for code in codes)
 
     def language_code(self, token_id: int) -> str:
         """Return the code of a language token.
@@ -121,7 +109,7 @@ class Tokenizer:
 
         Ids may begin or end inside a character: invalid UTF-8 becomes U+FFFD.
         """
-        text = [token for token in ids if 0 <= token < self._facts.eot]
+        text = [token for token in ids if 0 <= token < self.facts.eot]
         return self._pieces.decode(text, skip_special_tokens=False)
 
     def special_name(self, token_id: int) -> str:
@@ -154,7 +142,7 @@ class Tokenizer:
             OptionError: the language is unknown, the engine does not support the task, or the
                 prompt holds special tokens.
         """
-        facts = self._facts
+        facts = self.facts
         before = self.previous_text(prompt)
         ids = [facts.sot_prev, *before, facts.sot] if before else [facts.sot]
         ids += self._language_and_task(language, task)
@@ -171,8 +159,8 @@ class Tokenizer:
         Raises:
             OptionError: the text holds special tokens.
         """
-        text = prompt.strip()[-self._text_limit * _MAX_TOKEN_CHARS :]
-        return self._encoded("prompt", text)[-self._text_limit :]
+        text = prompt.strip()[-self.text_limit * _MAX_TOKEN_CHARS :]
+        return self._encoded("prompt", text)[-self.text_limit :]
 
     def text_ids(self, option: str, text: str, limit: int) -> tuple[int, ...]:
         """Return the ids of a text that must not be truncated; none if it is blank.
@@ -217,13 +205,13 @@ class Tokenizer:
             OptionError: the text holds special tokens.
         """
         ids = tuple(encoded.ids)
-        if ids and (last := max(ids)) >= self._facts.eot:
+        if ids and (last := max(ids)) >= self.facts.eot:
             name = self._pieces.id_to_token(last)
             raise OptionError(f"{option} holds the special token {name}; expected plain text")
         return ids
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
-        facts = self._facts
+        facts = self.facts
         code = None if language is None else self._known_language(language)
         tasks = {"transcribe": facts.transcribe, "translate": facts.translate}
         if task not in tasks:
@@ -244,7 +232,7 @@ class Tokenizer:
         code, known = language_code(language), self.languages
         if code in known:
             return code
-        if code is not None and not self._facts.multilingual:
+        if code is not None and not self.facts.multilingual:
             raise OptionError(f"language {shown(language)}: this engine is English-only")
         if code is not None:
             raise OptionError(f"language {shown(language)} is not among this engine's {len(known)}")

@@ -5,10 +5,8 @@ therefore neither blocks short requests nor occupies memory. A request is decode
 `LOOK_AHEAD` windows ahead of the submitted ones. All requests together are decoded at most
 `_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
 
-Diarize requests on one worker thread per engine process.
-
-The networks are loaded with the first request that asks for diarization. The audio is decoded a
-second time, block by block, so that hours of audio never occupy memory.
+For diarization the audio is decoded a second time, block by block, so that hours of audio never
+occupy memory.
 """
 
 import concurrent.futures
@@ -22,7 +20,6 @@ from collections.abc import Callable, Generator, Iterator
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
-from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
 from serve.speech import audio, vad
@@ -39,9 +36,9 @@ from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox
 from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.audio import audio_bytes
+from serve.transcriber.decoding_plan import audio_bytes
 from serve.transcriber.dispatch import NEWCOMERS, FairQueue, rank_of
-from serve.transcriber.guard import GuardedPool, guarded
+from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
 # Maximum decoded samples of a request's audio, all channels. An hour of 192 kHz stereo has 1,382
@@ -86,6 +83,7 @@ class AudioDecoderPool:
         on_error: called on a worker if the audio is invalid, possibly after some windows;
             must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
+        device: the device of the diarization networks, such as "cpu" or "cuda:0".
     """
 
     def __init__(
@@ -95,7 +93,9 @@ class AudioDecoderPool:
         on_window: Callable[[ActiveRequest, AudioWindow], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
+        device: str = "cpu",
     ) -> None:
+        self._device = device
         self._limits = AudioLimits(config.max_audio_s, MAX_SAMPLES, MAX_DECODE_S)
         self._on_window = on_window
         self._on_error = on_error
@@ -111,7 +111,6 @@ class AudioDecoderPool:
         self.working = 0  # active workers
         self._decodings: dict[int, _AudioTask] = {}  # pending requests by id
         self._waiting: FairQueue[_AudioTask] = FairQueue()  # requests that may be decoded further
-        self._ahead = 0  # sum of `held_ahead`
         self._closed = False
 
     def add(self, active: ActiveRequest, request: Request) -> None:
@@ -131,9 +130,7 @@ class AudioDecoderPool:
         """Record that a request's window was submitted, so that the next one can be decoded."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
-                before = decoding.held_ahead
                 decoding.taken += 1
-                self._ahead += decoding.held_ahead - before
                 self._queue_if_allowed(decoding)
 
     def release(self, active: ActiveRequest) -> None:
@@ -142,7 +139,6 @@ class AudioDecoderPool:
             if (decoding := self._decodings.pop(active.id, None)) is None:
                 return
             self._waiting.remove(active.id)
-            self._ahead -= decoding.held_ahead
             unused = self._give_up(decoding)
             self._wake()
         if unused:
@@ -168,6 +164,25 @@ class AudioDecoderPool:
         with self._lock:
             return sum(decoding.held for decoding in self._decodings.values())
 
+    def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
+        """Return the speaker turns of a request; only one thread at a time may call this.
+
+        Raises:
+            EarshotError: the audio or a reference is invalid, or the request was cancelled.
+        """
+        speakers = active.plan.speakers
+        assert speakers is not None
+        known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]
+        with contextlib.closing(self._blocks(active, request, lambda: active.ended)) as samples:
+            return self._diarizer.diarize(
+                samples, least=speakers.least, most=speakers.most, known=known
+            )
+
+    @functools.cached_property
+    def _diarizer(self) -> Diarizer:
+        """The networks, which are loaded for the first request that needs them."""
+        return Diarizer(self._device)
+
     @staticmethod
     def _give_up(decoding: _AudioTask) -> bool:
         """Mark a request as ended; return whether the caller must free its audio.
@@ -187,12 +202,12 @@ class AudioDecoderPool:
         """
         self._prepare(active, request)
         if not active.plan.channels:
-            with contextlib.closing(self.blocks(active, request, stopped)) as blocks:
+            with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
         held: AudioWindow | None = None  # held back, because only the last channel's has `last` set
         for channel in itertools.count():
-            with contextlib.closing(self.blocks(active, request, stopped, channel)) as blocks:
+            with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
                     first = next(blocks)
                 except ChannelError:
@@ -206,7 +221,7 @@ class AudioDecoderPool:
                     held = dataclasses.replace(window, channel=channel)
         yield held
 
-    def blocks(
+    def _blocks(
         self,
         active: ActiveRequest,
         request: Request,
@@ -256,29 +271,21 @@ class AudioDecoderPool:
 
     def _next(self) -> _AudioTask | None:
         with self._lock:
-            full = self._ahead >= self._max_ahead
+            ahead = sum(decoding.held_ahead for decoding in self._decodings.values())
+            full = ahead >= self._max_ahead
             decoding = self._waiting.pop(below=NEWCOMERS if full else None)
             if decoding is None:
                 self.working -= 1
                 return None
             decoding.working = True
-            before = decoding.held_ahead
             decoding.begun += 1
-            self._ahead += decoding.held_ahead - before
             return decoding
-
-    def _take_back(self, decoding: _AudioTask) -> None:
-        """Undo the count of a window that was not completed; the lock is held."""
-        before = decoding.held_ahead
-        decoding.begun -= 1
-        if not decoding.gone:  # `release` has subtracted its windows already
-            self._ahead += decoding.held_ahead - before
 
     def _put_back(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
             if window is None:
-                self._take_back(decoding)
+                decoding.begun -= 1
             else:
                 decoding.whole = isinstance(window, EarshotError) or window.last
             decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
@@ -315,64 +322,6 @@ def _cutting(active: ActiveRequest) -> CutOne:
 
 def _listener(active: ActiveRequest) -> vad.SpeechFilter:
     return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
-
-
-Blocks = Callable[[ActiveRequest, Request, Callable[[], bool]], Generator[Samples, None, None]]
-"""A function that yields a request's samples until it is stopped; see `AudioDecoderPool.blocks`."""
-
-
-class SpeakerWorker:
-    """A worker that diarizes one request after another. Thread-safe.
-
-    Args:
-        device: the networks' device, such as "cpu" or "cuda:0".
-        blocks: decodes a request's audio.
-        on_turns: called on the worker with a request's speaker turns; must not block.
-        on_error: called on the worker if diarization fails; must not block.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        blocks: Blocks,
-        on_turns: Callable[[ActiveRequest, tuple[SpeakerTurn, ...]], None],
-        on_error: Callable[[ActiveRequest, EarshotError], None],
-    ) -> None:
-        self._device = device
-        self._blocks = blocks
-        self._on_turns = on_turns
-        self._pool = GuardedPool("speakers", 1, on_error)
-
-    def add(self, active: ActiveRequest, request: Request) -> None:
-        """Queue a request for diarization; returns at once."""
-        work = functools.partial(self._diarize, active, request)
-        self._pool.add(
-            active,
-            f"diarizing request {active.id}",
-            functools.partial(run_in_fresh_thread, work),
-            functools.partial(self._on_turns, active),
-        )
-
-    def close(self) -> None:
-        """Start no more work; work in progress ends with its next block."""
-        self._pool.close()
-
-    def _diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
-        speakers = active.plan.speakers
-        assert speakers is not None
-        known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]
-        with contextlib.closing(self._blocks(active, request, lambda: active.ended)) as samples:
-            return self._diarizer.diarize(
-                samples,
-                num_speakers=speakers.num,
-                min_speakers=speakers.least,
-                max_speakers=speakers.most,
-                known=known,
-            )
-
-    @functools.cached_property
-    def _diarizer(self) -> Diarizer:
-        return Diarizer(self._device)
 
 
 def _reference(name: str, file: bytes) -> Samples:

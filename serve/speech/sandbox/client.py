@@ -1,20 +1,19 @@
-"""Define the messages between the two sides of the sandbox, over SOCK_SEQPACKET sockets.
-
-The client sends a file's limits and three descriptors: the file, a socket for its samples, and a
-pipe for the exit status of the file's process. Each message on the socket is a head and its
-content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
-status tells why.
-
-Decode audio files in sandboxed processes: the client side.
+"""Decode audio files in sandboxed processes: the client side, and the messages.
 
 The first file, or `start`, starts the sandbox server. It ends with this process. A server that has
 ended or does not respond is restarted for the next file.
+
+The client sends a file's limits, as JSON, and three descriptors: the file, a socket for its
+samples, and a pipe for the exit status of the file's process. Each message on the socket is a head
+and its content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
+status tells why.
 """
 
 import atexit
 import contextlib
 import dataclasses
 import enum
+import json
 import os
 import select
 import signal
@@ -46,8 +45,7 @@ from serve.speech.channels import COLUMNS
 from serve.speech.containers import Bytes
 from serve.speech.meter import AudioLimits, ignore, never, too_slow
 
-MAX_TRACK_BYTES = 64  # maximum bytes of `AudioLimits.track`
-LIMITS = struct.Struct(f"=ddd?i{MAX_TRACK_BYTES}s")  # the fields of `AudioLimits`
+LIMITS_BYTES = 1 << 12  # maximum bytes of a file's limits
 HEAD = struct.Struct("=IQ")  # a `MessageType`, and the peak bytes of memory used by the file so far
 STATUS = struct.Struct("=i")  # -n is signal n
 BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
@@ -55,76 +53,6 @@ BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket ho
 # Address space that decoding a file may add to the file's own size. An hour of MP4 has an index of
 # 10 MB, a cover image a few MB; the libraries are loaded before.
 MEMORY_BYTES = 128 << 20
-
-
-class MessageType(enum.IntEnum):
-    """The kind of a message from the sandbox."""
-
-    SAMPLES = 0  # float32 follows
-    WHOLE = 1  # the end
-    AUDIO_ERROR = 2  # its text follows
-    AUDIO_LIMIT_ERROR = 3  # the same
-    NO_MEMORY = 4
-    WARNING = 5  # its text follows
-    CHANNEL_ERROR = 6  # the same
-    COLUMNS = 7  # float32 of shape (n, COLUMNS) follows
-    OPTION_ERROR = 8  # its text follows
-    CUT_SHORT_ERROR = 9  # the same
-
-
-ERRORS: dict[MessageType, type[EarshotError]] = {
-    MessageType.AUDIO_LIMIT_ERROR: AudioLimitError,
-    MessageType.CHANNEL_ERROR: ChannelError,
-    MessageType.CUT_SHORT_ERROR: CutShortError,
-    MessageType.AUDIO_ERROR: AudioError,
-    MessageType.OPTION_ERROR: OptionError,
-}
-
-
-def pack_limits(limits: AudioLimits) -> bytes:
-    """Serialize a file's limits."""
-    *numbers, track = dataclasses.astuple(limits)
-    return LIMITS.pack(*numbers, track.encode()[:MAX_TRACK_BYTES])
-
-
-def unpack_limits(message: bytes) -> AudioLimits:
-    """Parse a message of `pack_limits`."""
-    max_s, max_values, max_cpu_s, partial, channel, track = LIMITS.unpack(message)
-    track = track.rstrip(b"\0").decode(errors="replace")
-    return AudioLimits(max_s, max_values, max_cpu_s, partial, channel, track)
-
-
-def no_memory(size: int) -> AudioError:
-    """Return the error of a file of `size` bytes that exceeds the memory limit in decoding."""
-    return AudioError(
-        f"decoding the audio file of {size} bytes needs more than the "
-        f"{(size + MEMORY_BYTES) >> 20} MiB allowed; the file is damaged or malicious"
-    )
-
-
-def died(status: int | None, limits: AudioLimits) -> EarshotError:
-    """Return the error for a file if its process ended early.
-
-    Args:
-        status: the exit status of the process; None if the server has ended, too.
-        limits: the file's limits.
-    """
-    if status == -signal.SIGXCPU:
-        return too_slow(limits)
-    if status is None:
-        return UnavailableError(
-            "the server of the decoders' processes has ended; the log has the reason: try again, "
-            "or send 16-bit WAV, which needs no such process"
-        )
-    if status in (-signal.SIGKILL, -signal.SIGTERM):
-        return UnavailableError("the audio's decoder process was killed; try again")
-    if status < 0:
-        return AudioError(
-            f"audio crashes its decoder ({signal.Signals(-status).name}); the file is damaged or "
-            "malicious"
-        )
-    return EarshotError(f"the audio's decoder ended with status {status}; see the server's log")
-
 
 STALL_S = 120.0  # timeout of a block; a file's CPU time has its own limit
 
@@ -147,6 +75,47 @@ _ENVIRONMENT = {
 }
 _LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 _STDERR = 2
+
+
+class MessageType(enum.IntEnum):
+    """The kind of a message from the sandbox."""
+
+    SAMPLES = 0  # float32 follows
+    COLUMNS = 1  # float32 of shape (n, COLUMNS) follows
+    WHOLE = 2  # the end
+    WARNING = 3  # its text follows
+    ERROR = 4  # the name of a class in `ERRORS`, a space and the message follow
+    NO_MEMORY = 5
+
+
+ERRORS: dict[str, type[EarshotError]] = {
+    kind.__name__: kind
+    for kind in (AudioError, AudioLimitError, ChannelError, CutShortError, OptionError)
+}
+
+
+def _ended_early(status: int | None, limits: AudioLimits) -> EarshotError:
+    """Return the error for a file if its process ended early.
+
+    Args:
+        status: the exit status of the process; None if the server has ended, too.
+        limits: the file's limits.
+    """
+    if status == -signal.SIGXCPU:
+        return too_slow(limits)
+    if status is None:
+        return UnavailableError(
+            "the server of the decoders' processes has ended; the log has the reason: try again, "
+            "or send 16-bit WAV, which needs no such process"
+        )
+    if status in (-signal.SIGKILL, -signal.SIGTERM):
+        return UnavailableError("the audio's decoder process was killed; try again")
+    if status < 0:
+        return AudioError(
+            f"audio crashes its decoder ({signal.Signals(-status).name}); the file is damaged or "
+            "malicious"
+        )
+    return EarshotError(f"the audio's decoder ended with status {status}; see the server's log")
 
 
 def start() -> None:
@@ -218,7 +187,7 @@ class _DecodeTask:
             if self._refusal is not None:
                 raise self._refusal
             if not count:
-                raise died(self._read_status(), self._limits)
+                raise _ended_early(self._read_status(), self._limits)
             kind, taken = HEAD.unpack(head)
             _memory.note(self, taken)
             if kind in (MessageType.SAMPLES, MessageType.COLUMNS):
@@ -227,10 +196,15 @@ class _DecodeTask:
             if kind == MessageType.WHOLE:
                 return None
             if kind == MessageType.NO_MEMORY:
-                raise no_memory(self._size)
+                raise AudioError(
+                    f"decoding the audio file of {self._size} bytes needs more than the "
+                    f"{(self._size + MEMORY_BYTES) >> 20} MiB allowed; the file is damaged or "
+                    "malicious"
+                )
             text = block.tobytes()[: count - HEAD.size].decode()
-            if kind != MessageType.WARNING:
-                raise ERRORS[kind](text)
+            if kind == MessageType.ERROR:
+                name, _, message = text.partition(" ")
+                raise ERRORS[name](message)
             self._warn(text)
 
     def refuse(self, error: EarshotError) -> None:
@@ -327,7 +301,7 @@ class _ForkServerClient:
         Raises:
             UnavailableError: the process cannot be started or reached.
         """
-        message = pack_limits(limits)
+        message = json.dumps(dataclasses.astuple(limits)).encode()
         with self._lock:
             for _ in range(2):  # the first attempt may find a process that has ended
                 try:

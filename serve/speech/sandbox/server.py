@@ -11,6 +11,7 @@ NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPAC
 import contextlib
 import gc
 import io
+import json
 import math
 import os
 import resource
@@ -31,13 +32,11 @@ from serve.speech.audio import BLOCK_VALUES
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox.client import (
     BLOCK_SAMPLES,
-    ERRORS,
     HEAD,
-    LIMITS,
+    LIMITS_BYTES,
     MEMORY_BYTES,
     STATUS,
     MessageType,
-    unpack_limits,
 )
 
 _QUIET_MS = 10  # idle time before the next process is forked; a core is free then
@@ -94,7 +93,7 @@ class _ForkServer:
 
     def _take(self) -> bool:
         """Accept one file; return False at the end of the socket."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, LIMITS.size, 3)
+        message, descriptors, _, _ = socket.recv_fds(self._control, LIMITS_BYTES, 3)
         if not message:
             return False
         file, results, status = descriptors
@@ -158,10 +157,11 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         for descriptor in parents:
             os.close(descriptor)
         _warm_up()  # copies the pages that decoding writes to, before a file arrives
-        message, descriptors, _, _ = socket.recv_fds(server, LIMITS.size, 2)
+        message, descriptors, _, _ = socket.recv_fds(server, LIMITS_BYTES, 2)
         if message:
             file, results = descriptors
-            _decode(AudioFile(file), socket.socket(fileno=results), unpack_limits(message))
+            limits = AudioLimits(*json.loads(message))
+            _decode(AudioFile(file), socket.socket(fileno=results), limits)
         status = 0
     except ConnectionError:
         status = 0  # the client has closed the socket
@@ -228,7 +228,7 @@ def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
             results.put(samples)
         results.end(MessageType.WHOLE)
     except (AudioError, OptionError) as error:
-        results.end(next(kind for kind, of in ERRORS.items() if isinstance(error, of)), str(error))
+        results.end(MessageType.ERROR, f"{type(error).__name__} {error}")
     except MemoryError:
         results.end(MessageType.NO_MEMORY)
     except CancelledError:
@@ -248,7 +248,7 @@ def _limit_this_process(size: int, limits: AudioLimits) -> None:
     for resource_id, value in rlimits.items():
         resource.setrlimit(resource_id, (value, value))
     if math.isfinite(limits.max_cpu_s):
-        # At the soft limit the kernel sends SIGXCPU, by which `died` recognises a timeout.
+        # At the soft limit the kernel sends SIGXCPU, by which `_ended_early` recognises a timeout.
         cpu_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels, InferenceSettings
+from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels
 from serve.speakers.networks import FRAMES, SAMPLES, fbank
 
 DATA = Path(__file__).parents[2] / "data"
@@ -36,7 +36,7 @@ LENGTH = 7.4150
 
 @pytest.fixture(scope="module")
 def ear():
-    return DiarizationModels(torch.device("cpu"), InferenceSettings())
+    return DiarizationModels(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

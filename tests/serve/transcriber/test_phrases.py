@@ -54,12 +54,6 @@ def test_a_request_goes_before_the_config():
     assert phrases_of(Request(b"", phrases=["Anna"]), config) == ("Anna",)
 
 
-@pytest.mark.parametrize("phrases", ["Anna", 5, [5], None])
-def test_phrases_are_a_list_of_texts(phrases):
-    with pytest.raises(OptionError, match="expected a list of texts"):
-        phrases_of(Request(b"", phrases=phrases), CONFIG)
-
-
 def test_more_than_a_thousand_are_refused():
     many = tuple(f"name {i}" for i in range(1001))
     with pytest.raises(OptionError, match="has 1001 entries; expected at most 1000"):

@@ -25,16 +25,15 @@ class TestPrompts:
     """Which ids a window's prompt has."""
 
     def test_hotwords_stand_first_and_what_precedes_loses_its_oldest(self):
-        assert TEXTS.prompt(START, TEXTS.before).ids == (99, 1, 2, 4, 5, 6, 7, *START)
-        assert TEXTS.prompt(START, ()).ids == (99, 1, 2, *START)
+        assert TEXTS.prompt(START, TEXTS.before) == (99, 1, 2, 4, 5, 6, 7, *START)
+        assert TEXTS.prompt(START, ()) == (99, 1, 2, *START)
         full = dataclasses.replace(TEXTS, hotwords=tuple(range(6)))
-        assert full.prompt(START, TEXTS.before).ids == (99, *range(6), *START)
-        assert PromptTexts(99, 6, 6).prompt(START, ()).ids == START
+        assert full.prompt(START, TEXTS.before) == (99, *range(6), *START)
+        assert PromptTexts(99, 6, 6).prompt(START, ()) == START
 
     def test_a_prefix_takes_its_room_from_what_precedes(self):
         prompt = TEXTS.prompt(START, TEXTS.before, (50, 51, 52))
-        assert prompt.ids == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
-        assert (prompt.prefix, TEXTS.prompt(START, TEXTS.before).prefix) == (3, 0)
+        assert prompt == (99, 1, 2, 5, 6, 7, *START, 50, 51, 52)
 
 
 class Counting:

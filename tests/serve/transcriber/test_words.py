@@ -131,8 +131,8 @@ class TestWords(TranscriberTests):
         facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))
         named = Engine(engine.path, dataclasses.replace(engine.manifest, tokenizer=facts))
         for on, message in (
-            (engine, "word_timestamps = true, but the engine has no alignment heads"),
-            (named, "word_timestamps = true, but the runtime fake cannot time words"),
+            (engine, "word_timestamps = true needs words' times, but the engine has no"),
+            (named, "word_timestamps = true needs words' times, but the runtime fake"),
         ):
             transcriber, _ = start(echo, on=on)
             with pytest.raises(OptionError, match=message):
