@@ -1,13 +1,14 @@
-"""Compute the embedding of a voice: CAM++ of 3D-Speaker, on log-mel energies.
+"""Define the two networks of diarization: embeddings of voices, and activity of speakers.
 
-Residual convolutions over frequency and time are followed by a densely connected TDNN. The mean of
-the surrounding frames gates each TDNN layer. Mean and standard deviation over time give the
-vector. The weights of a convolution include a normalisation that follows it.
+The embedding network is CAM++ of 3D-Speaker, on log-mel energies. Residual convolutions over
+frequency and time are followed by a densely connected TDNN. The mean of the surrounding frames
+gates each TDNN layer. Mean and standard deviation over time give the vector. The weights of a
+convolution include a normalisation that follows it.
 
-Detect the activity of up to three speakers in 10 s of audio: pyannote's segmentation-3.0.
-
-The network has sinc filters and two convolutions, each pooled and normalised, a bidirectional LSTM
-and linear layers. Its seven classes are the sets of up to two of three speakers active in a frame.
+The segmentation network is pyannote's segmentation-3.0. It detects the activity of up to three
+speakers in 10 s of audio. It has sinc filters and two convolutions, each pooled and normalised, a
+bidirectional LSTM and linear layers. Its seven classes are the sets of up to two of three speakers
+active in a frame.
 """
 
 import functools

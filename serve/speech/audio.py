@@ -1,6 +1,4 @@
-"""Define sources of samples, and read 16-bit WAV, the most common upload, without a library.
-
-Decode audio files and raw samples to blocks of 16 kHz mono float32 in [-1, 1].
+"""Decode audio files and raw samples to blocks of 16 kHz mono float32 in [-1, 1].
 
 Channels are averaged, or one is selected; soxr resamples. Blocks are decoded on demand, so a small
 file that unpacks to a huge one is rejected when it exceeds a limit. Errors in a header are raised
@@ -325,21 +323,16 @@ def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tu
 
 def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
     for rate, group in itertools.groupby(blocks, operator.itemgetter(0)):
+        same_rate = map(operator.itemgetter(1), group)
         if rate == SAMPLE_RATE:
-            yield from map(operator.itemgetter(1), group)
+            yield from same_rate
             continue
-        resampler: soxr.ResampleStream | None = None
-        for _, block in group:
-            if resampler is None:
-                columns = 1 if block.ndim == 1 else COLUMNS
-                nothing = block[:0]
-                resampler = soxr.ResampleStream(
-                    rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ"
-                )
+        first = next(same_rate)
+        columns = 1 if first.ndim == 1 else COLUMNS
+        resampler = soxr.ResampleStream(rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ")
+        for block in itertools.chain([first], same_rate):
             yield resampler.resample_chunk(block)
-        # Flush the samples that the filter still holds.
-        if resampler is not None:
-            yield resampler.resample_chunk(nothing, last=True)
+        yield resampler.resample_chunk(first[:0], last=True)  # the samples that the filter holds
 
 
 def check_values(block: Samples, start_s: float) -> None:

@@ -1,18 +1,13 @@
-"""Read declarations in audio files' headers without decoding: pure functions of a file's bytes.
+"""Read declarations in audio files without decoding: pure functions of a file's bytes.
 
-Decoding libraries correct a wrong length silently, so truncation is detected here. Sizes and
-offsets are in bytes.
+Decoding libraries correct a wrong length silently, so truncation is detected here. Containers
+declare their parts' sizes, so a truncation inside a part is detected even if the duration is not
+declared. A browser's recorder, for example, writes WebM without a duration, but with the size of
+each block. A file that ends between two parts looks complete.
 
-Find frames of MP3 and AAC (ADTS) streams: pure functions of a file's bytes.
-
-Each frame begins with a header that declares its format and length, and thus the next header's
-offset. Audio data may look like a header by chance, so a frame counts only if two more follow it.
-
-Detect files that end inside a part of the container: pure functions of a file's bytes.
-
-Containers declare their parts' sizes, so a truncation inside a part is detected even if the
-duration is not declared. A browser's recorder, for example, writes WebM without a duration, but
-with the size of each block. A file that ends between two parts looks complete.
+Each frame of MP3 and AAC (ADTS) begins with a header that declares its format and length, and thus
+the next header's offset. Audio data may look like a header by chance, so a frame counts only if two
+more follow it. Sizes and offsets are in bytes.
 """
 
 import dataclasses

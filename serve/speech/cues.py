@@ -1,9 +1,4 @@
-"""Cut transcripts into the pieces of subtitles, which lines may not break.
-
-A piece is a word, or a run of characters in scripts without spaces. Pieces have the times of the
-words. In a segment without words the time is divided in proportion to the width of the text.
-
-Split a transcript into the cues of subtitles, with their times and lines.
+"""Split a transcript into the cues of subtitles, with their times and lines.
 
 All segments form one text. It is split where the sum of the costs is lowest: at the ends of
 sentences and clauses and at pauses, so that each cue can be read in its time. Sizes, times and
@@ -12,6 +7,10 @@ reading speed follow the rules of broadcasters and streaming services: two lines
 
 A cue holds the words spoken in its time. If two people speak at once, each has a line in the same
 cue. If one speaks after the other, each has a cue, unless that would be too short.
+
+Lines never break a piece: a word, or a run of characters in scripts without spaces. Pieces have the
+times of the words. In a segment without words the time is divided in proportion to the width of the
+text.
 """
 
 import dataclasses
@@ -265,11 +264,6 @@ class Cue:
     def lines(self) -> Lines:
         """The lines of all speakers."""
         return tuple(line for _, lines in self.turns for line in lines)
-
-    @property
-    def speakers(self) -> tuple[str | None, ...]:
-        """The speakers, in the order of the lines."""
-        return tuple(speaker for speaker, _ in self.turns)
 
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:

@@ -1,6 +1,4 @@
-"""Capture GPU work as a CUDA graph.
-
-Compute log-mel spectrograms in batches, on the samples' device.
+"""Compute log-mel spectrograms in batches, on the samples' device.
 
 The result equals `WhisperFeatureExtractor` of transformers, which follows OpenAI's
 `whisper/audio.py`: a 25 ms periodic Hann window every 10 ms, power spectrum, Slaney mel filters,

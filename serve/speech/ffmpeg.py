@@ -1,19 +1,15 @@
-"""Fill gaps between a file's timestamps with silence.
-
-Audio may start after the video, recorders pause, and packets get lost. Silence fills the gaps, so
-that a transcript has the file's times. Time 0 is the beginning of the file, whatever its first
-timestamp is.
-
-Choose the audio track of a file to transcribe.
-
-A request names a track by its number, from 1 on, or by a language. Otherwise the file's default
-track is chosen, as by players, or the first one.
-
-Read files with FFmpeg, through PyAV, in formats that libsndfile does not fully support.
+"""Read files with FFmpeg, through PyAV, in formats that libsndfile does not fully support.
 
 This module lists the formats and decoders that clients' files may use. FFmpeg has about 350
 formats, among them playlists with files and URLs to open, scripts, images and screen capture. Each
 is attack surface for a malicious file.
+
+A request names an audio track by its number, from 1 on, or by a language. Otherwise the file's
+default track is chosen, as by players, or the first one.
+
+Audio may start after the video, recorders pause, and packets get lost. Silence fills the gaps
+between timestamps, so that a transcript has the file's times. Time 0 is the beginning of the file,
+whatever its first timestamp is.
 """
 
 import dataclasses
@@ -347,13 +343,20 @@ class FFmpegFile:
             self.channels = len(first.layout.channels)
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        clock = self._clock()
+        clock: FileClock | None = None
+        if self.format.startswith(_CLOCKED):
+            start, alone = self._file.start_time, len(self._file.streams) == 1
+            start_s = None if start is None or alone else start / _MICROSECONDS
+            clock = FileClock(start_s, self._meter.limits.max_s)
+        error: Exception | None = None
         try:
             yield from self._timed(clock)
-        except Exception:
-            self._tell(clock)
-            raise
-        self._tell(clock)
+        except Exception as found:  # noqa: BLE001 - it is raised below
+            error = found
+        for text in clock.warnings() if clock is not None else ():
+            self._meter.warn(text)
+        if error is not None:
+            raise error
 
     def _timed(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
         """Yield the audio, with silence for gaps between timestamps."""
@@ -368,23 +371,14 @@ class FFmpegFile:
             for part in to_float.resample(frame):
                 values: Samples = part.to_ndarray()  # type: ignore[assignment]
                 block = values.reshape(part.samples, -1)
-                if clock is not None:
+                if clock is not None and frame.sample_rate:
                     yield from self._silence(clock, frame, block)
                 yield frame.sample_rate, block
-
-    def _clock(self) -> FileClock | None:
-        if not self.format.startswith(_CLOCKED):
-            return None
-        start, alone = self._file.start_time, len(self._file.streams) == 1
-        start_s = None if start is None or alone else start / _MICROSECONDS
-        return FileClock(start_s, self._meter.limits.max_s)
 
     def _silence(
         self, clock: FileClock, frame: av.AudioFrame, block: Samples
     ) -> Iterator[tuple[int, Samples]]:
         rate, skipped_s = frame.sample_rate, clock.skipped_s
-        if not rate:
-            return
         begins_s = clock.begins_s
         count = round(rate * clock.silence_before(frame.time, len(block) / rate))
         if self.declared_s is not None:
@@ -393,10 +387,6 @@ class FFmpegFile:
         most = max(1, BLOCK_VALUES // block.shape[1])
         for at in range(0, count, most):
             yield rate, np.zeros((min(most, count - at), block.shape[1]), np.float32)
-
-    def _tell(self, clock: FileClock | None) -> None:
-        for text in clock.warnings() if clock is not None else ():
-            self._meter.warn(text)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
         begun, error = False, None

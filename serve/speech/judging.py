@@ -1,15 +1,13 @@
-"""Judge attempts: accept them, call them silence, or decode again; choose the best failed one.
+"""Judge a window's text: accept it, call it silence, or decode again. Pure functions.
 
-The rules follow OpenAI's `whisper/transcribe.py`. Pure functions.
-
-Drop hallucinated segments: words of unlikely length and probability, surrounded by silence.
+The rules follow OpenAI's `whisper/transcribe.py`.
 
 In silence a decoder may hallucinate a sentence, which its words reveal by duration and
 probability. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
 `whisper/transcribe.py` and in faster-whisper. Those decode again from the start of such a segment;
-here only that segment is dropped. Pure functions; all times are those of the recording.
+here only that segment is dropped.
 
-Compute the confidence of words with the calibration in an engine's manifest.
+The calibration in an engine's manifest gives the confidence of words.
 """
 
 import dataclasses

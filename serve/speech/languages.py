@@ -1,9 +1,8 @@
-"""List Whisper's languages as in OpenAI's `whisper/tokenizer.py`, with their alternative names.
+"""List Whisper's languages with their names, and convert Chinese scripts.
 
-Detect Chinese scripts, and convert texts between them.
-
-OpenCC chooses characters by the phrases around them. Conversions here keep the number of
-characters, so that the boundaries of words and tokens do not move.
+The languages are those of OpenAI's `whisper/tokenizer.py`. OpenCC chooses Chinese characters by the
+phrases around them. Conversions here keep the number of characters, so that the boundaries of words
+and tokens do not move.
 """
 
 import dataclasses

@@ -1,9 +1,4 @@
-"""Find vowel signs and marks that belong to the letter before them.
-
-Find the ends of sentences by punctuation; a period after an abbreviation does not count.
-
-Normalise texts for comparison.
-"""
+"""Find sentences, marks that belong to the letter before them, and texts that are equal."""
 
 import itertools
 import re

@@ -8,7 +8,6 @@ engine's manifest, never from names. A prompt's order is that of OpenAI's `whisp
 Thread-safe: nothing changes after `open`.
 """
 
-import difflib
 import functools
 from collections.abc import Sequence
 
@@ -17,10 +16,8 @@ import tokenizers
 from serve.contract.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
 from serve.contract.errors import EngineError, OptionError, shown
 from serve.contract.messages import Task
-from serve.speech.languages import TO_LANGUAGE_CODE, language_code
+from serve.speech.languages import language_code
 
-_MAX_LANGUAGE_CHARS = 60
-_CLOSE = 0.75  # minimum similarity of a misspelled language name
 _NUMERALS = (*"0123456789%$", "Â£")  # the last is £ in byte-level BPE
 # Characters to tokenize per token of the limit; text has about four characters per token.
 _MAX_TOKEN_CHARS = 32
@@ -229,15 +226,12 @@ class Tokenizer:
 
     def _known_language(self, language: str) -> str:
         """Return the code of a language of this engine."""
-        code, known = language_code(language), self.languages
-        if code in known:
+        code = language_code(language)
+        if code in self.languages:
             return code
-        if code is not None and not self.facts.multilingual:
+        if not self.facts.multilingual:
             raise OptionError(f"language {shown(language)}: this engine is English-only")
-        if code is not None:
-            raise OptionError(f"language {shown(language)} is not among this engine's {len(known)}")
-        words = [word for word, its_code in TO_LANGUAGE_CODE.items() if its_code in known]
-        key = language[:_MAX_LANGUAGE_CHARS].strip().lower()
-        near = difflib.get_close_matches(key, words, n=1, cutoff=_CLOSE)
-        hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
-        raise OptionError(f"language {shown(language)} is unknown; {hint}")
+        found = "unknown" if code is None else f"not among this engine's {len(self.languages)}"
+        raise OptionError(
+            f"language {shown(language)} is {found}; expected a code such as 'en' or its name"
+        )

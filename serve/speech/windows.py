@@ -1,21 +1,17 @@
-"""Map times in a window without pauses to times in the recording.
-
-Pure functions. A cut-out pause leaves a seam, with a margin of silence on either side. A segment
-that starts in the margin before a seam starts after the pause. A segment that ends in the margin
-after it ends before the pause. A word across a seam belongs to the side that its middle is on.
-
-Define windows of audio, and split their tokens into pieces and segments. Pure functions.
+"""Define windows of audio and their segments, and find speech without text. Pure functions.
 
 The timestamp rules follow OpenAI's `whisper/transcribe.py`. Unlike there, text after a window's
 last timestamp is kept and not decoded again; see `serve.speech.cutting`.
 
-Find speech that a window's text does not cover, and cut it out as windows to decode.
+A cut-out pause leaves a seam, with a margin of silence on either side. A segment that starts in the
+margin before a seam starts after the pause. A segment that ends in the margin after it ends before
+the pause. A word across a seam belongs to the side that its middle is on.
 
 Whisper may stop before the speech ends, or give 30 seconds to one short sentence. OpenAI's
 `whisper/transcribe.py` and faster-whisper continue at the last timestamp. Here windows are cut in
 advance, so the remainder becomes a separate window. It begins in the first gap between segments
 that holds enough speech. If a segment has too few tokens for its speech, the window is cut in two
-from that segment on. Pure functions; times are seconds from the start of the window.
+from that segment on.
 
 The limits were measured with Whisper base on 32 long recordings of people. Timestamps were early by
 less than `_SLACK_S`, and gaps with more speech than `_LEAST_S` always contained words. One of 1,499

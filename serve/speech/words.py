@@ -1,18 +1,12 @@
-"""Split tokens into parts of words, and join the parts to words.
-
-Times are measured for parts. They are split like the words of OpenAI's `whisper/timing.py`: at
-spaces and at every punctuation mark. `whole_words` finally joins them to words, which start at
-spaces.
-
-Compute word timestamps from the cross-attention of a window's text tokens.
+"""Compute word timestamps from the cross-attention of a window's text tokens.
 
 The algorithm and its heuristics are those of OpenAI's `whisper/timing.py`, as in faster-whisper.
 Dynamic time warping aligns tokens to frames. Tokens are joined to words, and punctuation to the
 adjacent words. Words that extend into a pause are shortened to twice the length of a median word.
 Nothing here calls a model.
 
-That algorithm starts a word at every punctuation mark. In an answer a word starts at a space:
-`assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
+That algorithm starts a word at every space and every punctuation mark. In an answer a word starts
+at a space: `assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
 """
 
 import dataclasses
@@ -20,6 +14,7 @@ import itertools
 import string
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +55,7 @@ class WordTiming:
         return float(self.probabilities.mean())
 
 
-def split_words(
-    tokens: Sequence[int], decode: Decode, language: str
-) -> tuple[list[str], list[int]]:
+def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
     """Join text tokens to parts of words.
 
     A part starts at a space or, in languages without spaces, at every character. A punctuation
@@ -74,12 +67,18 @@ def split_words(
         language: the language's code.
 
     Returns:
-        The parts, and the number of tokens of each.
+        The text and the number of tokens of each part.
     """
     pieces = list(characters(tokens, decode))
-    if language not in SPACELESS:
-        pieces = list(_spaced(pieces))
-    return [text for text, _ in pieces], [count for _, count in pieces]
+    if language in SPACELESS:
+        return pieces
+    parts = list[tuple[str, int]]()
+    for text, count in pieces:
+        if parts and not (text.startswith(" ") or text.strip() in string.punctuation):
+            before, before_count = parts.pop()
+            text, count = before + text, before_count + count
+        parts.append((text, count))
+    return parts
 
 
 def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
@@ -91,18 +90,6 @@ def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int
         if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
             yield text, end - begin
             begin, done = end, done + len(text)
-
-
-def _spaced(pieces: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    text, count = "", 0
-    for piece, tokens in pieces:
-        begins = piece.startswith(" ") or piece.strip() in string.punctuation
-        if begins and count:
-            yield text, count
-            text, count = "", 0
-        text, count = text + piece, count + tokens
-    if count:
-        yield text, count
 
 
 def join_punctuation(timings: list[WordTiming]) -> None:
@@ -196,6 +183,9 @@ class Characters:
     logprob: float
 
 
+T = TypeVar("T", WordTiming, Characters)
+
+
 @dataclasses.dataclass(frozen=True)
 class WindowWords:
     """The words of one window, in order, and the median duration of a word."""
@@ -287,10 +277,13 @@ def time_words(
         voice: start and end in seconds of each speech interval, in order.
     """
     split = [split_words(tokens, decode, language) for tokens in pieces]
-    texts = [text for words, _ in split for text in words]
-    counts = [count for _, tokens in split for count in tokens]
-    bounds = np.cumsum([0, *counts])
-    times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
+    parts = list(itertools.chain(*split))
+    bounds = np.cumsum([0, *(count for _, count in parts)])
+    begins = alignment.begins
+    if begins is None:
+        assert alignment.matrix is not None
+        begins = monotonic_path(alignment.matrix)[alignment.prefix :]
+    times = begins[bounds] / FRAMES_PER_S
     timings = [
         WordTiming(
             text=text,
@@ -299,7 +292,7 @@ def time_words(
             end_s=float(times[i + 1]),
             probabilities=alignment.token_probs[bounds[i] : bounds[i + 1]],
         )
-        for i, (text, count) in enumerate(zip(texts, counts, strict=True))
+        for i, (text, count) in enumerate(parts)
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
     median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
@@ -308,7 +301,7 @@ def time_words(
     if durations:
         _shorten_at_sentences(words)
         _begin_with_voice(timings, voice)
-    ends = list(itertools.accumulate(len(texts) for texts, _ in split))
+    ends = list(itertools.accumulate(map(len, split)))
     for begin, end in zip([0, *ends], ends, strict=False):
         join_punctuation(timings[begin:end])
     return words
@@ -322,13 +315,6 @@ def _scored_characters(
         probs = alignment.token_probs[begin : begin + count].astype(np.float64)
         yield Characters(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
         begin += count
-
-
-def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
-    if alignment.begins is not None:
-        return alignment.begins
-    assert alignment.matrix is not None
-    return monotonic_path(alignment.matrix)[alignment.prefix :]
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:
@@ -370,7 +356,15 @@ def assign_words(
     timings, characters = iter(words.timings), iter(words.characters or ())
     timed_segments: list[Segment] = []
     for segment in segments:
-        segment_words = _take(timings, len(segment.tokens), window_start_s)
+        segment_words = [
+            dataclasses.replace(
+                timing,
+                start_s=round(window_start_s + timing.start_s, 2),
+                end_s=round(window_start_s + timing.end_s, 2),
+            )
+            for timing in _take(timings, len(segment.tokens))
+            if timing.text
+        ]
         start, end = segment.start, segment.end
         if segment_words:
             _shorten_after_pause(segment_words, words, spoken_until_s)
@@ -387,34 +381,28 @@ def assign_words(
             ),
         )
         if words.characters is not None:
-            logprobs = tuple(_take_logprobs(characters, len(segment.tokens)))
+            logprobs = tuple(  # adding 0.0 turns -0.0 into 0.0
+                TokenLogprob(part.text, round(part.logprob, 4) + 0.0)
+                for part in _take(characters, len(segment.tokens))
+            )
             segment = dataclasses.replace(segment, token_logprobs=logprobs)
         timed_segments.append(segment)
     return timed_segments
 
 
-def _take(timings: Iterator[WordTiming], tokens: int, offset_s: float) -> list[WordTiming]:
-    """Take the next words with `tokens` tokens in total, with times in the recording."""
-    taken: list[WordTiming] = []
-    while tokens > 0 and (timing := next(timings, None)) is not None:
-        tokens -= timing.tokens
-        if timing.text:
-            start_s, end_s = (round(offset_s + s, 2) for s in (timing.start_s, timing.end_s))
-            taken.append(dataclasses.replace(timing, start_s=start_s, end_s=end_s))
-    return taken
+def _take(items: Iterator[T], tokens: int) -> Iterator[T]:
+    """Take the next items with `tokens` tokens in total."""
+    while tokens > 0 and (item := next(items, None)) is not None:
+        tokens -= item.tokens
+        yield item
 
 
-def _take_logprobs(characters: Iterator[Characters], tokens: int) -> Iterator[TokenLogprob]:
-    """Take the next characters with `tokens` tokens in total."""
-    while tokens > 0 and (part := next(characters, None)) is not None:
-        tokens -= part.tokens
-        yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # turns -0.0 into 0.0
-
-
-def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_until_s: float) -> None:
+def _shorten_after_pause(
+    timings: list[WordTiming], words: WindowWords, spoken_until_s: float
+) -> None:
     """Shorten the first two words after a pause, which often extend into it."""
-    first, longest_s = mine[0], words.longest_s
-    second = mine[1] if len(mine) > 1 else None
+    first, longest_s = timings[0], words.longest_s
+    second = timings[1] if len(timings) > 1 else None
     if first.end_s - spoken_until_s <= words.median_s * _PAUSE:
         return
     together = second is not None and second.end_s - first.start_s > longest_s * 2
@@ -426,10 +414,10 @@ def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_unti
 
 
 def _reconcile_times(
-    segment: Segment, mine: list[WordTiming], median_s: float
+    segment: Segment, timings: list[WordTiming], median_s: float
 ) -> tuple[float, float]:
     """Reconcile a segment's times with its words; return the segment's start and end."""
-    first, last = mine[0], mine[-1]
+    first, last = timings[0], timings[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:
         first.start_s = max(0.0, min(first.end_s - median_s, segment.start))

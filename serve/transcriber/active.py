@@ -24,36 +24,9 @@ from serve.contract.fields import ShortEncoder
 from serve.contract.messages import OnEvent, Phase, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import Job, JobEvent, Scores
 from serve.speakers.words import lettered
+from serve.speech import judging, windows, words
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
-from serve.speech.judging import (
-    LOOP_START,
-    best_attempt,
-    compression_ratio,
-    decide,
-    loop_tokens,
-    with_confidence,
-    without_hallucinations,
-)
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import (
-    Attempt,
-    AudioWindow,
-    DecodedWindow,
-    find_uncovered,
-    join_text,
-    split_segments,
-    spoken,
-    stitch,
-    uncovered_s,
-    written,
-)
-from serve.speech.words import (
-    FRAMES_PER_S,
-    WindowWords,
-    assign_words,
-    time_words,
-    truncate_alignment,
-)
 from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.languages import Languages
 
@@ -147,15 +120,15 @@ def encoder_frames(duration_s: float, short: ShortEncoder) -> int:
 class _Window:
     """A window of a request, and the result of decoding it so far."""
 
-    audio: AudioWindow  # has samples until they are submitted or, with VAD, decoded
+    audio: windows.AudioWindow  # has samples until they are submitted or, with VAD, decoded
     duration_s: float
     number: int  # index among the windows cut from the audio; a remainder has its window's
     remainder_depth: int = 0  # 0: cut from the audio; n: the remainder of a window with n - 1
     doubted: bool = False  # retried with a full-size encoder
-    failed: list[Attempt] = dataclasses.field(default_factory=list)
-    decoded: DecodedWindow | None = None
-    timing: bool = False  # decoded, word timing pending
-    words: WindowWords | None = None
+    failed: list[windows.Attempt] = dataclasses.field(default_factory=list)
+    decoded: windows.DecodedWindow | None = None
+    times_pending: bool = False  # decoded, word timing pending
+    timed: words.WindowWords | None = None
 
     def free_samples(self) -> None:
         self.audio = dataclasses.replace(self.audio, samples=self.audio.samples[:0].copy())
@@ -197,7 +170,8 @@ class ActiveRequest:
         """Replace the plan by a more complete one; call this before the first window arrives."""
         self.plan = plan
         self._text_before = plan.texts.before  # prompt ids of the text before the next window
-        self._languages = Languages(plan.start, plan.language, plan.multilingual, plan.script)
+        each = plan.request.multilingual
+        self._languages = Languages(plan.start, plan.language, each, plan.script)
 
     def warn(self, text: str) -> None:
         """Add a warning about the audio unless it is known; call this before `transcript`."""
@@ -209,7 +183,7 @@ class ActiveRequest:
         """Whether a window can be submitted now."""
         if not self._waiting:
             return False
-        if self.plan.mode == "sequential":
+        if self.plan.request.mode == "sequential":
             return self.submitted == self._stitched
         return not self._languages.detecting or self.submitted == self._decoded
 
@@ -229,7 +203,7 @@ class ActiveRequest:
         whole = self._all_came and self._stitched == len(self._windows)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
-    def add_window(self, window: AudioWindow) -> None:
+    def add_window(self, window: windows.AudioWindow) -> None:
         """Add the next window of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # empty if the window has no speech
@@ -242,7 +216,7 @@ class ActiveRequest:
         if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
 
-    def next_window(self) -> tuple[int, AudioWindow]:
+    def next_window(self) -> tuple[int, windows.AudioWindow]:
         """Remove and return the next window to submit and its index; `ready` must be true."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
@@ -287,13 +261,15 @@ class ActiveRequest:
         seed = window.number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
         options = dataclasses.replace(plan.options, temperature=temperature, seed=seed)
         max_repeated = 0
-        if stop_loops and plan.unfinished:
-            max_repeated = LOOP_START
+        if stop_loops and plan.request.unfinished:
+            max_repeated = judging.LOOP_START
         elif stop_loops:
-            max_repeated = loop_tokens(options.max_tokens, window.duration_s, plan.repetitive)
+            max_repeated = judging.loop_tokens(
+                options.max_tokens, window.duration_s, plan.repetitive
+            )
         # Whole encoder frames, as OpenAI counts them. The epsilon corrects quotients that round to
         # just below a whole number.
-        word_frames = max(1, math.floor(window.duration_s * FRAMES_PER_S + 1e-6))
+        word_frames = max(1, math.floor(window.duration_s * words.FRAMES_PER_S + 1e-6))
         return Job(
             id=id,
             features=features,
@@ -334,10 +310,10 @@ class ActiveRequest:
         window, scores, looped = self._windows[index], event.scores, event.finished == "loop"
         assert scores is not None
         self.phases.note_scores(scores)
-        if looped and self.plan.unfinished:
-            tokens, looped = tokens[:-LOOP_START], False
-        pieces = tuple(split_segments(tokens, tokenizer.facts, window.duration_s))
-        attempt = Attempt(
+        if looped and self.plan.request.unfinished:
+            tokens, looped = tokens[: -judging.LOOP_START], False
+        pieces = tuple(windows.split_segments(tokens, tokenizer.facts, window.duration_s))
+        attempt = windows.Attempt(
             tokens=tokens,
             pieces=pieces,
             avg_logprob=scores.avg_logprob,
@@ -345,7 +321,7 @@ class ActiveRequest:
             temperature=temperature,
             # One looping sentence hardly changes the ratio of 30 s of text: check each segment.
             compression_ratio=max(
-                compression_ratio(tokenizer.decode(text))
+                judging.compression_ratio(tokenizer.decode(text))
                 for text in (tokens, *(piece.tokens for piece in pieces))
             ),
             looped=looped,
@@ -353,9 +329,9 @@ class ActiveRequest:
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
         fixed_temperature = self.plan.fixed_temperature or window.audio.narrow
-        verdict = decide(attempt, config, fixed_temperature, window.audio.voice_s)
+        verdict = judging.decide(attempt, config, fixed_temperature, window.audio.voice_s)
         if self.plan.short_encoder == "auto" and self.encoder_frames(index) != N_FRAMES:
-            breaks_off = window.audio.voice and find_uncovered(window.audio, pieces)[1]
+            breaks_off = window.audio.voice and windows.find_uncovered(window.audio, pieces)[1]
             if breaks_off or verdict.outcome != "accept":
                 window.doubted = True
                 return temperature
@@ -366,21 +342,21 @@ class ActiveRequest:
                 window.failed.append(attempt)
             return verdict.temperature
         if verdict.outcome == "give up":
-            attempt = best_attempt([*window.failed, attempt], config)
+            attempt = judging.best_attempt([*window.failed, attempt], config)
         window.failed.clear()
         self._keep(index, attempt, verdict.outcome)
         return None
 
-    def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
+    def _keep(self, index: int, attempt: windows.Attempt, outcome: str) -> None:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
         window = self._windows[index]
         pieces = () if outcome == "silence" else attempt.pieces
-        kept, remainders = len(pieces), list[AudioWindow]()
+        kept, remainders = len(pieces), list[windows.AudioWindow]()
         if window.audio.voice:
             if window.remainder_depth < _MAX_REMAINDERS:
-                kept, remainders = find_uncovered(window.audio, pieces)
+                kept, remainders = windows.find_uncovered(window.audio, pieces)
             if not remainders:
-                self.untold_s += uncovered_s(window.audio, pieces)
+                self.untold_s += windows.uncovered_s(window.audio, pieces)
         position = self._order.index(index) + 1
         for audio in reversed(remainders):
             remainder = len(self._windows)
@@ -390,7 +366,7 @@ class ActiveRequest:
             self._languages.set_remainder(remainder, index)
             self._waiting.appendleft(remainder)
         self._decoded += 1
-        window.decoded = DecodedWindow(
+        window.decoded = windows.DecodedWindow(
             timeline=window.audio.timeline,
             duration_s=window.duration_s - sum(audio.duration_s for audio in remainders),
             attempt=attempt,
@@ -400,7 +376,9 @@ class ActiveRequest:
         )
         window.free_samples()
 
-    def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
+    def untimed_words(
+        self, index: int, tokenizer: Tokenizer
+    ) -> Callable[[], words.WindowWords] | None:
         """Return a function that times the words of a decoded window; None if none are wanted.
 
         Any thread may call the function. Pass its result to `set_words`. Until then the window's
@@ -416,20 +394,20 @@ class ActiveRequest:
         if not self.plan.words or not decoded.pieces:
             return None
         assert alignment is not None, "the runtime returned no alignment; expected one"
-        window.timing = True
+        window.times_pending = True
         text = [piece.tokens for piece in decoded.pieces]
-        frames = max(1, round(decoded.duration_s * FRAMES_PER_S))
-        alignment = truncate_alignment(alignment, sum(map(len, text)), frames)
+        frames = max(1, round(decoded.duration_s * words.FRAMES_PER_S))
+        alignment = words.truncate_alignment(alignment, sum(map(len, text)), frames)
         translated = tokenizer.facts.translate in self.plan.start
         language = "en" if translated else self._languages.of(index)
-        logprobs, voice = self.plan.tells_logprobs, window.audio.voice or ()
+        logprobs, voice = self.plan.request.token_logprobs, window.audio.voice or ()
         return functools.partial(
-            time_words, alignment, text, tokenizer.decode, language, logprobs, voice
+            words.time_words, alignment, text, tokenizer.decode, language, logprobs, voice
         )
 
-    def set_words(self, index: int, words: WindowWords) -> None:
+    def set_words(self, index: int, timed: words.WindowWords) -> None:
         """Set the timed words of a window."""
-        self._windows[index].timing, self._windows[index].words = False, words
+        self._windows[index].times_pending, self._windows[index].timed = False, timed
 
     def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
         """Set the function that splits segments by speaker."""
@@ -440,15 +418,15 @@ class ActiveRequest:
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
             window = self._windows[index]
-            if window.decoded is None or window.timing:
+            if window.decoded is None or window.times_pending:
                 break
             channel = window.audio.channel
             if self._stitched:
                 previous = self._windows[self._order[self._stitched - 1]]
                 if channel != previous.audio.channel:
                     self._spoken_until_s = 0.0
-            stitched = self._stitch(index, window.decoded, window.words, tokenizer)
-            window.words = None
+            stitched = self._stitch(index, window.decoded, window.timed, tokenizer)
+            window.timed = None
             if self.plan.channels:
                 speaker = string.ascii_uppercase[channel]
                 stitched = [dataclasses.replace(segment, speaker=speaker) for segment in stitched]
@@ -461,33 +439,36 @@ class ActiveRequest:
     def _stitch(
         self,
         index: int,
-        window: DecodedWindow,
-        words: WindowWords | None,
+        window: windows.DecodedWindow,
+        timed: words.WindowWords | None,
         tokenizer: Tokenizer,
     ) -> list[Segment]:
         """Return a window's segments with times of the whole audio."""
-        plan, segments = self.plan, stitch(window, tokenizer.decode)
-        if words is not None:
+        plan, segments = self.plan, windows.stitch(window, tokenizer.decode)
+        if timed is not None:
             start_s = window.timeline.start_s
-            segments = assign_words(segments, words, start_s, self._spoken_until_s)
-            segments = with_confidence(segments, plan.confidence, plan.low_confidence)
-        segments = window.timeline.restore(self._languages.in_script(index, segments))
-        if plan.hallucination_silence_s > 0:
-            segments = without_hallucinations(
-                segments, window, self._spoken_until_s, plan.hallucination_silence_s
+            segments = words.assign_words(segments, timed, start_s, self._spoken_until_s)
+            segments = judging.with_confidence(
+                segments, plan.confidence, plan.request.low_confidence
             )
-        for timed in (segment.words for segment in segments if segment.words):
-            self._spoken_until_s = timed[-1].end
+        segments = window.timeline.restore(self._languages.in_script(index, segments))
+        if (silence_s := plan.request.hallucination_silence_threshold) > 0:
+            segments = judging.without_hallucinations(
+                segments, window, self._spoken_until_s, silence_s
+            )
+        for segment in segments:
+            if segment.words:
+                self._spoken_until_s = segment.words[-1].end
         if plan.words and not plan.tells_words and not plan.speakers:
             segments = _without_words(segments)
-        segments = spoken(segments)
-        if plan.mode == "sequential" and window.pieces:
+        segments = windows.spoken(segments)
+        if plan.request.mode == "sequential" and window.pieces:
             # Compare by identity: a sentence may occur twice with equal tokens.
             answered = [
                 piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
             ]
             timestamps = plan.options.timestamps and plan.texts.timestamps
-            tokens = written(answered, tokenizer.facts, timestamps)
+            tokens = windows.written(answered, tokenizer.facts, timestamps)
             # A failed text makes the model repeat itself.
             lost = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
             before = () if lost else (*self._text_before, *tokens)[-plan.texts.limit :]
@@ -527,7 +508,7 @@ class ActiveRequest:
             self.warn(text)
         now_s = time.monotonic()
         return Transcript(
-            text=join_text(segments),
+            text=windows.join_text(segments),
             language=language,
             language_prob=language_prob,
             duration=self.duration_s,

@@ -22,16 +22,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
-from serve.speech import audio, vad
-from serve.speech.cutting import (
-    Bandwidth,
-    CutOne,
-    cut_and_listen,
-    cut_long,
-    cut_stretches,
-    cut_with_voice,
-    pack,
-)
+from serve.speech import audio, cutting, vad
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox
 from serve.speech.windows import AudioWindow
@@ -232,9 +223,9 @@ class AudioDecoderPool:
         if isinstance(request.audio, bytes | AudioFile):
             limits = dataclasses.replace(
                 self._limits,
-                partial=active.plan.partial,
+                partial=active.plan.request.partial,
                 channel=channel,
-                track=active.plan.audio_track,
+                track=active.plan.request.audio_track or "",
             )
             return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
@@ -297,10 +288,10 @@ class AudioDecoderPool:
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:
     """Yield the windows of a request's audio or of one channel."""
-    bandwidth, cut_one = Bandwidth(), _cutting(active)
+    bandwidth, cut_one = cutting.Bandwidth(), _cutting(active)
     watched = bandwidth.watch(blocks)
     stretches = active.plan.stretches
-    windows = cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
+    windows = cutting.cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
     for window in windows:
         if window is not None and window.last and (text := bandwidth.warning()):
             active.warn(text)
@@ -308,16 +299,16 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWind
         yield dataclasses.replace(window, narrow=True) if window and narrow else window
 
 
-def _cutting(active: ActiveRequest) -> CutOne:
+def _cutting(active: ActiveRequest) -> cutting.CutOne:
     """Return the function that cuts a request's audio into windows."""
     listener = functools.partial(_listener, active)
     if active.plan.vad == "on":
-        return lambda blocks: pack(blocks, listener())
+        return lambda blocks: cutting.pack(blocks, listener())
     if active.plan.vad == "auto":
-        return lambda blocks: cut_long(blocks, listener)
+        return lambda blocks: cutting.cut_long(blocks, listener)
     if active.plan.voice:
-        return functools.partial(cut_with_voice, voice=active.plan.voice)
-    return lambda blocks: cut_and_listen(blocks, listener())
+        return functools.partial(cutting.cut_with_voice, voice=active.plan.voice)
+    return lambda blocks: cutting.cut_and_listen(blocks, listener())
 
 
 def _listener(active: ActiveRequest) -> vad.SpeechFilter:

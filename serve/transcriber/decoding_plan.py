@@ -18,7 +18,6 @@ from serve.contract.manifest import Confidence, Manifest
 from serve.contract.messages import (
     SPEECH_OPTIONS,
     AudioFile,
-    Mode,
     Request,
     SearchOptions,
     SpeechOptions,
@@ -93,25 +92,18 @@ class DecodingPlan:
     language: str | None  # code; None: to be detected
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
+    # The options that are used as they are; without the audio.
+    request: Request = dataclasses.field(default=Request(b""), compare=False)
     words: bool = False  # time words
     tells_words: bool = False  # return words
-    tells_logprobs: bool = False  # return tokens' log-probabilities, which needs timed words
     confidence: Confidence | None = None  # calibration of word confidence; None: no confidence
-    low_confidence: float | None = None  # mark words below this confidence; None: mark none
-    hallucination_silence_s: float = 0.0  # silence around dropped segments; 0: drop none
     vad: Switch = "off"  # whether to skip audio without speech
     speech: SpeechOptions = _SPEECH  # VAD thresholds
-    draft: tuple[int, ...] = ()  # draft tokens of the first window
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
-    unfinished: bool = False  # more audio will follow in another request
     voice: tuple[Stretch, ...] = ()  # the client's speech intervals; (): run VAD
-    mode: Mode = "parallel"
     texts: PromptTexts = NO_TEXTS
-    multilingual: bool = False  # each window has its own language
     detection: Detection = dataclasses.field(default_factory=Detection)  # language detection
     stretches: tuple[Stretch, ...] = ()  # decode only these intervals; (): the whole audio
-    partial: bool = False  # accept truncated audio
-    audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # diarization; None: off
     channels: bool = False  # each audio channel is one speaker
@@ -213,25 +205,17 @@ def plan_request(
             **dataclasses.asdict(search),
         ),
         fixed_temperature=request.temperature is not None,
+        request=dataclasses.replace(request, audio=b"", known_speaker_references=()),
         words=capabilities.words and (needs_words or request.try_word_timestamps),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
-        tells_logprobs=request.token_logprobs,
         # The calibration was fitted to transcripts, and does not hold for translations.
         confidence=manifest.confidence if request.task == "transcribe" else None,
-        low_confidence=request.low_confidence,
-        hallucination_silence_s=float(request.hallucination_silence_threshold),
         vad=vad,
         stretches=_stretches("clip_timestamps", request.clip_timestamps),
         voice=_stretches("voice", request.voice),
         speech=_from_request(request, _SPEECH),
-        draft=tuple(request.draft),
         short_encoder=_short_encoder(request, capabilities, config),
-        unfinished=request.unfinished,
-        mode=request.mode,
-        multilingual=request.multilingual,
         detection=_detection(request, tokenizer, config),
-        partial=request.partial,
-        audio_track=request.audio_track or "",
         repetitive=config.compression_ratio_threshold,
         speakers=_speakers(request),
         channels=request.channels == "split",
@@ -265,7 +249,7 @@ def with_texts(
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = min(config.max_tokens, room)
-    elif max_tokens > room and plan.mode == "parallel":
+    elif max_tokens > room and request.mode == "parallel":
         raise OptionError(f"max_tokens = {max_tokens}, but the prompt leaves room for {room}")
     options = dataclasses.replace(plan.options, max_tokens=max_tokens, phrases=texts.phrases)
     return dataclasses.replace(plan, texts=texts, options=options)

@@ -204,7 +204,7 @@ class Dispatcher:
             if isinstance(feature, EarshotError):
                 failed.append((active, feature))
                 continue
-            draft = active.plan.draft if index == 0 else ()
+            draft = tuple(active.plan.request.draft) if index == 0 else ()
             temperature = active.plan.options.temperature
             error = guarded(
                 f"submitting window {index} of request {active.id}",

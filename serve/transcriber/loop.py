@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from serve.contract.config import TranscriberConfig
@@ -371,14 +371,13 @@ class Transcriber:
             self._word_pool.add(active, what, work, take)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
-        segments = active.stitch_ready(self.tokenizer)
-        end: list[SegmentReady | RequestFinished] = []
-        if active.complete:
-            transcript = active.transcript()
-            end = [RequestFinished(transcript)]
-            if active.plan.tells_speakers:
-                segments = list(transcript.segments)
-        return [*map(SegmentReady, segments), *end]
+        segments: Sequence[Segment] = active.stitch_ready(self.tokenizer)
+        if not active.complete:
+            return [*map(SegmentReady, segments)]
+        transcript = active.transcript()
+        if active.plan.tells_speakers:
+            segments = transcript.segments
+        return [*map(SegmentReady, segments), RequestFinished(transcript)]
 
     def _fail(self, active: ActiveRequest, error: EarshotError) -> None:
         """End a request with an error, unless it has ended."""

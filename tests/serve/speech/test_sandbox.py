@@ -65,7 +65,7 @@ def one_of_its_processes():
 
 
 def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
-    """Without limits this file takes more than `wire.MEMORY_BYTES` before the first block."""
+    """Without limits this file takes more than `client.MEMORY_BYTES` before the first block."""
     data = greedy_mp4(12_000_000)
     assert len(data) < 500
     taken = []

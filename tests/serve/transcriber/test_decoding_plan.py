@@ -58,13 +58,13 @@ def test_audio_that_is_too_large_is_refused(plan, as_file, monkeypatch):
 
 
 def test_a_request_lets_audio_be_cut_short(plan):
-    assert not plan().partial
-    assert plan(partial=True).partial
+    assert not plan().request.partial
+    assert plan(partial=True).request.partial
 
 
 def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
     assert plan(language="auto", languages=["de-DE", "es"]) == plan(languages=["de", "es"])
-    assert plan(language=" Auto ", multilingual=True).multilingual
+    assert plan(language=" Auto ", multilingual=True).request.multilingual
     assert plan(language="es-419").language == "es"
 
 
@@ -224,9 +224,9 @@ def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer, engine)
 def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(plan):
     words = {"word_timestamps": True}
     made = plan({"words": True}, confidence=CONFIDENCE, low_confidence=0.5, **words)
-    assert (made.confidence, made.low_confidence) == (CONFIDENCE, 0.5)
+    assert (made.confidence, made.request.low_confidence) == (CONFIDENCE, 0.5)
     made = plan({"words": True}, confidence=CONFIDENCE, **words)
-    assert (made.confidence, made.low_confidence) == (CONFIDENCE, None)
+    assert (made.confidence, made.request.low_confidence) == (CONFIDENCE, None)
     assert plan({"words": True}, confidence=CONFIDENCE, **words, **TRANSLATED).confidence is None
     for confidence, options, message in (
         (CONFIDENCE, {"low_confidence": 1.5}, "= 1.5; expected a number from 0 to 1"),

@@ -110,9 +110,7 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "serve.transcriber.audio_decoder_pool.cut_and_listen", lambda blocks, _: 1 / 0
-            )
+            patch.setattr("serve.speech.cutting.cut_and_listen", lambda blocks, _: 1 / 0)
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -231,7 +229,7 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.transcriber.audio_decoder_pool.cut_and_listen",
+            "serve.speech.cutting.cut_and_listen",
             lambda blocks, _: go_on.wait(WAIT_S),
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)

@@ -106,7 +106,7 @@ class TestSequence(TranscriberTests):
         self, start, tokenizer, monkeypatch
     ):
         monkeypatch.setattr(
-            "serve.transcriber.active.without_hallucinations",
+            "serve.speech.judging.without_hallucinations",
             lambda segments, *_: [s for s in segments if s.text != " b"],
         )
         script = Counting(tokenizer, {i: {"text_below": tokenizer.facts.eot} for i in range(8)})
