@@ -381,8 +381,9 @@ def _mp4(audio: Bytes) -> bool:
 
 
 def _caf(audio: Bytes) -> bool:
-    *_, (_, begin, size) = [(b"", 0, 0), *chunks(audio, CAF)]
-    return size < _CAF_ENDLESS or begin + size > len(audio)
+    return any(
+        size < _CAF_ENDLESS or begin + size > len(audio) for _, begin, size in chunks(audio, CAF)
+    )
 
 
 def _avi(audio: Bytes) -> bool:

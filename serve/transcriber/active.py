@@ -260,6 +260,10 @@ class ActiveRequest:
         prefix = plan.texts.prefix if index == 0 else ()
         seed = window.number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
         options = dataclasses.replace(plan.options, temperature=temperature, seed=seed)
+        if temperature > 0:
+            options = dataclasses.replace(options, beam_size=1)
+        else:
+            options = dataclasses.replace(options, best_of=1)
         max_repeated = 0
         if stop_loops and plan.request.unfinished:
             max_repeated = judging.LOOP_START
@@ -274,7 +278,7 @@ class ActiveRequest:
             id=id,
             features=features,
             prompt=plan.texts.prompt(self._languages.start(index), self._text_before, prefix),
-            options=dataclasses.replace(options, **{"beam_size" if temperature else "best_of": 1}),
+            options=options,
             prefix=len(prefix),
             draft=draft,
             align_frames=word_frames if plan.words else 0,

@@ -336,7 +336,7 @@ def _out_of_bounds(
     request: Request, config: TranscriberConfig, tokenizer: Tokenizer, n_text_ctx: int
 ) -> Iterator[str]:
     """Yield which numbers are out of bounds."""
-    bounds = {
+    bounds: dict[str, tuple[float, float]] = {
         **dict.fromkeys(("temperature", "low_confidence"), (0, 1)),
         **dict.fromkeys(_COUNTS, (1, MAX_SPEAKERS)),
         "hallucination_silence_threshold": (0, math.inf),
