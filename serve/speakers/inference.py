@@ -165,11 +165,11 @@ class DiarizationModels:
 
     def _own(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
         """Return the frames for a piece's vector: those without other speakers, if enough."""
-        mine = np.zeros(FRAMES, bool)
+        piece_frames = np.zeros(FRAMES, bool)
         for start, end in piece:
-            mine[start:end] = True
-        alone = mine & (active.sum(1) == 1)
-        return alone if alone.sum() * HOP >= _ALONE_S * SAMPLE_RATE else mine
+            piece_frames[start:end] = True
+        alone = piece_frames & (active.sum(1) == 1)
+        return alone if alone.sum() * HOP >= _ALONE_S * SAMPLE_RATE else piece_frames
 
     def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
         """Compute the vector of each piece from its feature frames.
@@ -248,22 +248,22 @@ def _batches(
     Each batch comes with the number of samples received so far, and whether it has the last window,
     which is padded with silence.
     """
-    waiting, held, came = list[Samples](), 0, 0
+    waiting, waiting_samples, received = list[Samples](), 0, 0
     for block in blocks:
         waiting.append(block)
-        held, came = held + len(block), came + len(block)
-        while held > (size - 1) * step + SAMPLES:
+        waiting_samples, received = waiting_samples + len(block), received + len(block)
+        while waiting_samples > (size - 1) * step + SAMPLES:
             samples = np.concatenate(waiting, dtype=np.float32)
-            yield samples[: (size - 1) * step + SAMPLES], came, False
-            waiting, held = [samples[size * step :]], held - size * step
-    if held:
-        count = 1 + max(0, -(-(held - SAMPLES) // step))
+            yield samples[: (size - 1) * step + SAMPLES], received, False
+            waiting, waiting_samples = [samples[size * step :]], waiting_samples - size * step
+    if waiting_samples:
+        count = 1 + max(0, -(-(waiting_samples - SAMPLES) // step))
         samples = np.concatenate(waiting, dtype=np.float32)
-        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
+        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - waiting_samples))
         for first in range(0, count, size):
             some = min(size, count - first)
             yield (
                 samples[first * step :][: (some - 1) * step + SAMPLES],
-                came,
+                received,
                 first + some == count,
             )

@@ -300,12 +300,12 @@ def _to_16_khz(
         blocks: the rate in Hz and the samples of each block; the rate may change between blocks.
         max_s: the maximum seconds of all blocks together; more raise an AudioLimitError.
     """
-    given = False
+    has_samples = False
     for samples in _resampled(_checked(blocks, max_s)):
         if len(samples):
-            given = True
+            has_samples = True
             yield np.clip(samples, -1.0, 1.0)
-    if not given:
+    if not has_samples:
         raise AudioError("audio has no samples (0 s); expected at least one")
 
 

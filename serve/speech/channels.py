@@ -71,11 +71,11 @@ _WEIGHTS = {
 def wav_layout(audio: Bytes, channels: int) -> Layout:
     """Return the layout of a WAV file, from its extensible format's channel mask."""
     head = audio[:_HEAD_BYTES]
-    at = head.find(b"fmt ", 12)
-    if at < 0 or len(head) < at + 32:
+    offset = head.find(b"fmt ", 12)
+    if offset < 0 or len(head) < offset + 32:
         return UNKNOWN
-    (tag,) = struct.unpack("<H", head[at + 8 : at + 10])
-    (mask,) = struct.unpack("<I", head[at + 28 : at + 32])
+    (tag,) = struct.unpack("<H", head[offset + 8 : offset + 10])
+    (mask,) = struct.unpack("<I", head[offset + 28 : offset + 32])
     return _of_mask(mask, channels) if tag == _EXTENSIBLE else UNKNOWN
 
 
@@ -225,7 +225,7 @@ class _Downmix:
         self._columns = columns
         self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
         self._loudness = 0.0
-        self._taken: int | None = None  # the channel used instead of the mix
+        self._fallback: int | None = None  # the channel used instead of the mix
         self._total_s = self._cancelled_s = 0.0
 
     def mixed(
@@ -269,16 +269,16 @@ class _Downmix:
             return mean
         weights = np.full(channels, 1 / channels) if shares is None else shares
         if len(self._energies) != channels:
-            self._energies, self._loudness, self._taken = np.zeros(channels), 0.0, None
-        before = self._taken
+            self._energies, self._loudness, self._fallback = np.zeros(channels), 0.0, None
+        before = self._fallback
         with np.errstate(all="ignore"):  # invalid values are rejected later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
             if energies.max() > _SILENCE * len(window):
                 self._decide(float(np.dot(mean, mean)), energies * weights**2)
-        if self._taken is not None:
+        if self._fallback is not None:
             self._cancelled_s += len(window) / rate
-        new = mean if self._taken is None else window[:, self._taken]
-        if before == self._taken:
+        new = mean if self._fallback is None else window[:, self._fallback]
+        if before == self._fallback:
             return new
         return faded(mean if before is None else window[:, before], new, rate)
 
@@ -290,11 +290,11 @@ class _Downmix:
             return  # no speech, or all of it in channels with weight 0
         self._energies = _FORGET * self._energies + energies
         if mix < _CANCELS_BELOW * apart:
-            loudest, taken = int(self._energies.argmax()), self._taken
+            loudest, taken = int(self._energies.argmax()), self._fallback
             if taken is None or self._energies[loudest] > _LOUDER * self._energies[taken]:
-                self._taken = loudest
+                self._fallback = loudest
         elif not mix < _CANCELS_NO_MORE * apart:
-            self._taken = None
+            self._fallback = None
 
 
 class _OwnChannel:

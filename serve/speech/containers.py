@@ -92,13 +92,15 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
     """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
-    at, size = find_chunk(audio, b"fmt ", RIFF)
-    if size < 16 or at + size > len(audio):
+    offset, size = find_chunk(audio, b"fmt ", RIFF)
+    if size < 16 or offset + size > len(audio):
         return None
-    tag, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", audio[at : at + 16])
+    tag, channels, rate, _, frame_bytes, bits = struct.unpack(
+        "<HHIIHH", audio[offset : offset + 16]
+    )
     begin, declared = find_chunk(audio, b"data", RIFF)
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
-    if not plain or begin < at or not 0 < declared < STREAM_BYTES:
+    if not plain or begin < offset or not 0 < declared < STREAM_BYTES:
         return None
     return Pcm16Header(begin, declared, channels, rate)
 
@@ -106,12 +108,12 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
     """Return the declared and the present bytes of a WAV or AIFF file's sample chunk."""
     name = b"data" if audio[:4] == b"RIFF" else b"SSND"
-    at, size = find_chunk(audio, name, RIFF if name == b"data" else AIFF)
-    return size, min(size, len(audio) - at)
+    offset, size = find_chunk(audio, name, RIFF if name == b"data" else AIFF)
+    return size, min(size, len(audio) - offset)
 
 
 def chunks(
-    audio: Bytes, layout: ChunkLayout, at: int | None = None
+    audio: Bytes, layout: ChunkLayout, offset: int | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield the name, the content's offset and the declared bytes of content of each chunk.
 
@@ -120,23 +122,23 @@ def chunks(
     Args:
         audio: the file.
         layout: the layout of its chunks.
-        at: offset of the first chunk; None: after the file's header.
+        offset: that of the first chunk; None: after the file's header.
 
     Raises:
         AudioError: there are more than `MAX_CHUNKS`.
     """
-    at = layout.first if at is None else at
+    offset = layout.first if offset is None else offset
     for _ in range(MAX_CHUNKS):
-        at += -at % layout.pad
-        head = audio[at : at + layout.head.size]
+        offset += -offset % layout.pad
+        head = audio[offset : offset + layout.head.size]
         if len(head) < layout.head.size:
             return
         name, size = layout.head.unpack(head)
-        begin, size = at + layout.head.size, size - layout.included
+        begin, size = offset + layout.head.size, size - layout.included
         yield name, begin, size
         if size < 0:
             return
-        at = begin + size
+        offset = begin + size
     raise AudioError(f"audio has more than {MAX_CHUNKS} chunks; expected a file with fewer")
 
 
@@ -158,9 +160,9 @@ def find_chunk(audio: Bytes, name: bytes, layout: ChunkLayout) -> tuple[int, int
 
 def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield the type, the offset and the end of an MP4's boxes; a last box may have no end."""
-    at = 0
+    offset = 0
     for _ in range(_MAX_PARTS):
-        head = audio[at : at + 16]
+        head = audio[offset : offset + 16]
         if len(head) < 8:
             return
         size = int.from_bytes(head[:4], "big")
@@ -168,8 +170,8 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
             size = int.from_bytes(head[8:], "big")
         if size < 8:  # up to the end of the file, or no box
             return
-        yield head[4:8], at, at + size
-        at += size
+        yield head[4:8], offset, offset + size
+        offset += size
 
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
@@ -185,8 +187,8 @@ def last_ogg_page_is_whole(audio: Bytes) -> bool:
 def _last_ogg_page(audio: Bytes) -> bytes:
     """Return an OGG file's bytes from its last page on; b"" if it has no page."""
     end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    at = end.rfind(b"OggS")
-    return end[at:] if at >= 0 else b""
+    offset = end.rfind(b"OggS")
+    return end[offset:] if offset >= 0 else b""
 
 
 def id3_bytes(audio: Bytes) -> int:
@@ -223,10 +225,10 @@ def mp3_goes_on(audio: Bytes) -> bool | None:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
-    at = id3_bytes(audio)
-    frame = audio[at : at + 64]
+    offset = id3_bytes(audio)
+    frame = audio[offset : offset + 64]
     place = max(frame.find(b"Xing"), frame.find(b"Info"))
-    return at, frame[place:] if place >= 0 else b""
+    return offset, frame[place:] if place >= 0 else b""
 
 
 SEARCH_BYTES = 1 << 16
@@ -286,48 +288,48 @@ def mp3_changes(audio: Bytes) -> bool:
 
 def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
     """Yield the frames of an MP3, and skip other bytes between them."""
-    at, gaps = id3_bytes(audio), 0
+    offset, gaps = id3_bytes(audio), 0
     data, begin = b"", 0  # a piece of the file, and its offset
-    while at < len(audio) and gaps < _MAX_GAPS:
+    while offset < len(audio) and gaps < _MAX_GAPS:
         at_end = begin + len(data) == len(audio)
-        if not at_end and at > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
-            data, begin = audio[at : at + _PIECE_BYTES], at
+        if not at_end and offset > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
+            data, begin = audio[offset : offset + _PIECE_BYTES], offset
             at_end = begin + len(data) == len(audio)
-        frame = _frame(data, at - begin)
+        frame = _frame(data, offset - begin)
         if frame is not None and frame.demuxer == _MP3:
             yield frame
-            at += frame.size
+            offset += frame.size
             continue
         gaps += 1
         found = next(
             (
                 found.start()
-                for found in _SYNC.finditer(data, at - begin + 1)
+                for found in _SYNC.finditer(data, offset - begin + 1)
                 if (frame := _chain(data, found.start(), at_end)) and frame.demuxer == _MP3
             ),
             None,
         )
-        at = begin + (found if found is not None else max(len(data) - 1, at - begin + 1))
+        offset = begin + (found if found is not None else max(len(data) - 1, offset - begin + 1))
 
 
-def _chain(data: bytes, at: int, at_end: bool) -> Frame | None:
+def _chain(data: bytes, offset: int, at_end: bool) -> Frame | None:
     """Return the frame at an offset if frames of the same kind follow it, or it is the last one."""
-    if (first := _frame(data, at)) is None:
+    if (first := _frame(data, offset)) is None:
         return None
-    at += first.size
+    offset += first.size
     for _ in range(_CHAIN - 1):
-        if at_end and at == len(data):
+        if at_end and offset == len(data):
             break
-        following = _frame(data, at)
+        following = _frame(data, offset)
         if following is None or following[:2] != first[:2]:
             return None
-        at += following.size
+        offset += following.size
     return first
 
 
-def _frame(data: bytes, at: int) -> Frame | None:
+def _frame(data: bytes, offset: int) -> Frame | None:
     """Parse the frame header at an offset; None if it is not a header."""
-    head = data[at : at + 6]
+    head = data[offset : offset + 6]
     if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE2:
         return None
     layer, rate = head[1] >> 1 & 3, head[2] >> 2 & 3
@@ -368,7 +370,7 @@ def is_cut_off(audio: Bytes) -> bool:
     This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
     """
     head = audio[:16]
-    ends = next((ends for at, mark, ends in _KNOWN if head.startswith(mark, at)), None)
+    ends = next((ends for offset, mark, ends in _KNOWN if head.startswith(mark, offset)), None)
     return ends is not None and ends(audio)
 
 
@@ -397,11 +399,11 @@ def _w64(audio: Bytes) -> bool:
 
 def _asf(audio: Bytes) -> bool:
     header = audio[:_ASF_HEADER_BYTES]
-    at = header.find(_ASF_PROPERTIES)
-    if at < 0 or header[at + _ASF_FLAGS : at + _ASF_FLAGS + 1] == b"":
+    offset = header.find(_ASF_PROPERTIES)
+    if offset < 0 or header[offset + _ASF_FLAGS : offset + _ASF_FLAGS + 1] == b"":
         return False
-    streamed = header[at + _ASF_FLAGS] & _ASF_STREAMED
-    size = int.from_bytes(header[at + _ASF_SIZE : at + _ASF_SIZE + 8], "little")
+    streamed = header[offset + _ASF_FLAGS] & _ASF_STREAMED
+    size = int.from_bytes(header[offset + _ASF_SIZE : offset + _ASF_SIZE + 8], "little")
     return not streamed and size > len(audio)
 
 
@@ -416,30 +418,30 @@ def _webm(audio: Bytes) -> bool:
     end = audio[max(0, len(audio) - _CLUSTER_BYTES) : len(audio)]
     places = list(islice(_places(end, _CLUSTER), _CLUSTER_TRIES))
     return bool(places) and not any(
-        _fit(end, at, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for at in places
+        _fit(end, offset, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for offset in places
     )
 
 
 def _places(data: bytes, mark: bytes) -> Iterator[int]:
     """Yield the offsets of a byte sequence, last one first."""
-    at = len(data)
-    while (at := data.rfind(mark, 0, at)) >= 0:
-        yield at
+    offset = len(data)
+    while (offset := data.rfind(mark, 0, offset)) >= 0:
+        yield offset
 
 
-def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
+def _fit(audio: Bytes, offset: int, most: int, through: tuple[bytes, ...]) -> bool:
     """Return whether EBML elements end within the file.
 
     Args:
         audio: the file.
-        at: offset of the first element.
+        offset: that of the first element.
         most: maximum number of elements to follow.
         through: ids of elements to descend into if their size is unknown.
     """
     for _ in range(most):
-        if at >= len(audio):
+        if offset >= len(audio):
             break
-        head = audio[at : at + 12]
+        head = audio[offset : offset + 12]
         named = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
         if named > 4:
             return True  # no element: the file is damaged or padded
@@ -450,12 +452,12 @@ def _fit(audio: Bytes, at: int, most: int, through: tuple[bytes, ...]) -> bool:
             return True
         bits = 7 * sized
         size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
-        at += named + sized
+        offset += named + sized
         if size != (1 << bits) - 1:
-            at += size
+            offset += size
         elif head[:named] not in through:
             return True
-    return at <= len(audio)
+    return offset <= len(audio)
 
 
 _KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (

@@ -93,10 +93,10 @@ def _of_speaker(
 ) -> Iterator[tuple[int, Piece]]:
     """Cut one speaker's numbered segments; yield pieces with their segment's number."""
     cut = [
-        (number, at == 0, at == len(parts) - 1, part)
+        (number, index == 0, index == len(parts) - 1, part)
         for number, segment in segments
         for parts in [_cut_segment(segment, max_width)]
-        for at, part in enumerate(parts)
+        for index, part in enumerate(parts)
     ]
     bare = [" ".join(text.split()) for *_, (text, _, _) in cut]
     reached = 0.0
@@ -140,10 +140,10 @@ def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
 def _characters(word: str) -> Iterator[str]:
     """Yield the whole word in scripts with spaces, else its characters."""
     begin, bare = 0, len(word) - len(word.lstrip())
-    for at in range(bare + 1, len(word)):
-        if _may_split(word[at - 1], word[at]):
-            yield word[begin:at]
-            begin = at
+    for index in range(bare + 1, len(word)):
+        if _may_split(word[index - 1], word[index]):
+            yield word[begin:index]
+            begin = index
     yield word[begin:]
 
 
@@ -319,11 +319,11 @@ def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> lis
 def _split_costs(pieces: Sequence[Piece]) -> list[float]:
     """Return the cost of splitting the speaker's text after each piece."""
     costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
-    for at in range(len(pieces) - 1, -1, -1):
-        piece = pieces[at]
+    for index in range(len(pieces) - 1, -1, -1):
+        piece = pieces[index]
         after = following.get(piece.speaker)
-        if after is not None and not _answered(piece, pieces[at + 1], after):
-            costs[at] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
+        if after is not None and not _answered(piece, pieces[index + 1], after):
+            costs[index] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
         following[piece.speaker] = piece
     return costs
 
@@ -336,11 +336,6 @@ def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
 
 class _Candidate:
     """A possible cue that starts with a given piece and grows piece by piece."""
-
-    __slots__ = (
-        *("_ends", "_line_width", "_lines", "_most_lines", "_speaker", "_used"),
-        *("end", "inner", "last", "lines", "start", "width"),
-    )
 
     def __init__(self, start: float, options: CueOptions) -> None:
         self.start = self.end = start  # end: of the last word
@@ -363,8 +358,8 @@ class _Candidate:
         speakers = len(self._used)
         return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
 
-    def add(self, piece: Piece, at: int) -> None:
-        """Add the next piece, which has index `at`."""
+    def add(self, piece: Piece, index: int) -> None:
+        """Add the next piece, which has this index."""
         speaker = piece.speaker
         if self._used:
             self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
@@ -381,7 +376,7 @@ class _Candidate:
         self.end = max(self.end, piece.end)
         self._ends[speaker] = max(piece.end, self._ends.get(speaker, 0.0))
         self._speaker = speaker
-        self.last[speaker] = at
+        self.last[speaker] = index
 
 
 def _ends(
@@ -394,20 +389,20 @@ def _ends(
     """Yield each possible end of a cue that starts at a piece, with the cost of cue and split."""
     most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
     cue = _Candidate(pieces[begin].start, options)
-    for at in range(begin, min(begin + most, len(pieces))):
-        piece = pieces[at]
-        cue.add(piece, at)
-        if at > begin and (not cue.fits or piece.end - cue.start > MOST_S):
+    for index in range(begin, min(begin + most, len(pieces))):
+        piece = pieces[index]
+        cue.add(piece, index)
+        if index > begin and (not cue.fits or piece.end - cue.start > MOST_S):
             return
         cost = _CUE + cue.inner + _UNFILLED * (1 - cue.width / cue.room) ** 2
-        if at + 1 < len(pieces):
-            following = pieces[at + 1].start
+        if index + 1 < len(pieces):
+            following = pieces[index + 1].start
             cost += _reading_cost(cue.width, following - cue.start)
             cost += sum(costs[last] for last in cue.last.values())
             cost += _PAUSE * max(0.0, cue.end - following - _TOUCH_S)
         elif begin and cue.start < duration < pieces[begin - 1].end + _FLASH_S:
             cost += _FLASH  # it cannot be shown earlier either
-        yield at + 1, cost
+        yield index + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:

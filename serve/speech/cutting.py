@@ -245,7 +245,7 @@ class _Packer:
     def __init__(self, listener: SpeechFilter) -> None:
         self._listener = listener
         self._cutter = Cutter()
-        self._came = self._gone = 0  # speech received, and speech in windows
+        self._received = self._windowed = 0  # speech received, and speech in windows
         self._until = 0  # end of the received speech in the recording
         # Pauses that are not in a window yet: position in the speech, and length.
         self._pauses: deque[tuple[int, int]] = deque()
@@ -253,13 +253,13 @@ class _Packer:
 
     def push(self, start: int, samples: Samples) -> Iterator[AudioWindow]:
         """Add the next speech, which begins at sample `start` of the recording."""
-        if (start - self._until) / SAMPLE_RATE >= APART_S and self._came > self._gone:
+        if (start - self._until) / SAMPLE_RATE >= APART_S and self._received > self._windowed:
             for window in self._cutter.finish():
                 yield self._placed(dataclasses.replace(window, last=False), 0)
             self._cutter = Cutter()
         if start > self._until:
-            self._pauses.append((self._came, start - self._until))
-        self._came += len(samples)
+            self._pauses.append((self._received, start - self._until))
+        self._received += len(samples)
         self._until = start + len(samples)
         for window in self._cutter.push(samples):
             yield self._placed(window, 0)
@@ -271,12 +271,12 @@ class _Packer:
 
     def _placed(self, window: AudioWindow, after: int) -> AudioWindow:
         """Map a window of speech to the recording; `after` samples of silence follow it."""
-        begin, self._gone = self._gone, self._gone + len(window.samples)
+        begin, self._windowed = self._windowed, self._windowed + len(window.samples)
         before = 0
         while self._pauses and self._pauses[0][0] <= begin:
             before += self._pauses.popleft()[1]
         inside = []
-        while self._pauses and self._pauses[0][0] < self._gone:
+        while self._pauses and self._pauses[0][0] < self._windowed:
             inside.append(self._pauses.popleft())
         self._out += before
         start = begin + self._out
@@ -287,7 +287,8 @@ class _Packer:
             window.samples,
             window.last,
             pauses=tuple(
-                Pause((at - begin) / SAMPLE_RATE, length / SAMPLE_RATE) for at, length in inside
+                Pause((offset - begin) / SAMPLE_RATE, length / SAMPLE_RATE)
+                for offset, length in inside
             ),
             margin_s=self._listener.margin_s,
             left_out_s=(before + lost + after) / SAMPLE_RATE,
@@ -301,15 +302,15 @@ class _Packer:
 
         Args:
             start: the window's start in the recording.
-            begin: the window's start in the speech; it ends at `_gone`.
+            begin: the window's start in the speech; it ends at `_windowed`.
             inside: position in the speech, and length, of each pause cut out of the window.
         """
-        at = 0
-        for place, length in (*inside, (self._gone, 0)):
-            end = start + place - begin - at
+        offset = 0
+        for place, length in (*inside, (self._windowed, 0)):
+            end = start + place - begin - offset
             for first, last in self._listener.spoken(start, end):
-                yield first - start + at, last - start + at
-            start, at = end + length, place - begin
+                yield first - start + offset, last - start + offset
+            start, offset = end + length, place - begin
 
 
 CutOne = Callable[[Iterable[Samples]], Iterator[AudioWindow | None]]
@@ -334,10 +335,10 @@ def cut_stretches(
     """
     reader, left_out_s = _Reader(blocks), 0.0
     for number, (start_s, end_s) in enumerate(stretches, start=1):
-        before = reader.at
+        before = reader.offset
         yield from _skipped(reader.until(_sample(start_s)))
-        left_out_s += (reader.at - before) / SAMPLE_RATE
-        begin_s = reader.at / SAMPLE_RATE
+        left_out_s += (reader.offset - before) / SAMPLE_RATE
+        begin_s = reader.offset / SAMPLE_RATE
         for window in cut_one(reader.until(_sample(end_s))):
             if window is None:
                 yield None
@@ -369,21 +370,21 @@ class _Reader:
     """A reader of blocks that can stop at any sample."""
 
     def __init__(self, blocks: Iterable[Samples]) -> None:
-        self.at = 0  # samples read
+        self.offset = 0  # samples read
         self._blocks = iter(blocks)
         self._rest = np.zeros(0, np.float32)
 
     def until(self, end: int) -> Iterator[Samples]:
         """Yield blocks up to a sample of the recording, or to its end."""
-        while self.at < end:
+        while self.offset < end:
             if not len(self._rest):
                 block = next(self._blocks, None)
                 if block is None:
                     return
                 self._rest = block
-            wanted = end - self.at
+            wanted = end - self.offset
             part, self._rest = self._rest[:wanted], self._rest[wanted:]
-            self.at += len(part)
+            self.offset += len(part)
             yield part
 
 
@@ -434,8 +435,8 @@ class Bandwidth:
         whole = len(samples) // _SPECTRUM
         self._rest = samples[whole * _SPECTRUM :].copy()
         frames = samples[: whole * _SPECTRUM].reshape(whole, _SPECTRUM)
-        for at in range(0, whole, _MANY):
-            part = frames[at : at + _MANY]
+        for offset in range(0, whole, _MANY):
+            part = frames[offset : offset + _MANY]
             loud = part[np.einsum("ij,ij->i", part, part) > _LOUD * _SPECTRUM]
             if not len(loud):
                 continue

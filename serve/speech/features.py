@@ -152,20 +152,20 @@ class LogMel:
         """
         if len(samples) > 1 or samples.shape[1] not in self._recorded:
             return log_mel(upload(samples, self._device), self._mel_filters)
-        graph, given, made = self._recorded[samples.shape[1]]
-        given.copy_(samples, non_blocking=True)
+        graph, samples_buffer, features_buffer = self._recorded[samples.shape[1]]
+        samples_buffer.copy_(samples, non_blocking=True)
         graph.replay()
-        return made.clone()
+        return features_buffer.clone()
 
     def _record(self, length: int) -> None:
-        given = torch.zeros((1, length), device=self._device)
-        made = log_mel(given, self._mel_filters)
+        samples_buffer = torch.zeros((1, length), device=self._device)
+        features_buffer = log_mel(samples_buffer, self._mel_filters)
 
         def work() -> None:
-            made.copy_(log_mel(given, self._mel_filters))
+            features_buffer.copy_(log_mel(samples_buffer, self._mel_filters))
 
         with torch.cuda.device(self._device):
-            self._recorded[length] = capture(work), given, made
+            self._recorded[length] = capture(work), samples_buffer, features_buffer
 
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:

@@ -51,9 +51,7 @@ class FileClock:
     skipped_s: float = 0.0  # sum of gaps that are too long to be filled
     _at_s: float = 0.0  # audio and silence so far
     _end_s: float | None = None  # timestamp of the last frame's end
-    _gaps: int = 0
-    _filled_s: float = 0.0  # sum of the filled gaps
-    _first_gap_s: float = 0.0
+    _gaps: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # start, length
     _jumps: list[str] = dataclasses.field(default_factory=list)
 
     def silence_before(self, time_s: float | None, duration_s: float) -> float:
@@ -80,10 +78,11 @@ class FileClock:
                 "beginning of the file"
             )
         if self._gaps:
+            count, filled_s = len(self._gaps), sum(length_s for _, length_s in self._gaps)
             texts.append(
-                f"the file's timestamps have {self._gaps} gap{'s' * (self._gaps != 1)} without "
-                f"audio, {self._filled_s:.2f} s in total, the first at {self._first_gap_s:.2f} s; "
-                "silence fills them to keep the times correct"
+                f"the file's timestamps have {count} gap{'s' * (count != 1)} without audio, "
+                f"{filled_s:.2f} s in total, the first at {self._gaps[0][0]:.2f} s; silence fills "
+                "them to keep the times correct"
             )
         if self._jumps:
             more = f" (and {len(self._jumps) - 1} times more)" if len(self._jumps) > 1 else ""
@@ -112,9 +111,7 @@ class FileClock:
         if first:
             self.begins_s = ahead_s
         else:
-            self._first_gap_s = self._first_gap_s if self._gaps else self._at_s
-            self._gaps += 1
-            self._filled_s += ahead_s
+            self._gaps.append((self._at_s, ahead_s))
         return ahead_s
 
 

@@ -165,10 +165,10 @@ def rewrite(segment: Segment, script: Script) -> Segment:
 
 def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
     """Cut a converted text into parts with the lengths of the original parts."""
-    at = 0
+    offset = 0
     for part in parts:
-        yield text[at : at + len(part)]
-        at += len(part)
+        yield text[offset : offset + len(part)]
+        offset += len(part)
 
 
 def _counts(text: str) -> Sequence[int]:

@@ -99,7 +99,7 @@ def sound_chunk(audio: Bytes) -> SoundChunk | None:
         AudioError: the header has too many chunks.
     """
     head = audio[:16]
-    return next((read(audio) for at, mark, read in _SIZED if head.startswith(mark, at)), None)
+    return next((read(audio) for begin, mark, read in _SIZED if head.startswith(mark, begin)), None)
 
 
 def is_settled(audio: Bytes) -> bool:
@@ -166,22 +166,23 @@ def _is_round(size: int) -> bool:
     return any(n % (1 << 24) == 0 or len(str(n).rstrip("0")) <= 2 for n in (size, size + 1))
 
 
-def _chunk_follows(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
+def _chunk_follows(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
     """Return whether a known chunk, or chunks that reach the end, begin at an offset."""
-    known = (audio[at : at + 4], audio[at + 1 : at + 5])  # a pad byte may be missing
-    return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, at)
+    # A pad byte may be missing.
+    known = (audio[position : position + 4], audio[position + 1 : position + 5])
+    return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, position)
 
 
-def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
+def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
     if (layout := chunk.layout) is None:
-        return at == len(audio)
-    for name, begin, size in chunks(audio, layout, at):
-        at = begin + size
-        if size < 0 or at > len(audio) + layout.pad - 1:
+        return position == len(audio)
+    for name, begin, size in chunks(audio, layout, position):
+        position = begin + size
+        if size < 0 or position > len(audio) + layout.pad - 1:
             return False
         if not _is_name(name) or name[:4] in _SOUNDS:
             return False
-    return at == len(audio) or not any(audio[at + -at % layout.pad : len(audio)])
+    return position == len(audio) or not any(audio[position + -position % layout.pad : len(audio)])
 
 
 def _is_name(name: bytes) -> bool:
@@ -194,9 +195,9 @@ def _is_text(data: bytes) -> bool:
     return data.startswith(_TAGS) or all(byte in _TEXT for byte in data)
 
 
-def _is_blank(audio: Bytes, at: int) -> bool:
+def _is_blank(audio: Bytes, position: int) -> bool:
     """Return whether all bytes from an offset on are zero."""
-    for begin in range(at, len(audio), _BLANK_BYTES):
+    for begin in range(position, len(audio), _BLANK_BYTES):
         if audio[begin : begin + _BLANK_BYTES].strip(b"\0"):
             return False
     return True
@@ -209,18 +210,18 @@ def _length(chunk: SoundChunk, size: int) -> str:
 def _wav(audio: Bytes) -> SoundChunk | None:
     if audio[:4] not in (b"RIFF", b"RF64", b"BW64"):
         return None
-    at, size = find_chunk(audio, b"fmt ", RIFF)
-    coding = audio[at : at + min(size, 1 << 10)]
+    position, size = find_chunk(audio, b"fmt ", RIFF)
+    coding = audio[position : position + min(size, 1 << 10)]
     begin, declared = find_chunk(audio, b"data", RIFF)
-    if len(coding) < 16 or size > 1 << 10 or begin < at or begin > len(audio):
+    if len(coding) < 16 or size > 1 << 10 or begin < position or begin > len(audio):
         return None
     riff = int.from_bytes(audio[4:8], "little")
     is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
     file_bytes = riff + 8
     if audio[:4] != b"RIFF":
-        at, size = find_chunk(audio, b"ds64", RIFF)
-        if size >= 16 and at + 16 <= len(audio):
-            riff, long = struct.unpack("<QQ", audio[at : at + 16])
+        position, size = find_chunk(audio, b"ds64", RIFF)
+        if size >= 16 and position + 16 <= len(audio):
+            riff, long = struct.unpack("<QQ", audio[position : position + 16])
             if declared == 0xFFFFFFFF:
                 file_bytes, declared = riff + 8, long
                 is_stream = long >> 40 > 0 or (long == 0 and riff == 0)
@@ -262,8 +263,8 @@ def _w64(audio: Bytes) -> SoundChunk | None:
 def _aiff(audio: Bytes) -> SoundChunk | None:
     if audio[8:12] not in (b"AIFF", b"AIFC"):
         return None
-    at, size = find_chunk(audio, b"COMM", AIFF)
-    common = audio[at : at + min(size, 1 << 10)]
+    position, size = find_chunk(audio, b"COMM", AIFF)
+    common = audio[position : position + min(size, 1 << 10)]
     begin, declared = find_chunk(audio, b"SSND", AIFF)
     if len(common) < 18 or begin + 8 > len(audio):
         return None
@@ -402,13 +403,13 @@ def _sounds(audio: Bytes) -> list[Bytes]:
 
 
 def _next_mark(
-    mark: re.Pattern[bytes], audio: Bytes, at: int, check: Callable[[], None]
+    mark: re.Pattern[bytes], audio: Bytes, position: int, check: Callable[[], None]
 ) -> int | None:
-    while at < len(audio):
+    while position < len(audio):
         check()
-        if found := mark.search(audio[at : at + _CHUNK_BYTES + _MARK_BYTES]):
-            return at + found.start()
-        at += _CHUNK_BYTES
+        if found := mark.search(audio[position : position + _CHUNK_BYTES + _MARK_BYTES]):
+            return position + found.start()
+        position += _CHUNK_BYTES
     return None
 
 
@@ -424,36 +425,37 @@ def _after_riff(part: Bytes) -> int:
 
 def _after_boxes(part: Bytes) -> int:
     """Return the offset of an MP4's second `ftyp` box, or the end of the boxes."""
-    at, moov = 0, False
+    position, moov = 0, False
     for kind, begin, end in boxes(part):
         if begin and kind == b"ftyp" and moov:
             return begin
-        at, moov = end, moov or kind == b"moov"
+        position, moov = end, moov or kind == b"moov"
     # A last box of unknown size, or no box, reaches to the end.
-    return at if len(part) - at < 8 else len(part)
+    return position if len(part) - position < 8 else len(part)
 
 
 def _after_ogg_begin(part: Bytes) -> int:
     """Return the end of an OGG file's begin-of-stream pages."""
-    at = 0
+    position = 0
     for _ in range(_MAX_BOS_PAGES):
-        head = part[at : at + OGG_HEADER]
+        head = part[position : position + OGG_HEADER]
         if not _OGG_MARK.match(head) or len(head) < OGG_HEADER:
             break
         segments = head[OGG_HEADER - 1]
-        at += OGG_HEADER + segments + sum(part[at + OGG_HEADER : at + OGG_HEADER + segments])
-    return at
+        table = position + OGG_HEADER
+        position = table + segments + sum(part[table : table + segments])
+    return position
 
 
 def _after_segment(part: Bytes) -> int:
     """Return the end of a Matroska file's segment, if its size is known."""
     head = part[:_EBML_BYTES]
-    at = head.find(b"\x18\x53\x80\x67") + 4
-    if at < 4 or at >= len(head):
+    position = head.find(b"\x18\x53\x80\x67") + 4
+    if position < 4 or position >= len(head):
         return 0
-    length = 9 - head[at].bit_length()
-    size = int.from_bytes(head[at : at + length], "big") & ((1 << 7 * length) - 1)
-    end = at + length + size
+    length = 9 - head[position].bit_length()
+    size = int.from_bytes(head[position : position + length], "big") & ((1 << 7 * length) - 1)
+    end = position + length + size
     return end if length <= 8 and end <= len(part) else 0
 
 

@@ -70,11 +70,11 @@ def _without_metadata(audio: Bytes, every: int) -> Bytes:
     """Remove the metadata blocks; each is a length byte followed by 16 times as many bytes."""
     if every < _MIN_METADATA_BYTES:
         return audio
-    sound, at = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
-    while at < len(audio):
-        piece = audio[at : at + every + 1]
+    sound, offset = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
+    while offset < len(audio):
+        piece = audio[offset : offset + every + 1]
         sound.write(piece[:every])
-        at += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
+        offset += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
     return sound.getvalue()
 
 

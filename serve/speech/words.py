@@ -229,8 +229,8 @@ def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         np.subtract(entry[1:], run[i, :-1], out=entry[1:])
         np.minimum.accumulate(entry, out=entry)
         np.add(run[i], entry, out=cost[i + 1, 1:])
-    diagonal, above, left = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
-    enters = ((np.minimum(diagonal, above) < left) & (diagonal != above)).tobytes()
+    diagonal, above, previous = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
+    enters = ((np.minimum(diagonal, above) < previous) & (diagonal != above)).tobytes()
     jumps = (diagonal < above).tobytes()  # entries into a row that come from the frame before
     begins = [0] * rows
     frame = frames - 1

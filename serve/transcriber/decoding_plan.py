@@ -185,11 +185,10 @@ def plan_request(
     vad = _vad(request, config)
     for refusal in (
         *_out_of_bounds(request, config, tokenizer, manifest.dims.n_text_ctx),
-        *_contradictions(request, config, manifest),
+        *_contradictions(request, vad, config, manifest),
         *_unsupported(request, start, tokenizer, capabilities),
         capabilities.refusal(search),
         _refusal_of_phrases(phrases_of(request, config), capabilities),
-        _refusal_of_vad_options(request, vad),
     ):
         if refusal is not None:
             raise OptionError(refusal)
@@ -302,7 +301,7 @@ def _setting(request: Request, name: str) -> str:
 
 
 def _contradictions(
-    request: Request, config: TranscriberConfig, manifest: Manifest
+    request: Request, vad: Switch, config: TranscriberConfig, manifest: Manifest
 ) -> Iterator[str]:
     """Yield which options contradict each other, the engine or the configuration."""
     for name, alternative in _EXCLUSIVE:
@@ -314,6 +313,11 @@ def _contradictions(
     for name, needed in _NEEDS.items():
         if _is_set(request, name) and not getattr(request, needed):
             yield f"{_setting(request, name)} needs {needed} = true"
+    yield from (
+        f"{_setting(request, name)}, but VAD is off; expected vad = true"
+        for name in SPEECH_OPTIONS
+        if vad == "off" and getattr(request, name) is not None
+    )
     if request.task == "translate" and not config.translate:
         yield (
             "task = 'translate', but this server's engine was not trained to translate "
@@ -415,14 +419,6 @@ def _refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> s
     """Return why a runtime cannot boost the phrases; None if it can."""
     if phrases and not capabilities.phrases:
         return f"phrases is given, but the runtime {capabilities.runtime} cannot boost phrases"
-    return None
-
-
-def _refusal_of_vad_options(request: Request, vad: Switch) -> str | None:
-    """Return which VAD threshold is set although VAD is off; None if none is."""
-    for name in SPEECH_OPTIONS:
-        if vad == "off" and getattr(request, name) is not None:
-            return f"{_setting(request, name)}, but VAD is off; expected vad = true"
     return None
 
 

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import Engine
@@ -51,11 +51,13 @@ from serve.transcriber.decoding_plan import (
     with_texts,
 )
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
-from serve.transcriber.guard import GuardedPool, guarded
+from serve.transcriber.guard import guarded
 from serve.transcriber.prompts import texts_of
 from serve.transcriber.request_tracker import Outcome, RequestTracker, Stats
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
 _WORD_THREADS = 2  # a window takes milliseconds, most of them outside the GIL
@@ -107,8 +109,11 @@ class Transcriber:
             self._tokenize,
             self.capabilities.device,
         )
-        self._word_pool = GuardedPool("words", _WORD_THREADS, self._post_failure)
-        self._speaker_pool = GuardedPool("speakers", 1, self._post_failure)
+        # The device does not wait for words and speakers.
+        self._word_threads, self._speaker_threads = (
+            concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=f"earshot-{phase}")
+            for phase, threads in (("words", _WORD_THREADS), ("speakers", 1))
+        )
         # Only the device thread writes these; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
@@ -150,12 +155,9 @@ class Transcriber:
         self._decoders.add(active, request)
         if plan.speakers is not None:
             diarize = functools.partial(self._decoders.diarize, active, request)
-            self._speaker_pool.add(
-                active,
-                f"diarizing request {active.id}",
-                functools.partial(run_in_fresh_thread, diarize),
-                functools.partial(self._posts(self._take_turns), active),
-            )
+            work = functools.partial(run_in_fresh_thread, diarize)
+            take = functools.partial(self._take_turns, active)
+            self._speaker_threads.submit(self._work_beside, "speakers", active, work, take)
         # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -243,6 +245,20 @@ class Transcriber:
             plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
+    def _work_beside(
+        self, phase: str, active: ActiveRequest, work: Callable[[], T], take: Callable[[T], None]
+    ) -> None:
+        """Do a phase of a request's work, and post its result to the device thread."""
+        if active.ended:
+            return
+        began_s = time.monotonic()
+        result = guarded(f"{phase} of request {active.id}", work)
+        active.phases.note(phase, began_s)
+        if isinstance(result, EarshotError):
+            self._post_failure(active, result)
+        else:
+            self._inbox.put(functools.partial(take, result))
+
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
         """Return a function, for any thread, that runs `work` on the device thread."""
         return lambda *args: self._inbox.put(functools.partial(work, *args))
@@ -279,8 +295,8 @@ class Transcriber:
         for active in pending:
             self._fail(active, failure or CancelledError("the server has shut down"))
         self._decoders.close()
-        self._word_pool.close()
-        self._speaker_pool.close()
+        for threads in (self._word_threads, self._speaker_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._runtime.close()
 
     def _run_inbox(self) -> None:
@@ -366,9 +382,8 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            what = f"timing words of window {decoding.index} of request {active.id}"
-            take = functools.partial(self._posts(self._take_words), active, decoding.index)
-            self._word_pool.add(active, what, work, take)
+            take = functools.partial(self._take_words, active, decoding.index)
+            self._word_threads.submit(self._work_beside, "words", active, work, take)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments: Sequence[Segment] = active.stitch_ready(self.tokenizer)

@@ -188,8 +188,8 @@ class _DecodeTask:
                 raise self._refusal
             if not count:
                 raise _ended_early(self._read_status(), self._limits)
-            kind, taken = HEAD.unpack(head)
-            _memory.note(self, taken)
+            kind, memory_bytes = HEAD.unpack(head)
+            _memory.note(self, memory_bytes)
             if kind in (MessageType.SAMPLES, MessageType.COLUMNS):
                 values = block[: (count - HEAD.size) // block.itemsize]
                 return values if kind == MessageType.SAMPLES else values.reshape(-1, COLUMNS)
@@ -251,16 +251,16 @@ class _MemoryBudget:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[_DecodeTask, int] = {}
+        self._memory_bytes: dict[_DecodeTask, int] = {}
 
-    def note(self, file: _DecodeTask, taken: int) -> None:
+    def note(self, file: _DecodeTask, memory_bytes: int) -> None:
         """Record a file's bytes of memory; if the total is too large, reject the largest file."""
         with self._lock:
-            self._taken[file] = taken
-            if sum(self._taken.values()) <= self.most_bytes:
+            self._memory_bytes[file] = memory_bytes
+            if sum(self._memory_bytes.values()) <= self.most_bytes:
                 return
-            largest = max(self._taken, key=self._taken.__getitem__)
-            del self._taken[largest]
+            largest = max(self._memory_bytes, key=self._memory_bytes.__getitem__)
+            del self._memory_bytes[largest]
         largest.refuse(
             OverloadedError(
                 "the audio files in decoding use too much memory, and this one uses the most; try "
@@ -271,7 +271,7 @@ class _MemoryBudget:
     def forget(self, file: _DecodeTask) -> None:
         """Remove a file that has ended."""
         with self._lock:
-            self._taken.pop(file, None)
+            self._memory_bytes.pop(file, None)
 
 
 class _ForkServerClient:
