@@ -20,6 +20,7 @@ from torch import Tensor
 
 from serve.contract.messages import Samples
 from serve.speakers.networks import (
+    FBANK_HOP,
     FRAME,
     FRAMES,
     HOP,
@@ -31,7 +32,6 @@ from serve.speakers.networks import (
     Segmentation,
     fbank,
 )
-from serve.speakers.networks import HOP as FBANK_HOP
 from serve.speech.rate import SAMPLE_RATE
 
 SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"
@@ -48,7 +48,6 @@ _Network = TypeVar("_Network", Segmentation, Embedding)
 Vectors = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]
 Frames = npt.NDArray[np.int64]
-
 
 # Thresholds of pieces, tuned with `python -m eval speakers`.
 _MARGIN = 59  # frames at either end of a window that the adjacent window covers: 1 s
