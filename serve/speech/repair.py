@@ -38,6 +38,7 @@ from serve.contract.errors import AudioError
 from serve.speech.containers import (
     AIFF,
     CAF,
+    MAX_CHUNKS,
     OGG_HEADER,
     RIFF,
     STREAM_BYTES,
@@ -176,12 +177,14 @@ def _chunk_follows(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
 def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
     if (layout := chunk.layout) is None:
         return position == len(audio)
-    for name, begin, size in chunks(audio, layout, position):
+    for number, (name, begin, size) in enumerate(chunks(audio, layout, position), start=1):
         position = begin + size
         if size < 0 or position > len(audio) + layout.pad - 1:
             return False
         if not _is_name(name) or name[:4] in _SOUNDS:
             return False
+        if number == MAX_CHUNKS:
+            return True
     return position == len(audio) or not any(audio[position + -position % layout.pad : len(audio)])
 
 
