@@ -176,19 +176,14 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Return whether an OGG file ends with a complete page, according to the page's header."""
-    page = _last_ogg_page(audio)
+    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    begin = end.rfind(b"OggS")
+    page = end[begin:] if begin >= 0 else b""
     if len(page) < OGG_HEADER:
         return False
     segments = page[OGG_HEADER - 1]
     lengths = page[OGG_HEADER : OGG_HEADER + segments]
     return OGG_HEADER + segments + sum(lengths) <= len(page)
-
-
-def _last_ogg_page(audio: Bytes) -> bytes:
-    """Return an OGG file's bytes from its last page on; b"" if it has no page."""
-    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    offset = end.rfind(b"OggS")
-    return end[offset:] if offset >= 0 else b""
 
 
 def id3_bytes(audio: Bytes) -> int:
@@ -374,10 +369,6 @@ def is_cut_off(audio: Bytes) -> bool:
     return ends is not None and ends(audio)
 
 
-def _ogg(audio: Bytes) -> bool:
-    return not last_ogg_page_is_whole(audio)
-
-
 def _mp4(audio: Bytes) -> bool:
     return any(end > len(audio) for _, _, end in boxes(audio))
 
@@ -391,10 +382,6 @@ def _caf(audio: Bytes) -> bool:
 def _avi(audio: Bytes) -> bool:
     size = int.from_bytes(audio[4:8], "little")
     return size < STREAM_BYTES and 8 + size > len(audio)
-
-
-def _w64(audio: Bytes) -> bool:
-    return int.from_bytes(audio[16:24], "little") > len(audio)
 
 
 def _asf(audio: Bytes) -> bool:
@@ -461,13 +448,13 @@ def _fit(audio: Bytes, offset: int, most: int, through: tuple[bytes, ...]) -> bo
 
 
 _KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
-    (0, b"OggS", _ogg),
+    (0, b"OggS", lambda audio: not last_ogg_page_is_whole(audio)),
     (4, b"ftyp", _mp4),
     (4, b"moov", _mp4),
     (4, b"mdat", _mp4),
     (0, _EBML, _webm),
     (0, b"caff", _caf),
     (8, b"AVI ", _avi),
-    (0, b"riff\x2e\x91\xcf\x11", _w64),
+    (0, b"riff\x2e\x91\xcf\x11", lambda audio: int.from_bytes(audio[16:24], "little") > len(audio)),
     (0, _ASF, _asf),
 )

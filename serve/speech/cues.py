@@ -334,51 +334,6 @@ def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
     return other and piece.end - _TOUCH_S <= following.start and following.end <= after.start
 
 
-class _Candidate:
-    """A possible cue that starts with a given piece and grows piece by piece."""
-
-    def __init__(self, start: float, options: CueOptions) -> None:
-        self.start = self.end = start  # end: of the last word
-        self.width = self.lines = 0
-        self.inner = 0.0  # cost of pauses and speaker changes within the cue
-        self.last: dict[str | None, int] = {}  # index of each speaker's last piece
-        self._used: dict[str | None, int] = {}  # width of each speaker's last line
-        self._ends: dict[str | None, float] = {}  # end of each speaker's last word
-        self._line_width, self._most_lines = options.max_line_width, options.max_line_count
-        self._speaker: str | None = None  # the last piece's speaker
-
-    @property
-    def room(self) -> int:
-        """The total width of the maximum number of lines."""
-        return self._line_width * max(self._most_lines, len(self._used))
-
-    @property
-    def fits(self) -> bool:
-        """Whether the numbers of lines and speakers are within their maximum."""
-        speakers = len(self._used)
-        return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
-
-    def add(self, piece: Piece, index: int) -> None:
-        """Add the next piece, which has this index."""
-        speaker = piece.speaker
-        if self._used:
-            self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
-            if speaker != self._speaker:
-                until = max(end for who, end in self._ends.items() if who != speaker)
-                self.inner += _CHANGE * (until - piece.start <= _TOUCH_S)
-        used = self._used.get(speaker, 0)
-        after = used + piece.width + (piece.space and used > 0)
-        if not used or after > self._line_width:
-            self.lines += 1
-            after = piece.width
-        self._used[speaker] = after
-        self.width += piece.width + (piece.space and self.width > 0)
-        self.end = max(self.end, piece.end)
-        self._ends[speaker] = max(piece.end, self._ends.get(speaker, 0.0))
-        self._speaker = speaker
-        self.last[speaker] = index
-
-
 def _ends(
     pieces: Sequence[Piece],
     costs: Sequence[float],
@@ -387,20 +342,42 @@ def _ends(
     duration: float,
 ) -> Iterator[tuple[int, float]]:
     """Yield each possible end of a cue that starts at a piece, with the cost of cue and split."""
-    most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
-    cue = _Candidate(pieces[begin].start, options)
-    for index in range(begin, min(begin + most, len(pieces))):
+    start_s = end_s = pieces[begin].start  # end_s: of the last word
+    width = lines = 0
+    inner_cost = 0.0  # of pauses and speaker changes within the cue
+    last_index: dict[str | None, int] = {}  # of each speaker's last piece
+    line_width: dict[str | None, int] = {}  # of each speaker's last line
+    ends_s: dict[str | None, float] = {}  # of each speaker's last word
+    max_words = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
+    for index in range(begin, min(begin + max_words, len(pieces))):
         piece = pieces[index]
-        cue.add(piece, index)
-        if index > begin and (not cue.fits or piece.end - cue.start > MOST_S):
+        speaker = piece.speaker
+        if index > begin:
+            inner_cost += max(0.0, piece.start - end_s - _SHORT_PAUSE_S) * _INNER_PAUSE
+            if speaker != pieces[index - 1].speaker:
+                until_s = max(end for name, end in ends_s.items() if name != speaker)
+                inner_cost += _CHANGE * (until_s - piece.start <= _TOUCH_S)
+        before = line_width.get(speaker, 0)
+        line_width[speaker] = before + piece.width + (piece.space and before > 0)
+        if not before or line_width[speaker] > options.max_line_width:
+            lines += 1
+            line_width[speaker] = piece.width
+        width += piece.width + (piece.space and width > 0)
+        end_s = max(end_s, piece.end)
+        ends_s[speaker] = max(piece.end, ends_s.get(speaker, 0.0))
+        last_index[speaker] = index
+        max_lines = max(options.max_line_count, len(line_width))
+        too_large = lines > max_lines or len(line_width) > _MOST_SPEAKERS
+        if index > begin and (too_large or piece.end - start_s > MOST_S):
             return
-        cost = _CUE + cue.inner + _UNFILLED * (1 - cue.width / cue.room) ** 2
+        filled = width / (options.max_line_width * max_lines)
+        cost = _CUE + inner_cost + _UNFILLED * (1 - filled) ** 2
         if index + 1 < len(pieces):
-            following = pieces[index + 1].start
-            cost += _reading_cost(cue.width, following - cue.start)
-            cost += sum(costs[last] for last in cue.last.values())
-            cost += _PAUSE * max(0.0, cue.end - following - _TOUCH_S)
-        elif begin and cue.start < duration < pieces[begin - 1].end + _FLASH_S:
+            following_s = pieces[index + 1].start
+            cost += _reading_cost(width, following_s - start_s)
+            cost += sum(costs[last] for last in last_index.values())
+            cost += _PAUSE * max(0.0, end_s - following_s - _TOUCH_S)
+        elif begin and start_s < duration < pieces[begin - 1].end + _FLASH_S:
             cost += _FLASH  # it cannot be shown earlier either
         yield index + 1, cost
 

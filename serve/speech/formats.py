@@ -33,15 +33,11 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     if format in SUBTITLES:
         shown = split(transcript.segments, cues, transcript.duration)
         return _subtitles(shown, cues.highlight_words, format == "vtt")
-    return "".join(_texts(transcript.segments))
-
-
-def _texts(segments: Sequence[Segment]) -> Iterator[str]:
-    """Yield a line per segment, with the speaker's name at each change of speaker."""
-    before = None
-    for segment in segments:
-        yield f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n"
+    lines, before = list[str](), None
+    for segment in transcript.segments:
+        lines.append(f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n")
         before = segment.speaker
+    return "".join(lines)
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:

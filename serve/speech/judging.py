@@ -115,11 +115,11 @@ def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Atte
     """
     limit = config.compression_ratio_threshold
     plain = [attempt for attempt in attempts if attempt.compression_ratio <= limit]
-    return max(plain or attempts, key=_likelihood)
-
-
-def _likelihood(attempt: Attempt) -> float:
-    return -math.inf if attempt.avg_logprob is None else attempt.avg_logprob
+    unknown = -math.inf
+    return max(
+        plain or attempts,
+        key=lambda one: unknown if one.avg_logprob is None else one.avg_logprob,
+    )
 
 
 _UNLIKELY = 0.15  # a word of lower probability scores 1

@@ -146,10 +146,13 @@ def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
     if chunk.declared > present:
         return not (chunk.is_stream or _is_placeholder(audio, chunk))
     rest = present - chunk.declared
+    following = audio[chunk.end : chunk.end + _TEXT_BYTES]
     return (
         rest < max(8, _MIN_REST_S * chunk.byte_rate)
-        or _is_text(audio[chunk.end : chunk.end + _TEXT_BYTES])
-        or _chunk_follows(audio, chunk, chunk.end)
+        or following.startswith(_TAGS)
+        or all(byte in _TEXT for byte in following)
+        or not _CHUNKS.isdisjoint((following[:4], following[1:5]))  # a pad byte may be missing
+        or _chunks_reach_the_end(audio, chunk, chunk.end)
         or _is_blank(audio, chunk.end)
     )
 
@@ -165,13 +168,6 @@ def _is_placeholder(audio: Bytes, chunk: SoundChunk) -> bool:
 
 def _is_round(size: int) -> bool:
     return any(n % (1 << 24) == 0 or len(str(n).rstrip("0")) <= 2 for n in (size, size + 1))
-
-
-def _chunk_follows(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
-    """Return whether a known chunk, or chunks that reach the end, begin at an offset."""
-    # A pad byte may be missing.
-    known = (audio[position : position + 4], audio[position + 1 : position + 5])
-    return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, position)
 
 
 def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
@@ -192,10 +188,6 @@ def _is_name(name: bytes) -> bool:
     if len(name) == 16:  # a GUID, in W64
         return name[7] == 0x11 and name[6] in (0xCF, 0xD2, 0xD3)
     return all(0x20 <= byte < 0x7F for byte in name)
-
-
-def _is_text(data: bytes) -> bool:
-    return data.startswith(_TAGS) or all(byte in _TEXT for byte in data)
 
 
 def _is_blank(audio: Bytes, position: int) -> bool:

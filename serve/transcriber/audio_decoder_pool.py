@@ -301,7 +301,10 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWind
 
 def _cutting(active: ActiveRequest) -> cutting.CutOne:
     """Return the function that cuts a request's audio into windows."""
-    listener = functools.partial(_listener, active)
+
+    def listener() -> vad.SpeechFilter:
+        return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
+
     if active.plan.vad == "on":
         return lambda blocks: cutting.pack(blocks, listener())
     if active.plan.vad == "auto":
@@ -309,10 +312,6 @@ def _cutting(active: ActiveRequest) -> cutting.CutOne:
     if active.plan.voice:
         return functools.partial(cutting.cut_with_voice, voice=active.plan.voice)
     return lambda blocks: cutting.cut_and_listen(blocks, listener())
-
-
-def _listener(active: ActiveRequest) -> vad.SpeechFilter:
-    return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
 
 
 def _reference(name: str, file: bytes) -> Samples:

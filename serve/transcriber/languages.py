@@ -177,15 +177,13 @@ class Languages:
                 "of their own language. Send multilingual = true to detect the language of every "
                 f"window, or language = {language} for one language"
             )
-        if clear and self._by_client:
+        if clear:
+            reason = f"language {language} was detected"
+            if self._by_client:
+                reason = f"language = {language}"
             texts.append(
-                f"language = {language}, but {_places(clear)}; send multilingual = true to detect "
-                "the language of every window, or leave language out"
-            )
-        elif clear:
-            texts.append(
-                f"language {language} was detected, but {_places(clear)}; these parts were decoded "
-                f"as {language}. Send multilingual = true to detect the language of every window"
+                f"{reason}, but {_places(clear)}; these parts were decoded as {language}. Send "
+                "multilingual = true to detect the language of every window"
             )
         return texts
 
