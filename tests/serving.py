@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Segment, Timings, Transcript
 from serve.gateway.kserve.messages import for_triton
-from serve.transcriber.stats import Stats
+from serve.transcriber.request_tracker import Stats
 from serve.wire import tensors
 
 WAIT_S = 60.0

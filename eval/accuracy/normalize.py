@@ -13,7 +13,7 @@ from pathlib import Path
 from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.speech.text_normalizer import normalize_text
+from serve.speech.text import normalize_text
 
 DEFAULT = "basic-v1"
 WHISPER = "whisper-english"

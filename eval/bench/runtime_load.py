@@ -23,7 +23,7 @@ from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, JobEvent, Runtime
 from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, LogMel
 from serve.speech.words import monotonic_path
-from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
+from serve.transcriber.active import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
 _MAX_UNTIMED = 64  # windows with words that are not timed yet; at more the load waits

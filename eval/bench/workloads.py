@@ -38,7 +38,7 @@ from serve.contract.errors import UnavailableError
 from serve.contract.fields import ShortEncoder
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
-from serve.transcriber.window_info import encoder_frames
+from serve.transcriber.active import encoder_frames
 
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40

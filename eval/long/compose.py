@@ -20,7 +20,7 @@ from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import AudioLimits
-from serve.speech.word_parts import SPACELESS
+from serve.speech.words import SPACELESS
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
 """The difficulty of a recording. All but the last two have pauses of up to 8 s."""

@@ -20,8 +20,8 @@ from eval.record import Check, Part, ReportSection, Table, Text
 from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
-from serve.speech.confidence import confidence_of, log_odds
-from serve.speech.word_parts import SPACELESS
+from serve.speech.judging import confidence_of, log_odds
+from serve.speech.words import SPACELESS
 
 HALVES = ("choose", "report")
 EVERY = "all"

@@ -30,7 +30,7 @@ from serve.contract.errors import (
 from serve.contract.flags import in_flags, told
 from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
-from serve.transcriber.audio import MAX_AUDIO_MB, MIB
+from serve.transcriber.decoding_plan import MAX_AUDIO_MB, MIB
 from serve.transcriber.open import open_transcriber
 
 Answer = tuple[str, Callable[[], Transcript]]

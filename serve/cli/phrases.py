@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
     from serve.speech.tokenizer import Tokenizer  # noqa: PLC0415 - loads torch
-    from serve.transcriber.phrases import trie_of, weighted  # noqa: PLC0415 - loads torch
+    from serve.transcriber.prompts import trie_of, weighted  # noqa: PLC0415 - loads torch
 
     config = load_config(args.config)
     tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))

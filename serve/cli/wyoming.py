@@ -18,8 +18,7 @@ from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, shown
 from serve.contract.files import read_text
 from serve.gateway.observe.log import LogRateLimiter
-from serve.speech.chinese import script_of
-from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language
+from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language, script_of
 from serve.wyoming.bridge import Bridge
 from serve.wyoming.session import BridgeSettings
 from serve.wyoming.upstream import SpeechApiClient

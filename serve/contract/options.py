@@ -7,6 +7,7 @@ and of `serve.speech.cues.CueOptions`.
 import contextlib
 import dataclasses
 import math
+import numbers
 import re
 import typing
 from collections.abc import Callable
@@ -83,6 +84,26 @@ def parse(option: Option, text: str) -> Any:
     raise OptionError(f"{option.name} = {shown(text)}; expected {expected}")
 
 
+def checked(option: Option, value: object) -> Any:
+    """Return an option's value, or a list of its items, if the types are right.
+
+    Raises:
+        OptionError: the value has another type; NumPy would convert it silently.
+    """
+    if option.many:
+        if not isinstance(value, tuple | list):
+            raise OptionError(f"{option.name} = {shown(value)}; expected a list")
+        item = dataclasses.replace(option, many=False)
+        return [checked(item, one) for one in value]
+    if option.choices == SWITCH:
+        return as_switch(option.name, value)
+    kind, expected = _TYPES[option.kind]
+    good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
+    if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
+        raise OptionError(f"{option.name} = {shown(value)}; expected {expected}")
+    return value
+
+
 def _number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -101,6 +122,15 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (_number, "a number"),
     int: (_whole, "a whole number"),
     bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
+}
+
+
+_TOO_MANY = 2**31  # the first integer that INT32 cannot hold
+_TYPES: dict[type, tuple[type, str]] = {
+    str: (str, "text"),
+    float: (numbers.Real, "a number"),
+    int: (numbers.Integral, "a whole number"),
+    bool: (bool, "true or false"),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 import torch
 
-from serve.speech.cuda_graph import Work, capture
+from serve.speech.features import Work, capture
 
 
 class GraphCache:

@@ -19,10 +19,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from serve.contract.messages import Samples
-from serve.speakers.campplus import FRAME, SIZE, Embedding, fbank
-from serve.speakers.campplus import HOP as FBANK_HOP
-from serve.speakers.clusters import Vectors, unit
-from serve.speakers.segmentation import FRAMES, HOP, OFFSET, SAMPLES, SPEAKERS, Segmentation
+from serve.speakers.networks import (
+    FBANK_HOP,
+    FRAME,
+    FRAMES,
+    HOP,
+    OFFSET,
+    SAMPLES,
+    SIZE,
+    SPEAKERS,
+    Embedding,
+    Segmentation,
+    fbank,
+)
 from serve.speech.rate import SAMPLE_RATE
 
 SEGMENTATION = Path(__file__).parent / "pyannote" / "segmentation-3.0.safetensors"
@@ -36,30 +45,22 @@ _FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # feature frames per window
 _BUCKET = 50  # the inputs of vectors are padded to a multiple of this many feature frames
 
 _Network = TypeVar("_Network", Segmentation, Embedding)
+Vectors = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]
 Frames = npt.NDArray[np.int64]
 
-
-@dataclasses.dataclass(frozen=True)
-class InferenceSettings:
-    """The thresholds of pieces, tuned with `python -m eval speakers`."""
-
-    margin: int = 59  # frames at either end of a window that the adjacent window covers: 1 s
-    active: float = 0.45  # minimum probability of an active speaker in a frame
-    quiet_s: float = 0.35  # minimum length of quiet frames that count as silence
-    floor_db: float = 5.0  # a quiet frame is less than this above its window's 5 % quantile
-    below_db: float = 20.0  # and more than this below its window's 95 % quantile
-    pause_s: float = 0.3  # a longer pause ends a piece
-    piece_s: float = 2.0  # a piece with this much speech ends at its next pause
-    most_s: float = 4.0  # maximum length of continuous speech in a piece
-    alone_s: float = 0.5  # with less speech alone, overlapping speech is used for the vector, too
-    least_s: float = 0.15  # drop pieces with less speech
-
-    @property
-    def step(self) -> int:
-        """The number of frames between the starts of windows."""
-        return FRAMES - 2 * self.margin
-
+# Thresholds of pieces, tuned with `python -m eval speakers`.
+_MARGIN = 59  # frames at either end of a window that the adjacent window covers: 1 s
+_STEP = FRAMES - 2 * _MARGIN  # frames between the starts of windows
+_ACTIVE = 0.45  # minimum probability of an active speaker in a frame
+_QUIET_S = 0.35  # minimum length of quiet frames that count as silence
+_FLOOR_DB = 5.0  # a quiet frame is less than this above its window's 5 % quantile
+_BELOW_DB = 20.0  # and more than this below its window's 95 % quantile
+_PAUSE_S = 0.3  # a longer pause ends a piece
+_PIECE_S = 2.0  # a piece with this much speech ends at its next pause
+_MAX_S = 4.0  # maximum length of continuous speech in a piece
+_ALONE_S = 0.5  # with less speech alone, overlapping speech is used for the vector, too
+_MIN_S = 0.15  # drop pieces with less speech
 
 Span = tuple[int, int]
 """The first frame of an interval in the recording, and the frame after its last one."""
@@ -80,11 +81,10 @@ class DiarizationModels:
 
     Args:
         device: the networks' device.
-        listening: the thresholds of pieces.
     """
 
-    def __init__(self, device: torch.device, listening: InferenceSettings) -> None:
-        self._device, self._listening = device, listening
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._batch = _BATCH if device.type == "cpu" else _GPU_BATCH
         self._dtype = torch.float32 if device.type == "cpu" else torch.float16
         self._segmentation = _load(Segmentation(), SEGMENTATION, device, self._dtype)
@@ -93,22 +93,21 @@ class DiarizationModels:
     @torch.inference_mode()
     def hear(self, blocks: Iterable[Samples]) -> SpeakerEmbeddings:
         """Find the pieces of speech in blocks of samples; only some windows are in memory."""
-        step = self._listening.step
         spans, speech_s = list[tuple[Span, ...]](), list[float]()
         vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
-        for batch, samples, last in _batches(blocks, step * HOP, self._batch):
+        for batch, samples, last in _batches(blocks, _STEP * HOP, self._batch):
             on_device = torch.from_numpy(batch).to(self._device)
-            windows = on_device.unfold(0, SAMPLES, step * HOP)
-            active = self._active(windows, _levels(on_device).unfold(0, FRAMES, step))
-            active[int(count == 0) :, : self._listening.margin] = False
-            active[: len(active) - last, FRAMES - self._listening.margin :] = False
+            windows = on_device.unfold(0, SAMPLES, _STEP * HOP)
+            active = self._active(windows, _levels(on_device).unfold(0, FRAMES, _STEP))
+            active[int(count == 0) :, :_MARGIN] = False
+            active[: len(active) - last, FRAMES - _MARGIN :] = False
             frames, spoken = list[Frames](), np.flatnonzero(active.any((1, 2)))
             for place, index in enumerate(spoken):
                 window, before = count + int(index), place * _FEATURES
                 for speaker, piece in self._pieces(active[index]):
                     own = _features_of(self._own(active[index], speaker, piece))
                     frames.append(before + own)
-                    spans.append(tuple((a + window * step, b + window * step) for a, b in piece))
+                    spans.append(tuple((a + window * _STEP, b + window * _STEP) for a, b in piece))
                     speech_s.append(len(own) * FBANK_HOP / SAMPLE_RATE)
             if frames:
                 vectors.append(self._vectors(_features(windows, spoken), frames))
@@ -128,7 +127,7 @@ class DiarizationModels:
             levels: (n, FRAMES), see `_levels`.
         """
         activity = self._segmentation.activity(windows.to(self._dtype)).float()
-        active = activity.cpu().numpy() >= self._listening.active
+        active = activity.cpu().numpy() >= _ACTIVE
         self._leave_out_pauses(active, levels.cpu().numpy())
         return active
 
@@ -138,8 +137,8 @@ class DiarizationModels:
         The network bridges pauses of up to a second, for example when people read word by word.
         """
         floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
-        limits = np.minimum(floor + self._listening.floor_db, loud - self._listening.below_db)
-        least = self._listening.quiet_s * SAMPLE_RATE / HOP
+        limits = np.minimum(floor + _FLOOR_DB, loud - _BELOW_DB)
+        least = _QUIET_S * SAMPLE_RATE / HOP
         for window, quiet in enumerate(levels < limits[:, None]):
             for start, end in runs(quiet):
                 if end - start >= least:
@@ -147,10 +146,8 @@ class DiarizationModels:
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
         """Yield the pieces of a window's activity, (FRAMES, SPEAKERS), with their speakers."""
-        settings = self._listening
         pause, enough, most, least = (
-            seconds * SAMPLE_RATE / HOP
-            for seconds in (settings.pause_s, settings.piece_s, settings.most_s, settings.least_s)
+            seconds * SAMPLE_RATE / HOP for seconds in (_PAUSE_S, _PIECE_S, _MAX_S, _MIN_S)
         )
         for speaker in range(SPEAKERS):
             piece = list[Span]()
@@ -167,11 +164,11 @@ class DiarizationModels:
 
     def _own(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
         """Return the frames for a piece's vector: those without other speakers, if enough."""
-        mine = np.zeros(FRAMES, bool)
+        piece_frames = np.zeros(FRAMES, bool)
         for start, end in piece:
-            mine[start:end] = True
-        alone = mine & (active.sum(1) == 1)
-        return alone if alone.sum() * HOP >= self._listening.alone_s * SAMPLE_RATE else mine
+            piece_frames[start:end] = True
+        alone = piece_frames & (active.sum(1) == 1)
+        return alone if alone.sum() * HOP >= _ALONE_S * SAMPLE_RATE else piece_frames
 
     def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
         """Compute the vector of each piece from its feature frames.
@@ -202,6 +199,12 @@ def _load(network: _Network, path: Path, device: torch.device, dtype: torch.dtyp
     """Load a network's weights for inference."""
     network.load_state_dict({name: w.float() for name, w in load_file(path).items()})
     return network.requires_grad_(False).eval().to(device, dtype)
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Scale vectors, (..., size), to length 1."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-9), np.float32)
 
 
 def runs(active: Active) -> list[Span]:
@@ -244,22 +247,22 @@ def _batches(
     Each batch comes with the number of samples received so far, and whether it has the last window,
     which is padded with silence.
     """
-    waiting, held, came = list[Samples](), 0, 0
+    waiting, waiting_samples, received = list[Samples](), 0, 0
     for block in blocks:
         waiting.append(block)
-        held, came = held + len(block), came + len(block)
-        while held > (size - 1) * step + SAMPLES:
+        waiting_samples, received = waiting_samples + len(block), received + len(block)
+        while waiting_samples > (size - 1) * step + SAMPLES:
             samples = np.concatenate(waiting, dtype=np.float32)
-            yield samples[: (size - 1) * step + SAMPLES], came, False
-            waiting, held = [samples[size * step :]], held - size * step
-    if held:
-        count = 1 + max(0, -(-(held - SAMPLES) // step))
+            yield samples[: (size - 1) * step + SAMPLES], received, False
+            waiting, waiting_samples = [samples[size * step :]], waiting_samples - size * step
+    if waiting_samples:
+        count = 1 + max(0, -(-(waiting_samples - SAMPLES) // step))
         samples = np.concatenate(waiting, dtype=np.float32)
-        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - held))
+        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - waiting_samples))
         for first in range(0, count, size):
             some = min(size, count - first)
             yield (
                 samples[first * step :][: (some - 1) * step + SAMPLES],
-                came,
+                received,
                 first + some == count,
             )

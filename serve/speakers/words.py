@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from serve.contract.messages import Segment, Word
 from serve.speakers.diarize import SpeakerTurn, letters
-from serve.speech.sentences import sentence_ends
+from serve.speech.text import sentence_ends
 
 T = TypeVar("T")
 Decode = Callable[[Sequence[int]], str]

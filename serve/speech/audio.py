@@ -9,21 +9,21 @@ temporary files.
 other file (`serve.speech.sources`) in a process per file (`serve.speech.sandbox`), so that a
 malicious file harms no other request.
 
-A file may consist of several joined files (`serve.speech.joined`). A stream may change its sample
+A file may consist of several joined files (`serve.speech.repair`). A stream may change its sample
 rate and its channels. Each part is resampled separately, and the limits apply to all parts
 together. An audio size that a recorder left incomplete is corrected with a warning
-(`serve.speech.sizes`). A stream may begin inside a frame, which gives a warning
-(`serve.speech.mpeg_frames`), or with an HTTP header (`serve.speech.sources`).
+(`serve.speech.repair`). A stream may begin inside a frame, which gives a warning
+(`serve.speech.containers`), or with an HTTP header (`serve.speech.sources`).
 
 A truncated file is rejected if the truncation can be detected, because its text would look
 complete. With `AudioLimits.partial` the remaining audio is decoded, with a warning. Detection by
 format:
 - WAV and AIFF, before decoding: libsndfile corrects the length silently, so the chunk's own size is
-  compared, unless it is a placeholder (`serve.speech.sizes`).
+  compared, unless it is a placeholder (`serve.speech.repair`).
 - FLAC, and MP3 with a Xing header, at their end: fewer samples than declared, or a decoding error.
   Without that header an MP3's length is only an estimate and is not used.
 - OGG, before decoding: it declares no length, but its last page must be complete. The last parts
-  of MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.truncation`) and AMR's last frame are checked
+  of MP4, WebM, CAF, AVI, W64 and WMA (`serve.speech.containers`) and AMR's last frame are checked
   likewise.
 - MP4, RF64, AU, SPHERE, WavPack, TTA and audio-only WebM and FLV, at their end: more than 0.25 s
   less than declared (codec delay makes their lengths inexact). WebM from a live recorder declares
@@ -37,20 +37,72 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 import soxr
 
 from serve.contract.errors import AudioError, AudioLimitError, ChannelError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import centre, containers, sizes, tracks
+from serve.speech import containers, repair
+from serve.speech.channels import COLUMNS, UNKNOWN, Block, Layout, mix, select_column
 from serve.speech.containers import Bytes
-from serve.speech.crosstalk import OwnChannel
-from serve.speech.downmix import COLUMNS, Downmix
+from serve.speech.file_types import EXPECTED
 from serve.speech.meter import AudioLimits, DecodeBudget, ignore, never
-from serve.speech.pcm import BLOCK_VALUES, EXPECTED, AudioSource, Pcm16
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.sandbox import client as sandbox
+
+BLOCK_VALUES = 1 << 16  # samples per block, all channels together
+
+
+class AudioSource(Protocol):
+    """An opened audio file."""
+
+    rate: int  # the rate of the first block; later blocks may have another
+    channels: int
+    layout: Layout  # the layout of the latest block; before the first block, of that one
+    declared_s: float | None  # None if the file does not declare it reliably
+    present_s: float | None  # the maximum from the file's size; None if unknown before decoding
+    tolerance_s: float  # allowed difference to the declared length; 0 if lengths are exact
+
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
+        """Yield blocks in order: the rate in Hz, and samples of shape (n, channels)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Pcm16:
+    """A WAV file of 16-bit samples.
+
+    libsndfile gives the same samples, but takes eight times as long: it calls Python for every
+    4 KiB, which blocks other threads.
+    """
+
+    tolerance_s = 0.0
+    layout = UNKNOWN
+
+    def __init__(self, audio: containers.Bytes, header: containers.Pcm16Header) -> None:
+        channels = header.channels
+        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
+        self._audio, self._begin = audio, header.begin
+        self._end = header.begin + present * 2 * channels
+        self.rate, self.channels = header.rate, channels
+        declared = header.declared_bytes // (2 * channels)
+        self.declared_s = declared / header.rate if header.rate else None
+        self.present_s = present / header.rate if header.rate else None
+
+    def blocks(self) -> Iterator[tuple[int, Samples]]:
+        size = max(1, BLOCK_VALUES // self.channels) * 2 * self.channels
+        for start in range(self._begin, self._end, size):
+            part = self._audio[start : min(start + size, self._end)]
+            block = np.frombuffer(part, "<i2").astype(np.float32).reshape(-1, self.channels)
+            block *= 1 / 32768
+            yield self.rate, block
+
+    def close(self) -> None:
+        pass
+
 
 MIN_RATE = 1_000
 MAX_RATE = 384_000
@@ -86,7 +138,7 @@ def decode(
         UnavailableError, DeadlineError: the decoder's process was ended, or does not respond.
     """
     meter = DecodeBudget(limits, stopped, warn)
-    return centre.chosen(meter.steps(_decoded(audio, meter)), warn)
+    return select_column(meter.steps(_decoded(audio, meter)), warn)
 
 
 def from_samples(
@@ -128,15 +180,15 @@ def samples_of(
 
     Yields, raises: see `decode`.
     """
-    yield from _to_16_khz(_parts(sources, meter), meter.limits.max_s)
+    blocks = mix(_parts(sources, meter), meter.limits.channel, meter.warn)
+    yield from _to_16_khz(blocks, meter.limits.max_s)
 
 
 def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     header = containers.pcm16_header(audio)
-    if header is not None and sizes.is_settled(audio):
-        tracks.check_only(meter.limits.track, "WAV")
+    if header is not None and repair.is_settled(audio) and not meter.limits.track:
         yield from samples_of([Pcm16(audio, header)], meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
@@ -158,10 +210,9 @@ def _checked_samples(
     yield from _to_16_khz(((sample_rate, samples[i : i + BLOCK_VALUES]) for i in starts), max_s)
 
 
-def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
-    """Yield the blocks of all parts: each block's rate in Hz, and its samples, mono."""
+def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[Block]:
+    """Yield the blocks of all parts."""
     before_s, channels = 0.0, 0
-    mix: Downmix | OwnChannel | None = None
     for source in sources:
         with contextlib.closing(source):
             meter.end_header()
@@ -175,12 +226,7 @@ def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[tupl
                         "channels = mix"
                     )
                 before_s += len(block) / rate
-                mix = mix or _mix(source, meter.limits.channel)
-                yield from mix.push(rate, source.layout, block)
-    if mix is not None:
-        yield from mix.finish()
-        for text in mix.warnings():
-            meter.warn(text)
+                yield rate, source.layout, block
 
 
 def _check_header(source: AudioSource, meter: DecodeBudget, before_s: float) -> None:
@@ -212,13 +258,6 @@ def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int,
         meter.cut_short(_cut_short_text(decoded_s, source.declared_s), error)
     else:
         _check_whole(source, decoded_s, meter)
-
-
-def _mix(source: AudioSource, channel: int) -> Downmix | OwnChannel:
-    """Return a mixer of all channels, or the selector of one channel."""
-    if channel < 0 or source.channels < 2:
-        return Downmix(source.layout, source.channels)
-    return OwnChannel(channel)
 
 
 def _check_channel(channels: int, channel: int) -> None:
@@ -261,12 +300,12 @@ def _to_16_khz(
         blocks: the rate in Hz and the samples of each block; the rate may change between blocks.
         max_s: the maximum seconds of all blocks together; more raise an AudioLimitError.
     """
-    given = False
+    has_samples = False
     for samples in _resampled(_checked(blocks, max_s)):
         if len(samples):
-            given = True
+            has_samples = True
             yield np.clip(samples, -1.0, 1.0)
-    if not given:
+    if not has_samples:
         raise AudioError("audio has no samples (0 s); expected at least one")
 
 
@@ -284,21 +323,16 @@ def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tu
 
 def _resampled(blocks: Iterable[tuple[int, Samples]]) -> Iterator[Samples]:
     for rate, group in itertools.groupby(blocks, operator.itemgetter(0)):
+        same_rate = map(operator.itemgetter(1), group)
         if rate == SAMPLE_RATE:
-            yield from map(operator.itemgetter(1), group)
+            yield from same_rate
             continue
-        resampler: soxr.ResampleStream | None = None
-        for _, block in group:
-            if resampler is None:
-                columns = 1 if block.ndim == 1 else COLUMNS
-                nothing = block[:0]
-                resampler = soxr.ResampleStream(
-                    rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ"
-                )
+        first = next(same_rate)
+        columns = 1 if first.ndim == 1 else COLUMNS
+        resampler = soxr.ResampleStream(rate, SAMPLE_RATE, columns, dtype="float32", quality="HQ")
+        for block in itertools.chain([first], same_rate):
             yield resampler.resample_chunk(block)
-        # Flush the samples that the filter still holds.
-        if resampler is not None:
-            yield resampler.resample_chunk(nothing, last=True)
+        yield resampler.resample_chunk(first[:0], last=True)  # the samples that the filter holds
 
 
 def check_values(block: Samples, start_s: float) -> None:

@@ -1,11 +1,21 @@
-"""Read declarations in audio files' headers without decoding: pure functions of a file's bytes.
+"""Read declarations in audio files without decoding: pure functions of a file's bytes.
 
-Decoding libraries correct a wrong length silently, so truncation is detected here. Sizes and
-offsets are in bytes.
+Decoding libraries correct a wrong length silently, so truncation is detected here. Containers
+declare their parts' sizes, so a truncation inside a part is detected even if the duration is not
+declared. A browser's recorder, for example, writes WebM without a duration, but with the size of
+each block. A file that ends between two parts looks complete.
+
+Each frame of MP3 and AAC (ADTS) begins with a header that declares its format and length, and thus
+the next header's offset. Audio data may look like a header by chance, so a frame counts only if two
+more follow it. Sizes and offsets are in bytes.
 """
 
 import dataclasses
+import re
 import struct
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from serve.contract.errors import AudioError
 from serve.contract.messages import AudioFile
@@ -40,12 +50,26 @@ class FileSlice:
 Bytes = bytes | AudioFile | FileSlice
 """A file's bytes, which support only len() and slices."""
 
+
+class ChunkLayout(NamedTuple):
+    """The layout of a format's chunks."""
+
+    head: struct.Struct  # name and size
+    first: int  # offset of the first chunk
+    pad: int  # alignment of chunks in bytes
+    included: int = 0  # bytes of the head that the size includes
+
+
+RIFF = ChunkLayout(struct.Struct("<4sI"), 12, 2)
+AIFF = ChunkLayout(struct.Struct(">4sI"), 12, 2)
+W64 = ChunkLayout(struct.Struct("<16sQ"), 40, 8, included=24)
+CAF = ChunkLayout(struct.Struct(">4sq"), 8, 1)
+
 STREAM_BYTES = 0x7FFF0000
 """Chunk sizes of this value or more are written by streams and mean "read to the end"."""
 MAX_CHUNKS = 1000
 """Maximum chunks of a WAV or AIFF file to read; ordinary files have about ten."""
 
-_RIFF_HEADER = 12  # "RIFF" or "FORM", the file's size, "WAVE" or "AIFF"
 OGG_HEADER = 27  # bytes before the segment table, which has one byte per segment
 _OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # maximum bytes of a page
 _ID3_HEADER = 10
@@ -68,32 +92,58 @@ def pcm16_header(audio: Bytes) -> Pcm16Header | None:
     """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
     if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
         return None
-    at, size = find_chunk(audio, b"fmt ", "<I")
-    if size < 16 or at + size > len(audio):
+    offset, size = find_chunk(audio, b"fmt ", RIFF)
+    if size < 16 or offset + size > len(audio):
         return None
-    tag, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", audio[at : at + 16])
-    begin, declared = find_chunk(audio, b"data", "<I")
+    tag, channels, rate, _, frame_bytes, bits = struct.unpack(
+        "<HHIIHH", audio[offset : offset + 16]
+    )
+    begin, declared = find_chunk(audio, b"data", RIFF)
     plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
-    if not plain or begin < at or not 0 < declared < STREAM_BYTES:
+    if not plain or begin < offset or not 0 < declared < STREAM_BYTES:
         return None
     return Pcm16Header(begin, declared, channels, rate)
 
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
     """Return the declared and the present bytes of a WAV or AIFF file's sample chunk."""
-    little_endian = audio[:4] == b"RIFF"
-    name, layout = (b"data", "<I") if little_endian else (b"SSND", ">I")
-    at, size = find_chunk(audio, name, layout)
-    return size, min(size, len(audio) - at)
+    name = b"data" if audio[:4] == b"RIFF" else b"SSND"
+    offset, size = find_chunk(audio, name, RIFF if name == b"data" else AIFF)
+    return size, min(size, len(audio) - offset)
 
 
-def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
-    """Find a chunk of a WAV or AIFF file.
+def chunks(
+    audio: Bytes, layout: ChunkLayout, offset: int | None = None
+) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the name, the content's offset and the declared bytes of content of each chunk.
+
+    The last one may have a negative size, as in a CAF file of unknown length.
 
     Args:
         audio: the file.
-        name: the chunk's name.
-        layout: the `struct` format of a chunk's size.
+        layout: the layout of its chunks.
+        offset: that of the first chunk; None: after the file's header.
+
+    Raises:
+        AudioError: there are more than `MAX_CHUNKS`.
+    """
+    offset = layout.first if offset is None else offset
+    for _ in range(MAX_CHUNKS):
+        offset += -offset % layout.pad
+        head = audio[offset : offset + layout.head.size]
+        if len(head) < layout.head.size:
+            return
+        name, size = layout.head.unpack(head)
+        begin, size = offset + layout.head.size, size - layout.included
+        yield name, begin, size
+        if size < 0:
+            return
+        offset = begin + size
+    raise AudioError(f"audio has more than {MAX_CHUNKS} chunks; expected a file with fewer")
+
+
+def find_chunk(audio: Bytes, name: bytes, layout: ChunkLayout) -> tuple[int, int]:
+    """Find a chunk of a WAV or AIFF file.
 
     Returns:
         The offset of the chunk's content and its declared size; without such a chunk, the file's
@@ -102,35 +152,38 @@ def find_chunk(audio: Bytes, name: bytes, layout: str) -> tuple[int, int]:
     Raises:
         AudioError: the chunk is not among the first `MAX_CHUNKS`.
     """
-    at = _RIFF_HEADER
-    for _ in range(MAX_CHUNKS):
-        if at + 8 > len(audio):
-            return len(audio), 0
-        (size,) = struct.unpack(layout, audio[at + 4 : at + 8])
-        if audio[at : at + 4] == name:
-            return at + 8, size
-        at += 8 + size + size % 2  # chunks begin at even offsets
-    raise AudioError(
-        f"audio has no chunk {name.decode()!r} among its first {MAX_CHUNKS}; expected a WAV or "
-        "AIFF file with fewer chunks before its samples"
-    )
+    for found, begin, size in chunks(audio, layout):
+        if found == name:
+            return begin, size
+    return len(audio), 0
+
+
+def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the type, the offset and the end of an MP4's boxes; a last box may have no end."""
+    offset = 0
+    for _ in range(_MAX_PARTS):
+        head = audio[offset : offset + 16]
+        if len(head) < 8:
+            return
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:], "big")
+        if size < 8:  # up to the end of the file, or no box
+            return
+        yield head[4:8], offset, offset + size
+        offset += size
 
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Return whether an OGG file ends with a complete page, according to the page's header."""
-    page = _last_ogg_page(audio)
+    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    begin = end.rfind(b"OggS")
+    page = end[begin:] if begin >= 0 else b""
     if len(page) < OGG_HEADER:
         return False
     segments = page[OGG_HEADER - 1]
     lengths = page[OGG_HEADER : OGG_HEADER + segments]
     return OGG_HEADER + segments + sum(lengths) <= len(page)
-
-
-def _last_ogg_page(audio: Bytes) -> bytes:
-    """Return an OGG file's bytes from its last page on; b"" if it has no page."""
-    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    at = end.rfind(b"OggS")
-    return end[at:] if at >= 0 else b""
 
 
 def id3_bytes(audio: Bytes) -> int:
@@ -167,7 +220,241 @@ def mp3_goes_on(audio: Bytes) -> bool | None:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
-    at = id3_bytes(audio)
-    frame = audio[at : at + 64]
+    offset = id3_bytes(audio)
+    frame = audio[offset : offset + 64]
     place = max(frame.find(b"Xing"), frame.find(b"Info"))
-    return at, frame[place:] if place >= 0 else b""
+    return offset, frame[place:] if place >= 0 else b""
+
+
+SEARCH_BYTES = 1 << 16
+"""Number of bytes to search for a stream's first frame; a frame has at most 8,191."""
+
+_MAX_FRAME_BYTES = 1 << 13
+_MAX_GAPS = 1_000  # maximum gaps in an MP3, such as tags between joined files
+_PIECE_BYTES = 1 << 20  # bytes per read
+_CHAIN = 3  # minimum number of consecutive frames
+_SYNC = re.compile(rb"\xff[\xe2-\xff]")
+_ADTS, _MP3 = "aac", "mp3"  # names of FFmpeg's demuxers
+_MPEG_1, _MPEG_2 = 3, 2
+_KBITS = {  # by version and layer; other versions are like MPEG 2
+    (_MPEG_1, 3): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
+    (_MPEG_1, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (_MPEG_1, 1): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (_MPEG_2, 3): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
+    (_MPEG_2, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (_MPEG_2, 1): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES = (44_100, 48_000, 32_000)
+_RESERVED = 1
+_MONO = 3
+_ADTS_RATES = 13
+
+
+class Frame(NamedTuple):
+    """The declarations of a frame's header."""
+
+    demuxer: str  # name of FFmpeg's demuxer for the stream
+    kind: tuple[int, ...]  # equal for all frames of a file
+    size: int  # bytes up to the next header
+
+
+def first_frame(audio: Bytes) -> tuple[int, str] | None:
+    """Find the first frame of a stream that may begin inside a frame or after other bytes.
+
+    Returns:
+        The frame's offset, and the name of FFmpeg's demuxer for the stream. None if no frame begins
+        within `SEARCH_BYTES` of the file's beginning or of the ID3 tag's end.
+    """
+    begin = id3_bytes(audio)
+    data = audio[begin : begin + SEARCH_BYTES + _CHAIN * _MAX_FRAME_BYTES]
+    at_end = begin + len(data) == len(audio)
+    for found in _SYNC.finditer(data, 0, SEARCH_BYTES):
+        if (frame := _chain(data, found.start(), at_end)) is not None:
+            return begin + found.start(), frame.demuxer
+    return None
+
+
+def mp3_changes(audio: Bytes) -> bool:
+    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do."""
+    kinds = (frame.kind for frame in _mp3_frames(audio))
+    first = next(kinds, None)
+    return any(kind != first for kind in kinds)
+
+
+def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
+    """Yield the frames of an MP3, and skip other bytes between them."""
+    offset, gaps = id3_bytes(audio), 0
+    data, begin = b"", 0  # a piece of the file, and its offset
+    while offset < len(audio) and gaps < _MAX_GAPS:
+        at_end = begin + len(data) == len(audio)
+        if not at_end and offset > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
+            data, begin = audio[offset : offset + _PIECE_BYTES], offset
+            at_end = begin + len(data) == len(audio)
+        frame = _frame(data, offset - begin)
+        if frame is not None and frame.demuxer == _MP3:
+            yield frame
+            offset += frame.size
+            continue
+        gaps += 1
+        found = next(
+            (
+                found.start()
+                for found in _SYNC.finditer(data, offset - begin + 1)
+                if (frame := _chain(data, found.start(), at_end)) and frame.demuxer == _MP3
+            ),
+            None,
+        )
+        offset = begin + (found if found is not None else max(len(data) - 1, offset - begin + 1))
+
+
+def _chain(data: bytes, offset: int, at_end: bool) -> Frame | None:
+    """Return the frame at an offset if frames of the same kind follow it, or it is the last one."""
+    if (first := _frame(data, offset)) is None:
+        return None
+    offset += first.size
+    for _ in range(_CHAIN - 1):
+        if at_end and offset == len(data):
+            break
+        following = _frame(data, offset)
+        if following is None or following[:2] != first[:2]:
+            return None
+        offset += following.size
+    return first
+
+
+def _frame(data: bytes, offset: int) -> Frame | None:
+    """Parse the frame header at an offset; None if it is not a header."""
+    head = data[offset : offset + 6]
+    if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE2:
+        return None
+    layer, rate = head[1] >> 1 & 3, head[2] >> 2 & 3
+    if not layer:
+        rate, size = head[2] >> 2 & 15, (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+        if head[1] < 0xF0 or rate >= _ADTS_RATES or size < 7:
+            return None
+        return Frame(_ADTS, (head[1] & 8, head[2] >> 6, rate), size)
+    version, bits, padding = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 1 & 1
+    if version == _RESERVED or bits in (0, 15) or rate >= len(_RATES):
+        return None
+    kbits = _KBITS[max(version, _MPEG_2), layer][bits]
+    hertz = _RATES[rate] >> _MPEG_1 - max(version, 1)
+    if layer == 3:
+        size = (12_000 * kbits // hertz + padding) * 4
+    else:
+        half = layer == 1 and version != _MPEG_1
+        size = (72_000 if half else 144_000) * kbits // hertz + padding
+    return Frame(_MP3, (version, layer, rate, int(head[3] >> 6 == _MONO)), size)
+
+
+_MAX_PARTS = 100_000  # maximum parts to read; hours of audio have fewer
+_CAF_ENDLESS = -1
+
+_EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
+_CLUSTER_BYTES = 8 << 20  # bytes at the file's end to search for the last cluster
+_CLUSTER_TRIES = 3  # audio data may contain the cluster's id by chance
+
+_ASF_HEADER_BYTES = 1 << 16
+_ASF = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
+_ASF_PROPERTIES = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+_ASF_SIZE, _ASF_FLAGS, _ASF_STREAMED = 40, 88, 1  # two offsets in the properties, and a flag
+
+
+def is_cut_off(audio: Bytes) -> bool:
+    """Return whether a file ends inside a part of the container.
+
+    This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
+    """
+    head = audio[:16]
+    ends = next((ends for offset, mark, ends in _KNOWN if head.startswith(mark, offset)), None)
+    return ends is not None and ends(audio)
+
+
+def _mp4(audio: Bytes) -> bool:
+    return any(end > len(audio) for _, _, end in boxes(audio))
+
+
+def _caf(audio: Bytes) -> bool:
+    return any(
+        size < _CAF_ENDLESS or begin + size > len(audio) for _, begin, size in chunks(audio, CAF)
+    )
+
+
+def _avi(audio: Bytes) -> bool:
+    size = int.from_bytes(audio[4:8], "little")
+    return size < STREAM_BYTES and 8 + size > len(audio)
+
+
+def _asf(audio: Bytes) -> bool:
+    header = audio[:_ASF_HEADER_BYTES]
+    offset = header.find(_ASF_PROPERTIES)
+    if offset < 0 or header[offset + _ASF_FLAGS : offset + _ASF_FLAGS + 1] == b"":
+        return False
+    streamed = header[offset + _ASF_FLAGS] & _ASF_STREAMED
+    size = int.from_bytes(header[offset + _ASF_SIZE : offset + _ASF_SIZE + 8], "little")
+    return not streamed and size > len(audio)
+
+
+def _webm(audio: Bytes) -> bool:
+    """Follow the elements: id, size, and content that may be elements again.
+
+    The first two elements declare the size of the whole file, but a live recorder leaves the second
+    size unknown. Then the elements of the last cluster are followed.
+    """
+    if not _fit(audio, 0, 2, through=()):
+        return True
+    end = audio[max(0, len(audio) - _CLUSTER_BYTES) : len(audio)]
+    places = list(islice(_places(end, _CLUSTER), _CLUSTER_TRIES))
+    return bool(places) and not any(
+        _fit(end, offset, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for offset in places
+    )
+
+
+def _places(data: bytes, mark: bytes) -> Iterator[int]:
+    """Yield the offsets of a byte sequence, last one first."""
+    offset = len(data)
+    while (offset := data.rfind(mark, 0, offset)) >= 0:
+        yield offset
+
+
+def _fit(audio: Bytes, offset: int, most: int, through: tuple[bytes, ...]) -> bool:
+    """Return whether EBML elements end within the file.
+
+    Args:
+        audio: the file.
+        offset: that of the first element.
+        most: maximum number of elements to follow.
+        through: ids of elements to descend into if their size is unknown.
+    """
+    for _ in range(most):
+        if offset >= len(audio):
+            break
+        head = audio[offset : offset + 12]
+        named = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
+        if named > 4:
+            return True  # no element: the file is damaged or padded
+        if named >= len(head):
+            return True  # only the id is present, as in slices that Chrome sends
+        sized = 9 - head[named].bit_length()
+        if sized > 8 or named + sized > len(head):
+            return True
+        bits = 7 * sized
+        size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
+        offset += named + sized
+        if size != (1 << bits) - 1:
+            offset += size
+        elif head[:named] not in through:
+            return True
+    return offset <= len(audio)
+
+
+_KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
+    (0, b"OggS", lambda audio: not last_ogg_page_is_whole(audio)),
+    (4, b"ftyp", _mp4),
+    (4, b"moov", _mp4),
+    (4, b"mdat", _mp4),
+    (0, _EBML, _webm),
+    (0, b"caff", _caf),
+    (8, b"AVI ", _avi),
+    (0, b"riff\x2e\x91\xcf\x11", lambda audio: int.from_bytes(audio[16:24], "little") > len(audio)),
+    (0, _ASF, _asf),
+)

@@ -7,17 +7,187 @@ reading speed follow the rules of broadcasters and streaming services: two lines
 
 A cue holds the words spoken in its time. If two people speak at once, each has a line in the same
 cue. If one speaks after the other, each has a cue, unless that would be too short.
+
+Lines never break a piece: a word, or a run of characters in scripts without spaces. Pieces have the
+times of the words. In a segment without words the time is divided in proportion to the width of the
+text.
 """
 
 import dataclasses
 import itertools
 import math
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from serve.contract.errors import OptionError, shown
 from serve.contract.messages import Segment
 from serve.contract.options import option, options_of
-from serve.speech.cue_pieces import SEGMENT, Piece, pieces_of
+from serve.speech.text import CLOSING, ENDS, is_joined, sentence_ends
+
+CLAUSE, SEGMENT, ANYWHERE, ABBREVIATION = 1.5, 3.0, 5.0, 8.0
+"""Costs of a split after a clause, a segment, a word and an abbreviation; 0 after a sentence."""
+
+_SLOWEST = 3.0  # minimum characters per second, if only the segment's times are known
+_CLAUSE_ENDS = ",;:—–،؛、，；：､၊፣፤"
+# Characters that may not begin or end a line, by Japanese and Chinese typesetting rules.
+_NO_START = frozenset(
+    ENDS + _CLAUSE_ENDS + CLOSING + "%‰°ー々〻ゝゞヽヾ・ๆฯ"
+    "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶ"
+)
+_NO_END = frozenset("([{«“‘¿¡「『（【《〈［｛$€£¥￥#")
+_SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
+_HANGUL = re.compile(r"[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]")  # wide, but with spaces
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """A word, or a run of characters that lines may not break."""
+
+    text: str  # stripped
+    space: bool  # whether a space precedes it
+    start: float  # s; not before the start of the speaker's previous piece
+    end: float  # s
+    width: int
+    cost: float  # cost of a split after it, without the discount for a pause
+    speaker: str | None = None
+
+
+def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
+    """Cut a transcript into pieces that fit into a line.
+
+    Args:
+        segments: in order of time, with words or without.
+        max_width: the maximum width of a line, measured by `width_of`.
+
+    Returns:
+        The pieces, sorted by start. The pieces of one speaker keep their order.
+    """
+    by_speaker: dict[str | None, list[tuple[int, Segment]]] = {}
+    for numbered in enumerate(segments):
+        by_speaker.setdefault(numbered[1].speaker, []).append(numbered)
+    pieces = [
+        piece
+        for speaker, numbered_segments in by_speaker.items()
+        for piece in _of_speaker(speaker, numbered_segments, max_width)
+    ]
+    pieces.sort(key=lambda item: (item[1].start, item[0]))
+    return [piece for _, piece in pieces]
+
+
+def width_of(text: str) -> int:
+    """Return the width of a text; East Asian characters count 2, combining marks 0."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_width, text))
+
+
+def _width(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _of_speaker(
+    speaker: str | None, segments: Sequence[tuple[int, Segment]], max_width: int
+) -> Iterator[tuple[int, Piece]]:
+    """Cut one speaker's numbered segments; yield pieces with their segment's number."""
+    cut = [
+        (number, index == 0, index == len(parts) - 1, part)
+        for number, segment in segments
+        for parts in [_cut_segment(segment, max_width)]
+        for index, part in enumerate(parts)
+    ]
+    bare = [" ".join(text.split()) for *_, (text, _, _) in cut]
+    reached = 0.0
+    for (number, begins, ends, (text, start, end)), word, sentence in zip(
+        cut, bare, sentence_ends(bare), strict=True
+    ):
+        reached = max(reached, start)
+        cost = 0.0 if sentence else _split_cost(word, ends)
+        space = text[0].isspace() or (begins and not _stands_alone(word[0]))
+        yield number, Piece(word, space, reached, max(reached, end), width_of(word), cost, speaker)
+
+
+def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, float]]:
+    """Return (text, start, end) of a segment's pieces; the text includes a leading space."""
+    joined: list[tuple[str, float, float]] = []
+    for text, start, end in _timed(segment):
+        if joined and not _may_split(joined[-1][0][-1], text[0]):
+            before, begin, _ = joined.pop()
+            text, start = before + text, begin
+        joined.append((text, start, max(start, end)))
+    return [part for unit in joined for part in _cut(*unit, max_width)]
+
+
+def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
+    """Yield (text, start, end) of words or single characters; texts include a leading space."""
+    if segment.words:
+        for word in segment.words:
+            if word.word.strip():
+                yield word.word, word.start, word.end
+        return
+    texts = [text for word in re.findall(r"\s*\S+", segment.text) for text in _characters(word)]
+    widths = [width_of(text) for text in texts]
+    total = max(sum(widths), 1)
+    each_s = min(segment.end - segment.start, total / _SLOWEST) / total
+    done = 0
+    for text, width in zip(texts, widths, strict=True):
+        yield text, segment.start + done * each_s, segment.start + (done + width) * each_s
+        done += width
+
+
+def _characters(word: str) -> Iterator[str]:
+    """Yield the whole word in scripts with spaces, else its characters."""
+    begin, bare = 0, len(word) - len(word.lstrip())
+    for index in range(bare + 1, len(word)):
+        if _may_split(word[index - 1], word[index]):
+            yield word[begin:index]
+            begin = index
+    yield word[begin:]
+
+
+def _may_split(last: str, first: str) -> bool:
+    """Return whether a line may break between two characters."""
+    if last.isspace() or first.isspace():
+        return True
+    if first in _NO_START or last in _NO_END or is_joined(last, first):
+        return False
+    return _stands_alone(last) or _stands_alone(first)
+
+
+def _stands_alone(char: str) -> bool:
+    """Return whether a character's script is written without spaces."""
+    if char.isascii() or _HANGUL.match(char):
+        return False
+    return _width(char) == 2 or bool(_SPACELESS.match(char))
+
+
+def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[str, float, float]]:
+    """Cut a text into parts that fit into a line, even within a long word."""
+    if width_of(text.strip()) <= max_width:
+        yield text, start, end
+        return
+    parts = [text[: len(text) - len(text.lstrip())]]
+    for char in text.strip():
+        if parts[-1].strip() and width_of(parts[-1].strip() + char) > max_width:
+            parts.append("")
+        parts[-1] += char
+    each_s, done = (end - start) / sum(map(len, parts)), 0
+    for part in parts:
+        yield part, start + done * each_s, start + (done + len(part)) * each_s
+        done += len(part)
+
+
+def _split_cost(text: str, ends_segment: bool) -> float:
+    """Return the cost of a split after a text that does not end a sentence."""
+    last = text.rstrip(CLOSING)[-1:]
+    if last and last in _CLAUSE_ENDS:
+        return CLAUSE
+    if last == ".":
+        return ABBREVIATION
+    return SEGMENT if ends_segment else ANYWHERE
+
 
 LEAST_S, MOST_S = 5 / 6, 7.0  # minimum and maximum time of a cue
 READING_SPEED = 20.0  # characters per second
@@ -95,11 +265,6 @@ class Cue:
         """The lines of all speakers."""
         return tuple(line for _, lines in self.turns for line in lines)
 
-    @property
-    def speakers(self) -> tuple[str | None, ...]:
-        """The speakers, in the order of the lines."""
-        return tuple(speaker for speaker, _ in self.turns)
-
 
 def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> list[Cue]:
     """Split a transcript into cues in order, without overlap.
@@ -154,11 +319,11 @@ def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> lis
 def _split_costs(pieces: Sequence[Piece]) -> list[float]:
     """Return the cost of splitting the speaker's text after each piece."""
     costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
-    for at in range(len(pieces) - 1, -1, -1):
-        piece = pieces[at]
+    for index in range(len(pieces) - 1, -1, -1):
+        piece = pieces[index]
         after = following.get(piece.speaker)
-        if after is not None and not _answered(piece, pieces[at + 1], after):
-            costs[at] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
+        if after is not None and not _answered(piece, pieces[index + 1], after):
+            costs[index] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
         following[piece.speaker] = piece
     return costs
 
@@ -169,56 +334,6 @@ def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
     return other and piece.end - _TOUCH_S <= following.start and following.end <= after.start
 
 
-class _Candidate:
-    """A possible cue that starts with a given piece and grows piece by piece."""
-
-    __slots__ = (
-        *("_ends", "_line_width", "_lines", "_most_lines", "_speaker", "_used"),
-        *("end", "inner", "last", "lines", "start", "width"),
-    )
-
-    def __init__(self, start: float, options: CueOptions) -> None:
-        self.start = self.end = start  # end: of the last word
-        self.width = self.lines = 0
-        self.inner = 0.0  # cost of pauses and speaker changes within the cue
-        self.last: dict[str | None, int] = {}  # index of each speaker's last piece
-        self._used: dict[str | None, int] = {}  # width of each speaker's last line
-        self._ends: dict[str | None, float] = {}  # end of each speaker's last word
-        self._line_width, self._most_lines = options.max_line_width, options.max_line_count
-        self._speaker: str | None = None  # the last piece's speaker
-
-    @property
-    def room(self) -> int:
-        """The total width of the maximum number of lines."""
-        return self._line_width * max(self._most_lines, len(self._used))
-
-    @property
-    def fits(self) -> bool:
-        """Whether the numbers of lines and speakers are within their maximum."""
-        speakers = len(self._used)
-        return self.lines <= max(self._most_lines, speakers) and speakers <= _MOST_SPEAKERS
-
-    def add(self, piece: Piece, at: int) -> None:
-        """Add the next piece, which has index `at`."""
-        speaker = piece.speaker
-        if self._used:
-            self.inner += max(0.0, piece.start - self.end - _SHORT_PAUSE_S) * _INNER_PAUSE
-            if speaker != self._speaker:
-                until = max(end for who, end in self._ends.items() if who != speaker)
-                self.inner += _CHANGE * (until - piece.start <= _TOUCH_S)
-        used = self._used.get(speaker, 0)
-        after = used + piece.width + (piece.space and used > 0)
-        if not used or after > self._line_width:
-            self.lines += 1
-            after = piece.width
-        self._used[speaker] = after
-        self.width += piece.width + (piece.space and self.width > 0)
-        self.end = max(self.end, piece.end)
-        self._ends[speaker] = max(piece.end, self._ends.get(speaker, 0.0))
-        self._speaker = speaker
-        self.last[speaker] = at
-
-
 def _ends(
     pieces: Sequence[Piece],
     costs: Sequence[float],
@@ -227,22 +342,44 @@ def _ends(
     duration: float,
 ) -> Iterator[tuple[int, float]]:
     """Yield each possible end of a cue that starts at a piece, with the cost of cue and split."""
-    most = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
-    cue = _Candidate(pieces[begin].start, options)
-    for at in range(begin, min(begin + most, len(pieces))):
-        piece = pieces[at]
-        cue.add(piece, at)
-        if at > begin and (not cue.fits or piece.end - cue.start > MOST_S):
+    start_s = end_s = pieces[begin].start  # end_s: of the last word
+    width = lines = 0
+    inner_cost = 0.0  # of pauses and speaker changes within the cue
+    last_index: dict[str | None, int] = {}  # of each speaker's last piece
+    line_width: dict[str | None, int] = {}  # of each speaker's last line
+    ends_s: dict[str | None, float] = {}  # of each speaker's last word
+    max_words = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
+    for index in range(begin, min(begin + max_words, len(pieces))):
+        piece = pieces[index]
+        speaker = piece.speaker
+        if index > begin:
+            inner_cost += max(0.0, piece.start - end_s - _SHORT_PAUSE_S) * _INNER_PAUSE
+            if speaker != pieces[index - 1].speaker:
+                until_s = max(end for name, end in ends_s.items() if name != speaker)
+                inner_cost += _CHANGE * (until_s - piece.start <= _TOUCH_S)
+        before = line_width.get(speaker, 0)
+        line_width[speaker] = before + piece.width + (piece.space and before > 0)
+        if not before or line_width[speaker] > options.max_line_width:
+            lines += 1
+            line_width[speaker] = piece.width
+        width += piece.width + (piece.space and width > 0)
+        end_s = max(end_s, piece.end)
+        ends_s[speaker] = max(piece.end, ends_s.get(speaker, 0.0))
+        last_index[speaker] = index
+        max_lines = max(options.max_line_count, len(line_width))
+        too_large = lines > max_lines or len(line_width) > _MOST_SPEAKERS
+        if index > begin and (too_large or piece.end - start_s > MOST_S):
             return
-        cost = _CUE + cue.inner + _UNFILLED * (1 - cue.width / cue.room) ** 2
-        if at + 1 < len(pieces):
-            following = pieces[at + 1].start
-            cost += _reading_cost(cue.width, following - cue.start)
-            cost += sum(costs[last] for last in cue.last.values())
-            cost += _PAUSE * max(0.0, cue.end - following - _TOUCH_S)
-        elif begin and cue.start < duration < pieces[begin - 1].end + _FLASH_S:
+        filled = width / (options.max_line_width * max_lines)
+        cost = _CUE + inner_cost + _UNFILLED * (1 - filled) ** 2
+        if index + 1 < len(pieces):
+            following_s = pieces[index + 1].start
+            cost += _reading_cost(width, following_s - start_s)
+            cost += sum(costs[last] for last in last_index.values())
+            cost += _PAUSE * max(0.0, end_s - following_s - _TOUCH_S)
+        elif begin and start_s < duration < pieces[begin - 1].end + _FLASH_S:
             cost += _FLASH  # it cannot be shown earlier either
-        yield at + 1, cost
+        yield index + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:

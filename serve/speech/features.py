@@ -6,12 +6,52 @@ log10 clamped to 8 decades below the loudest bin of the window, then (x + 4) / 4
 """
 
 import functools
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from serve.speech.cuda_graph import capture
 from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
+
+Work = Callable[[], None]
+
+
+def capture(
+    work: Work, pool: Any = None, stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Run the work once for compilation and planning, then capture it, and replay it once.
+
+    Graphs captured on the same stream share the libraries' workspaces. The first replay uploads the
+    graph to the device, so that no window waits for it.
+
+    The garbage collector is off meanwhile: garbage may hold a graph of a closed runtime, and CUDA
+    refuses to free a graph during a capture.
+
+    Args:
+        work: launches kernels without synchronizing with the device.
+        pool: the memory pool, shared with graphs that never run at the same time; None: a new one.
+        stream: the stream of later replays; None: any.
+    """
+    stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            work()
+    finally:
+        if collects:
+            gc.enable()
+    with torch.cuda.stream(stream):
+        graph.replay()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
 
 N_FFT = 400
 HOP_LENGTH = 160
@@ -112,20 +152,20 @@ class LogMel:
         """
         if len(samples) > 1 or samples.shape[1] not in self._recorded:
             return log_mel(upload(samples, self._device), self._mel_filters)
-        graph, given, made = self._recorded[samples.shape[1]]
-        given.copy_(samples, non_blocking=True)
+        graph, samples_buffer, features_buffer = self._recorded[samples.shape[1]]
+        samples_buffer.copy_(samples, non_blocking=True)
         graph.replay()
-        return made.clone()
+        return features_buffer.clone()
 
     def _record(self, length: int) -> None:
-        given = torch.zeros((1, length), device=self._device)
-        made = log_mel(given, self._mel_filters)
+        samples_buffer = torch.zeros((1, length), device=self._device)
+        features_buffer = log_mel(samples_buffer, self._mel_filters)
 
         def work() -> None:
-            made.copy_(log_mel(given, self._mel_filters))
+            features_buffer.copy_(log_mel(samples_buffer, self._mel_filters))
 
         with torch.cuda.device(self._device):
-            self._recorded[length] = capture(work), given, made
+            self._recorded[length] = capture(work), samples_buffer, features_buffer
 
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:

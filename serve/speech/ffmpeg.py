@@ -3,24 +3,222 @@
 This module lists the formats and decoders that clients' files may use. FFmpeg has about 350
 formats, among them playlists with files and URLs to open, scripts, images and screen capture. Each
 is attack surface for a malicious file.
+
+A request names an audio track by its number, from 1 on, or by a language. Otherwise the file's
+default track is chosen, as by players, or the first one.
+
+Audio may start after the video, recorders pause, and packets get lost. Silence fills the gaps
+between timestamps, so that a transcript has the file's times. Time 0 is the beginning of the file,
+whatever its first timestamp is.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import av
 import numpy as np
 from av.codec import codecs_available
 from av.stream import Disposition
 
-from serve.contract.errors import AudioError, EarshotError
+from serve.contract.errors import AudioError, EarshotError, OptionError, shown
 from serve.contract.messages import Samples
-from serve.speech import file_types, layouts, tracks
-from serve.speech.clock import FileClock
+from serve.speech import channels, file_types
+from serve.speech.audio import BLOCK_VALUES
 from serve.speech.containers import Bytes
+from serve.speech.file_types import EXPECTED
+from serve.speech.languages import language_code
 from serve.speech.meter import DecodeBudget, MeteredFile
-from serve.speech.pcm import BLOCK_VALUES, EXPECTED
-from serve.speech.tracks import Track
+
+_SUDDEN_S = 0.25  # minimum gap between two frames; the jitter of timestamps is smaller
+_SLOW_S = 0.5  # minimum sum of smaller gaps (drift)
+_BACK_S = 1.0  # a clock that goes back by more belongs to another recording
+_MAX_GAP_S = 1800.0  # a longer gap also means another recording
+
+
+@dataclasses.dataclass
+class FileClock:
+    """A counter that returns the silence to insert before each frame of a file's audio.
+
+    Args:
+        start_s: timestamp of the file's beginning; None: that of the first frame.
+        max_s: maximum seconds of audio and silence together.
+    """
+
+    start_s: float | None
+    max_s: float
+    begins_s: float = 0.0  # silence before the first frame
+    skipped_s: float = 0.0  # sum of gaps that are too long to be filled
+    _at_s: float = 0.0  # audio and silence so far
+    _end_s: float | None = None  # timestamp of the last frame's end
+    _gaps: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # start, length
+    _jumps: list[str] = dataclasses.field(default_factory=list)
+
+    def silence_before(self, time_s: float | None, duration_s: float) -> float:
+        """Return the seconds of silence to insert before the next frame.
+
+        Args:
+            time_s: the frame's timestamp; None: unknown.
+            duration_s: the frame's duration.
+        """
+        gap_s = 0.0 if time_s is None else self._gap_s(time_s)
+        self._at_s += gap_s + duration_s
+        if time_s is not None:
+            self._end_s = time_s + duration_s
+        elif self._end_s is not None:
+            self._end_s += duration_s
+        return gap_s
+
+    def warnings(self) -> list[str]:
+        """Return warnings about gaps."""
+        texts = []
+        if self.begins_s:
+            texts.append(
+                f"the audio starts {self.begins_s:.2f} s after the file; times count from the "
+                "beginning of the file"
+            )
+        if self._gaps:
+            count, filled_s = len(self._gaps), sum(length_s for _, length_s in self._gaps)
+            texts.append(
+                f"the file's timestamps have {count} gap{'s' * (count != 1)} without audio, "
+                f"{filled_s:.2f} s in total, the first at {self._gaps[0][0]:.2f} s; silence fills "
+                "them to keep the times correct"
+            )
+        if self._jumps:
+            more = f" (and {len(self._jumps) - 1} times more)" if len(self._jumps) > 1 else ""
+            texts.append(
+                f"the file's timestamps jump ahead by {self._jumps[0]}{more}, too far to fill with "
+                "silence; times continue as if there were no gap"
+            )
+        return texts
+
+    def _gap_s(self, time_s: float) -> float:
+        first = self._end_s is None
+        if self.start_s is None:
+            self.start_s = time_s
+        ahead_s = time_s - self.start_s - self._at_s
+        sudden_s = ahead_s if self._end_s is None else time_s - self._end_s
+        if ahead_s < -_BACK_S:  # another recording follows, with its own timestamps
+            self.start_s += ahead_s
+            return 0.0
+        if not (ahead_s >= _SLOW_S or min(ahead_s, sudden_s) >= _SUDDEN_S):
+            return 0.0
+        if ahead_s > _MAX_GAP_S or self._at_s + ahead_s > self.max_s:
+            self.start_s += ahead_s
+            self.skipped_s += ahead_s
+            self._jumps.append(f"{ahead_s:.1f} s at {self._at_s:.2f} s")
+            return 0.0
+        if first:
+            self.begins_s = ahead_s
+        else:
+            self._gaps.append((self._at_s, ahead_s))
+        return ahead_s
+
+
+_MAX_SHOWN = 16  # maximum tracks in a message
+_MAX_LANGUAGE_CHARS = 16  # maximum characters of a language tag, which comes from the file
+
+# Whisper's codes and the ISO 639-2 codes that video files use; the second of two is bibliographic.
+_THREE_LETTERS = """
+    en:eng zh:zho,chi de:deu,ger es:spa ru:rus ko:kor fr:fra,fre ja:jpn pt:por tr:tur pl:pol
+    ca:cat nl:nld,dut ar:ara sv:swe it:ita id:ind hi:hin fi:fin vi:vie he:heb uk:ukr el:ell,gre
+    ms:msa,may cs:ces,cze ro:ron,rum da:dan hu:hun ta:tam no:nor,nob th:tha ur:urd hr:hrv bg:bul
+    lt:lit la:lat mi:mri,mao ml:mal cy:cym,wel sk:slk,slo te:tel fa:fas,per lv:lav bn:ben sr:srp
+    az:aze sl:slv kn:kan et:est mk:mkd,mac br:bre eu:eus,baq is:isl,ice hy:hye,arm ne:nep mn:mon
+    bs:bos kk:kaz sq:sqi,alb sw:swa gl:glg mr:mar pa:pan si:sin km:khm sn:sna yo:yor so:som af:afr
+    oc:oci ka:kat,geo be:bel tg:tgk sd:snd gu:guj am:amh yi:yid lo:lao uz:uzb fo:fao ht:hat ps:pus
+    tk:tuk nn:nno mt:mlt sa:san lb:ltz my:mya,bur bo:bod,tib tl:tgl,fil mg:mlg as:asm tt:tat haw:haw
+    ln:lin ha:hau ba:bak jw:jav su:sun yue:yue
+"""
+_CODES = {
+    name: code
+    for code, _, names in (entry.partition(":") for entry in _THREE_LETTERS.split())
+    for name in names.split(",")
+}
+_UNKNOWN = ("", "und", "mis", "mul", "zxx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+    """An audio track, as described by its file."""
+
+    language: str  # the file's language tag; empty: none
+    kind: str  # codec and channels
+    default: bool = False
+    main: bool = True  # neither commentary nor audio description
+    readable: bool = True
+
+
+def pick(tracks: Sequence[Track], wanted: str) -> int:
+    """Return the index of the track to transcribe.
+
+    Args:
+        tracks: at least one track.
+        wanted: number or language; empty: the default track.
+
+    Raises:
+        OptionError: there is no such track; the message lists the tracks.
+    """
+    if not wanted:
+        return min(range(len(tracks)), key=lambda i: _rank(tracks[i]))
+    if wanted.isdecimal():
+        number = int(wanted)
+        if 1 <= number <= len(tracks):
+            return number - 1
+    else:
+        code = _code(wanted)
+        spoken = [i for i, track in enumerate(tracks) if code and _code(track.language) == code]
+        if spoken:
+            return min(spoken, key=lambda i: _rank(tracks[i]))
+    raise OptionError(
+        f"audio_track = {shown(wanted)}, but the file has no such track; expected one of "
+        f"{_listed(tracks)}"
+    )
+
+
+def check_only(wanted: str, kind: str) -> None:
+    """Check the requested track of a file in a format with only one track.
+
+    Raises:
+        OptionError: another track is requested.
+    """
+    pick([Track("", kind)], wanted)
+
+
+def others(tracks: Sequence[Track], taken: int) -> str:
+    """Return the warning that one of several tracks was chosen by default."""
+    rest = [i for i in range(len(tracks)) if i != taken]
+    return (
+        f"the file has {len(tracks)} audio tracks; track {_named(tracks, taken)} is transcribed, "
+        f"and not {_listed(tracks, rest)}; set audio_track to choose another one"
+    )
+
+
+def _rank(track: Track) -> tuple[bool, bool, bool]:
+    return (not track.readable, not track.default, not track.main)
+
+
+def _code(language: str) -> str | None:
+    """Return Whisper's code of a language, or the tag's first part in lower case."""
+    first = language.strip().lower().replace("_", "-").partition("-")[0]
+    if first in _UNKNOWN:
+        return None
+    return _CODES.get(first) or language_code(language) or first
+
+
+def _listed(tracks: Sequence[Track], places: Sequence[int] | None = None) -> str:
+    shown_places = list(range(len(tracks)) if places is None else places)
+    names = [_named(tracks, i) for i in shown_places[:_MAX_SHOWN]]
+    return ", ".join(names) + (", …" if len(shown_places) > _MAX_SHOWN else "")
+
+
+def _named(tracks: Sequence[Track], place: int) -> str:
+    track = tracks[place]
+    tag = "".join(c for c in track.language if c.isalnum() or c in "-_")[:_MAX_LANGUAGE_CHARS]
+    language = "no language" if tag in _UNKNOWN else tag
+    default = ", default" if track.default and len(tracks) > 1 else ""
+    return f"{place + 1} ({language}, {track.kind}{default})"
+
 
 # Formats of speech recordings: phones (mov: MP4, M4A, 3GP; amr, caf), browsers (matroska: also
 # WebM), broadcasts (mpegts, mpeg, ac3, eac3, flv), computers (wav, au, asf: WMA, avi, w64, voc),
@@ -62,7 +260,7 @@ _STREAMS = ("mp3", "aac", "ac3", "eac3")
 
 
 class FFmpegFile:
-    """A `serve.speech.pcm.AudioSource` that FFmpeg reads.
+    """A `serve.speech.audio.AudioSource` that FFmpeg reads.
 
     Args:
         audio: the file.
@@ -110,12 +308,12 @@ class FFmpegFile:
             raise AudioError(f"the file has no audio track; {EXPECTED}")
         found = [_track(stream) for stream in streams]
         wanted = self._meter.limits.track
-        place = tracks.pick(found, wanted)
+        place = pick(found, wanted)
         if not found[place].readable:
             codec = streams[place].codec_context
             raise AudioError(file_types.undecoded("unknown" if codec is None else codec.name))
         if len(found) > 1 and not wanted:
-            self._meter.warn(tracks.others(found, place))
+            self._meter.warn(others(found, place))
         return streams[place]
 
     def _declared_s(self, size: int) -> float | None:
@@ -142,13 +340,20 @@ class FFmpegFile:
             self.channels = len(first.layout.channels)
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
-        clock = self._clock()
+        clock: FileClock | None = None
+        if self.format.startswith(_CLOCKED):
+            start, alone = self._file.start_time, len(self._file.streams) == 1
+            start_s = None if start is None or alone else start / _MICROSECONDS
+            clock = FileClock(start_s, self._meter.limits.max_s)
+        error: Exception | None = None
         try:
             yield from self._timed(clock)
-        except Exception:
-            self._tell(clock)
-            raise
-        self._tell(clock)
+        except Exception as found:  # noqa: BLE001 - it is raised below
+            error = found
+        for text in clock.warnings() if clock is not None else ():
+            self._meter.warn(text)
+        if error is not None:
+            raise error
 
     def _timed(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
         """Yield the audio, with silence for gaps between timestamps."""
@@ -163,23 +368,14 @@ class FFmpegFile:
             for part in to_float.resample(frame):
                 values: Samples = part.to_ndarray()  # type: ignore[assignment]
                 block = values.reshape(part.samples, -1)
-                if clock is not None:
+                if clock is not None and frame.sample_rate:
                     yield from self._silence(clock, frame, block)
                 yield frame.sample_rate, block
-
-    def _clock(self) -> FileClock | None:
-        if not self.format.startswith(_CLOCKED):
-            return None
-        start, alone = self._file.start_time, len(self._file.streams) == 1
-        start_s = None if start is None or alone else start / _MICROSECONDS
-        return FileClock(start_s, self._meter.limits.max_s)
 
     def _silence(
         self, clock: FileClock, frame: av.AudioFrame, block: Samples
     ) -> Iterator[tuple[int, Samples]]:
         rate, skipped_s = frame.sample_rate, clock.skipped_s
-        if not rate:
-            return
         begins_s = clock.begins_s
         count = round(rate * clock.silence_before(frame.time, len(block) / rate))
         if self.declared_s is not None:
@@ -188,10 +384,6 @@ class FFmpegFile:
         most = max(1, BLOCK_VALUES // block.shape[1])
         for at in range(0, count, most):
             yield rate, np.zeros((min(most, count - at), block.shape[1]), np.float32)
-
-    def _tell(self, clock: FileClock | None) -> None:
-        for text in clock.warnings() if clock is not None else ():
-            self._meter.warn(text)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
         begun, error = False, None
@@ -213,8 +405,8 @@ class FFmpegFile:
         self._file.close()
 
 
-def _layout(layout: av.AudioLayout) -> layouts.Layout:
-    return layouts.known(tuple(channel.name for channel in layout.channels))
+def _layout(layout: av.AudioLayout) -> channels.Layout:
+    return channels.known(tuple(channel.name for channel in layout.channels))
 
 
 def _track(stream: av.AudioStream) -> Track:

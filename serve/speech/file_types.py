@@ -4,7 +4,11 @@ import os
 import string
 
 from serve.speech.containers import Bytes
-from serve.speech.pcm import EXPECTED
+
+EXPECTED = (
+    "expected a recording: WAV, FLAC, MP3, OGG, MP4, M4A, WebM, AAC, AMR, WMA, CAF or another "
+    "common format"
+)
 
 # The suffixes to search a folder for; explicit names and patterns may have any suffix.
 AUDIO_SUFFIXES = frozenset(
@@ -14,7 +18,7 @@ AUDIO_SUFFIXES = frozenset(
 _HEAD_BYTES = 512
 _TEXT = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
 # Offset and bytes of a signature, and the kind of file.
-_RECORDINGS = (
+_KINDS = (
     (8, b"WAVE", "a WAV file"),
     (8, b"AVI ", "an AVI film"),
     (0, b"FORM", "an AIFF file"),
@@ -34,22 +38,6 @@ _RECORDINGS = (
     (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "a WMA or WMV file"),
     (0, b"FLV", "an FLV film"),
 )
-_OTHERS = (
-    (0, b"%PDF", "a PDF document"),
-    (0, b"\x89PNG", "a PNG picture"),
-    (0, b"\xff\xd8\xff", "a JPEG picture"),
-    (0, b"GIF8", "a GIF picture"),
-    (8, b"WEBP", "a WebP picture"),
-    (0, b"PK\x03\x04", "a ZIP archive or an office document"),
-    (0, b"\x1f\x8b", "a gzip archive"),
-    (0, b"7z\xbc\xaf", "a 7z archive"),
-    (0, b"Rar!", "a RAR archive"),
-    (0, b"MThd", "a MIDI file, which has notes but no sound"),
-    (0, b"#EXTM3U", "a playlist, which only names other files"),
-    (0, b"\x7fELF", "a program"),
-    (0, b"MZ", "a program"),
-    (0, b"SQLite format", "a database"),
-)
 
 
 def is_audio(name: str) -> bool:
@@ -61,10 +49,8 @@ def is_audio(name: str) -> bool:
 def refusal(audio: Bytes) -> str:
     """Return the error message for a file that no library can read."""
     head = audio[:_HEAD_BYTES]
-    if kind := _kind(head, _RECORDINGS):
+    if kind := kind_of(head):
         return f"audio begins as {kind}, but cannot be read: it is damaged or truncated"
-    if kind := _kind(head, _OTHERS):
-        return f"audio is {kind}; {EXPECTED}"
     if all(byte in _TEXT for byte in head):
         return f"audio is text, not a recording; {EXPECTED}"
     return (
@@ -85,8 +71,4 @@ def undecoded(codec: str) -> str:
 
 def kind_of(head: bytes) -> str:
     """Return the kind of a recording by its first bytes; "" if it is unknown."""
-    return _kind(head, _RECORDINGS) or ""
-
-
-def _kind(head: bytes, kinds: tuple[tuple[int, bytes, str], ...]) -> str | None:
-    return next((name for at, mark, name in kinds if head.startswith(mark, at)), None)
+    return next((name for at, mark, name in _KINDS if head.startswith(mark, at)), "")

@@ -9,14 +9,10 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from serve.contract.messages import Segment, Transcript, Word
-from serve.speech.cue_pieces import Piece
-from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, split
+from serve.speech.cues import DEFAULT, Cue, CueOptions, Lines, Piece, split
 
 Format = Literal["text", "srt", "vtt", "tsv", "json"]
 SUBTITLES: tuple[Format, ...] = ("srt", "vtt")  # the formats with cues
-Escape = Callable[[str], str]
-# Writes a cue's text, given the previous cue's speakers and the underlined pieces.
-Write = Callable[[Cue, Sequence[str | None], Sequence[Piece]], str]
 
 
 def render(transcript: Transcript, file: str, format: Format, cues: CueOptions = DEFAULT) -> str:
@@ -36,16 +32,12 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
         return _tsv(transcript.segments)
     if format in SUBTITLES:
         shown = split(transcript.segments, cues, transcript.duration)
-        return (_srt if format == "srt" else _vtt)(shown, cues.highlight_words)
-    return "".join(_texts(transcript.segments))
-
-
-def _texts(segments: Sequence[Segment]) -> Iterator[str]:
-    """Yield a line per segment, with the speaker's name at each change of speaker."""
-    before = None
-    for segment in segments:
-        yield f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n"
+        return _subtitles(shown, cues.highlight_words, format == "vtt")
+    lines, before = list[str](), None
+    for segment in transcript.segments:
+        lines.append(f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n")
         before = segment.speaker
+    return "".join(lines)
 
 
 def timestamp(seconds: float, decimal_mark: str = ".") -> str:
@@ -93,54 +85,28 @@ def _tsv(segments: Sequence[Segment]) -> str:
     return "".join(["start\tend\ttext\n", *lines])
 
 
-def _srt(cues: Sequence[Cue], highlighted: bool) -> str:
-    """Write numbered blocks with a comma before the milliseconds."""
-    blocks = [
-        f"{number}\n{timestamp(start, ',')} --> {timestamp(end, ',')}\n{text}\n"
-        for number, (start, end, text) in enumerate(_shown(cues, highlighted, _named), start=1)
-    ]
+def _subtitles(cues: Sequence[Cue], highlighted: bool, vtt: bool) -> str:
+    """Write numbered blocks (srt), or a header and blocks with `&` and `<` escaped (vtt)."""
+    blocks, speakers = ["WEBVTT\n"] if vtt else list[str](), list[str | None]([None])
+    for cue in cues:
+        known = speakers[0] if len(speakers) == len(cue.turns) == 1 else None
+        speakers = [speaker for speaker, _ in cue.turns]
+        for start, end, marked in _highlights(cue) if highlighted else [(cue.start, cue.end, ())]:
+            number, decimal_mark = ("", ".") if vtt else (f"{len(blocks) + 1}\n", ",")
+            times = f"{timestamp(start, decimal_mark)} --> {timestamp(end, decimal_mark)}"
+            turns = [
+                _voice(speaker, _text(lines, _without_markup, marked), len(cue.turns) > 1)
+                if vtt
+                else _name(speaker, known) + _text(lines, str, marked)
+                for speaker, lines in cue.turns
+            ]
+            text = "\n".join(turns)
+            blocks.append(f"{number}{times}\n{text}\n")
     return "\n".join(blocks)
-
-
-def _vtt(cues: Sequence[Cue], highlighted: bool) -> str:
-    """Write a header, then blocks with `&` and `<` escaped."""
-    blocks = [
-        f"{timestamp(start)} --> {timestamp(end)}\n{text}\n"
-        for start, end, text in _shown(cues, highlighted, _voiced)
-    ]
-    return "\n".join(["WEBVTT\n", *blocks])
 
 
 def _without_markup(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _shown(
-    cues: Sequence[Cue], highlighted: bool, write: Write
-) -> Iterator[tuple[float, float, str]]:
-    """Yield (start, end, text) of each block."""
-    before: Sequence[str | None] = (None,)
-    for cue in cues:
-        for start, end, marked in _highlights(cue) if highlighted else [(cue.start, cue.end, ())]:
-            yield start, end, write(cue, before, marked)
-        before = cue.speakers
-
-
-def _named(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
-    """Write a cue's lines, with the speaker's name at each change of speaker."""
-    known = before[0] if len(before) == len(cue.turns) == 1 else None
-    return "\n".join(
-        f"{_name(speaker, known)}{_text(lines, str, marked)}" for speaker, lines in cue.turns
-    )
-
-
-def _voiced(cue: Cue, before: Sequence[str | None], marked: Sequence[Piece]) -> str:
-    """Write a cue's lines with WebVTT's voice tag in every cue."""
-    end = "</v>" if len(cue.turns) > 1 else ""
-    return "\n".join(
-        f"{_voice(speaker)}{_text(lines, _without_markup, marked)}{end * (speaker is not None)}"
-        for speaker, lines in cue.turns
-    )
 
 
 def _name(speaker: str | None, before: str | None) -> str:
@@ -150,10 +116,12 @@ def _name(speaker: str | None, before: str | None) -> str:
     return f"{_plain(speaker)}: "
 
 
-def _voice(speaker: str | None) -> str:
+def _voice(speaker: str | None, text: str, closed: bool) -> str:
+    """Put a text into WebVTT's voice tag, if its speaker is known."""
     if speaker is None:
-        return ""
-    return f"<v {_without_markup(_plain(speaker)).replace('>', '&gt;')}>"
+        return text
+    name = _without_markup(_plain(speaker)).replace(">", "&gt;")
+    return f"<v {name}>{text}{'</v>' if closed else ''}"
 
 
 def _plain(name: str) -> str:
@@ -169,20 +137,18 @@ def _highlights(cue: Cue) -> Iterator[tuple[float, float, Sequence[Piece]]]:
         yield start, end, [one for one in pieces if one.start <= start < one.end]
 
 
-def _text(lines: Lines, escape: Escape, marked: Sequence[Piece]) -> str:
+def _text(lines: Lines, escape: Callable[[str], str], marked: Sequence[Piece]) -> str:
     """Join lines, and underline the marked pieces."""
     texts = [
         "".join(
-            f"{' ' * piece.space}{_marked(escape(piece.text), piece in marked)}" for piece in line
+            " " * piece.space
+            + (f"<u>{escape(piece.text)}</u>" if piece in marked else escape(piece.text))
+            for piece in line
         )
         for line in lines
     ]
     # No text may look like a cue's times.
     return "\n".join(text.strip().replace("-->", "->") for text in texts)
-
-
-def _marked(text: str, marked: bool) -> str:
-    return f"<u>{text}</u>" if marked else text
 
 
 def _one_line(text: str) -> str:

@@ -1,16 +1,28 @@
-"""Judge attempts: accept them, call them silence, or decode again; choose the best failed one.
+"""Judge a window's text: accept it, call it silence, or decode again. Pure functions.
 
-The rules follow OpenAI's `whisper/transcribe.py`. Pure functions.
+The rules follow OpenAI's `whisper/transcribe.py`.
+
+In silence a decoder may hallucinate a sentence, which its words reveal by duration and
+probability. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
+`whisper/transcribe.py` and in faster-whisper. Those decode again from the start of such a segment;
+here only that segment is dropped.
+
+The calibration in an engine's manifest gives the confidence of words.
 """
 
 import dataclasses
+import itertools
 import math
 import zlib
 from collections.abc import Sequence
 from typing import Literal
 
 from serve.contract.config import TranscriberConfig
-from serve.speech.windows import Attempt
+from serve.contract.manifest import Confidence
+from serve.contract.messages import Segment, Word
+from serve.speech.features import WINDOW_S
+from serve.speech.windows import Attempt, DecodedWindow
+from serve.speech.words import PUNCTUATION
 
 _HARDLY_SPOKEN_S = 0.5  # with less speech, the model's no-speech probability alone decides
 LOOP_START = 16  # tokens of the repeated words and of zlib's constant overhead
@@ -103,8 +115,105 @@ def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Atte
     """
     limit = config.compression_ratio_threshold
     plain = [attempt for attempt in attempts if attempt.compression_ratio <= limit]
-    return max(plain or attempts, key=_likelihood)
+    unknown = -math.inf
+    return max(
+        plain or attempts,
+        key=lambda one: unknown if one.avg_logprob is None else one.avg_logprob,
+    )
 
 
-def _likelihood(attempt: Attempt) -> float:
-    return -math.inf if attempt.avg_logprob is None else attempt.avg_logprob
+_UNLIKELY = 0.15  # a word of lower probability scores 1
+_SHORTEST_S = 0.133  # a shorter word scores `_SHORTNESS` per missing second
+_SHORTNESS = 15
+_LONGEST_S = 2.0  # a longer word scores 1 per additional second
+_FIRST_WORDS = 8  # number of words of a segment that are scored
+_ODD = 3.0  # minimum score of an anomalous segment; with fewer words, 1 per word
+_EDGE_S = 2.0  # a segment this close to an edge of the window counts as touching it
+
+
+def is_odd(segment: Segment) -> bool:
+    """Return whether a segment's words are too unlikely, short or long; it must have words."""
+    words = [word for word in segment.words or () if word.word not in PUNCTUATION]
+    score = sum(map(_oddness, words[:_FIRST_WORDS]))
+    return bool(segment.words) and score >= min(_ODD, len(words) - 0.01)
+
+
+def _oddness(word: Word) -> float:
+    duration_s = word.end - word.start
+    short_s, long_s = max(0.0, _SHORTEST_S - duration_s), max(0.0, duration_s - _LONGEST_S)
+    return float(word.probability < _UNLIKELY) + _SHORTNESS * short_s + long_s
+
+
+def without_hallucinations(
+    segments: Sequence[Segment], window: DecodedWindow, spoken_until_s: float, threshold_s: float
+) -> list[Segment]:
+    """Drop anomalous segments after silence and before silence or another anomalous segment.
+
+    Args:
+        segments: the segments of a window, in order, with their words.
+        window: the window.
+        spoken_until_s: the end of the last word before this window.
+        threshold_s: a longer time without words is silence.
+    """
+    begin_s = window.timeline.start(0.0)
+    end_s, full_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)
+    spoken = [segment for segment in segments if segment.words]
+    made_up: list[Segment] = []
+    for segment, following in itertools.zip_longest(spoken, spoken[1:]):
+        next_s = following.words[0].start if following and following.words else end_s
+        silent_before = (
+            segment.start - spoken_until_s > threshold_s
+            or segment.start < threshold_s
+            or segment.start - begin_s < _EDGE_S
+        )
+        silent_after = (
+            next_s - segment.end > threshold_s
+            or full_s - segment.end < _EDGE_S
+            or (following is not None and is_odd(following))
+        )
+        if silent_before and silent_after and is_odd(segment):
+            made_up.append(segment)
+        else:
+            spoken_until_s = segment.end
+    return [segment for segment in segments if segment not in made_up]
+
+
+_LEAST = 1e-3  # probabilities are clipped to [_LEAST, 1 - _LEAST]
+
+
+def log_odds(probability: float) -> float:
+    """Return log(p / (1 - p)) of a probability, clipped away from 0 and 1."""
+    inside = min(max(probability, _LEAST), 1 - _LEAST)
+    return math.log(inside / (1 - inside))
+
+
+def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> float:
+    """Return the probability, from 0 to 1, that a word is correct.
+
+    Args:
+        fit: the engine's calibration.
+        probability: the word's probability, as in the answer.
+        avg_logprob: the segment's average log-probability.
+    """
+    of_word = fit.probability * log_odds(probability)
+    return (1 + math.tanh((fit.intercept + of_word + fit.avg_logprob * avg_logprob) / 2)) / 2
+
+
+def with_confidence(
+    segments: Sequence[Segment], fit: Confidence | None, low: float | None
+) -> list[Segment]:
+    """Return segments with the words' confidence; words below `low` are marked.
+
+    Without a calibration, words or `avg_logprob`, segments are returned unchanged.
+    """
+    judged = list[Segment]()
+    for segment in segments:
+        if fit is not None and segment.words is not None and segment.avg_logprob is not None:
+            words = list[Word]()
+            for word in segment.words:
+                value = round(confidence_of(fit, word.probability, segment.avg_logprob), 4)
+                marked = True if low is not None and value < low else None
+                words.append(dataclasses.replace(word, confidence=value, low_confidence=marked))
+            segment = dataclasses.replace(segment, words=tuple(words))
+        judged.append(segment)
+    return judged

@@ -202,7 +202,7 @@ class MeteredFile(io.RawIOBase):
     def __init__(self, audio: Bytes, meter: DecodeBudget) -> None:
         self._audio = audio
         self._meter = meter
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -214,9 +214,9 @@ class MeteredFile(io.RawIOBase):
         """Return at most `size` bytes; b"" once the meter stops the decoding."""
         if not self._meter.may_read():
             return b""
-        end = len(self._audio) if size is None or size < 0 else self._at + size
-        data = self._audio[self._at : end]
-        self._at += len(data)
+        end = len(self._audio) if size is None or size < 0 else self._position + size
+        data = self._audio[self._position : end]
+        self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -225,13 +225,15 @@ class MeteredFile(io.RawIOBase):
         Libraries check the returned offset. An exception would be lost in them, but log a traceback
         each time.
         """
-        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._audio)}.get(whence, 0)
-        if 0 <= at + offset < 1 << 63:
-            self._at = at + offset
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._audio)}.get(
+            whence, 0
+        )
+        if 0 <= base + offset < 1 << 63:
+            self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: _SizedBuffer) -> int:
         """Fill a buffer, and return the bytes read; 0 once the meter stops the decoding."""

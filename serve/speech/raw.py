@@ -37,11 +37,11 @@ def header(media_type: str, size: int) -> bytes:
     """
     kind, *parameters = (part.strip() for part in media_type.split(";"))
     coding = _CODINGS.get(kind.lower().removeprefix("audio/"))
-    given = dict(_parameter(part) for part in parameters if part)
-    if coding is None or "rate" not in given:
+    values = dict(_parameter(part) for part in parameters if part)
+    if coding is None or "rate" not in values:
         return b""
-    rate, channels = _number("rate", given), _number("channels", given)
-    order = given.get("endianness", "little-endian").lower()
+    rate, channels = _number("rate", values), _number("channels", values)
+    order = values.get("endianness", "little-endian").lower()
     if order not in ("little-endian", "big-endian"):
         raise AudioError(
             f"the audio's type has endianness = {shown(order)}; expected little-endian or "
@@ -88,8 +88,8 @@ def _parameter(text: str) -> tuple[str, str]:
     return name.strip().lower(), value.strip().strip('"')
 
 
-def _number(name: str, given: dict[str, str]) -> int:
-    text = given.get(name, "1")
+def _number(name: str, values: dict[str, str]) -> int:
+    text = values.get(name, "1")
     if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= _MOST[name]:
         raise AudioError(f"the audio's type has {name} = {shown(text)}; {_EXPECTED}")
     return int(text)

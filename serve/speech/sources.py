@@ -22,21 +22,11 @@ import soundfile
 
 from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
-from serve.speech import (
-    containers,
-    file_types,
-    joined,
-    layouts,
-    mpeg_frames,
-    sizes,
-    tracks,
-    truncation,
-)
-from serve.speech.audio import samples_of
+from serve.speech import channels, containers, ffmpeg, file_types, repair
+from serve.speech.audio import BLOCK_VALUES, AudioSource, Pcm16, samples_of
 from serve.speech.containers import Bytes, FileSlice
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile, ignore, never
-from serve.speech.pcm import BLOCK_VALUES, AudioSource, Pcm16
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 # Without the formats for which FFmpeg also reports the declared length, and without libsndfile's
@@ -48,9 +38,9 @@ _ORDERED = ("OGG", "CAF")
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
 _LAYOUTS = {
-    "WAV": layouts.wav_layout,
-    "WAVEX": layouts.wav_layout,
-    "FLAC": layouts.flac_layout,
+    "WAV": channels.wav_layout,
+    "WAVEX": channels.wav_layout,
+    "FLAC": channels.flac_layout,
 }
 
 _MAX_HEADER_BYTES = 1 << 16
@@ -80,11 +70,11 @@ def _without_metadata(audio: Bytes, every: int) -> Bytes:
     """Remove the metadata blocks; each is a length byte followed by 16 times as many bytes."""
     if every < _MIN_METADATA_BYTES:
         return audio
-    sound, at = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
-    while at < len(audio):
-        piece = audio[at : at + every + 1]
+    sound, offset = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
+    while offset < len(audio):
+        piece = audio[offset : offset + every + 1]
         sound.write(piece[:every])
-        at += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
+        offset += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
     return sound.getvalue()
 
 
@@ -116,7 +106,7 @@ def decode(
 
 
 def _decoded(audio: containers.Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
-    parts = joined.split(without_http_header(audio), meter.check)
+    parts = repair.split(without_http_header(audio), meter.check)
     yield from samples_of(_opened_parts(parts, meter), meter)
 
 
@@ -150,13 +140,13 @@ def open_source(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
 
 
 def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
-    audio, warning = sizes.corrected(audio)
+    audio, warning = repair.corrected(audio)
     if warning:
         meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
-        tracks.check_only(meter.limits.track, "WAV")
+        ffmpeg.check_only(meter.limits.track, "WAV")
         return Pcm16(audio, header)
-    if truncation.is_cut_off(audio):
+    if containers.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends inside a part of its container")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
@@ -171,7 +161,7 @@ def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     if file.channels > 2 and file.format in _ORDERED:
         file.close()
         return FFmpegFile(audio, meter, file.format.lower())
-    tracks.check_only(meter.limits.track, file.format)
+    ffmpeg.check_only(meter.limits.track, file.format)
     return _SndFile(audio, file)
 
 
@@ -183,10 +173,10 @@ def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     except (EarshotError, MemoryError):
         raise
     except Exception:
-        if (found := mpeg_frames.first_frame(audio)) is None:
+        if (found := containers.first_frame(audio)) is None:
             raise
     else:
-        found = mpeg_frames.first_frame(audio) if file.format == "aac" else None
+        found = containers.first_frame(audio) if file.format == "aac" else None
     begin, demuxer = found or (0, "")
     if begin > containers.id3_bytes(audio):
         meter.warn(
@@ -202,7 +192,7 @@ def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
 
 def _is_joined_mp3(audio: containers.Bytes) -> bool:
     goes_on = containers.mp3_goes_on(audio)
-    return mpeg_frames.mp3_changes(audio) if goes_on is None else goes_on
+    return containers.mp3_changes(audio) if goes_on is None else goes_on
 
 
 class _SndFile:
@@ -215,7 +205,7 @@ class _SndFile:
         self.rate: int = file.samplerate
         self.channels: int = file.channels
         layout_of = _LAYOUTS.get(file.format)
-        self.layout = layout_of(audio, file.channels) if layout_of else layouts.UNKNOWN
+        self.layout = layout_of(audio, file.channels) if layout_of else channels.UNKNOWN
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # For compressed formats libsndfile repeats the declaration of the header.

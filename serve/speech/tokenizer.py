@@ -8,7 +8,6 @@ engine's manifest, never from names. A prompt's order is that of OpenAI's `whisp
 Thread-safe: nothing changes after `open`.
 """
 
-import difflib
 import functools
 from collections.abc import Sequence
 
@@ -17,10 +16,8 @@ import tokenizers
 from serve.contract.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
 from serve.contract.errors import EngineError, OptionError, shown
 from serve.contract.messages import Task
-from serve.speech.languages import TO_LANGUAGE_CODE, language_code
+from serve.speech.languages import language_code
 
-_MAX_LANGUAGE_CHARS = 60
-_CLOSE = 0.75  # minimum similarity of a misspelled language name
 _NUMERALS = (*"0123456789%$", "Â£")  # the last is £ in byte-level BPE
 # Characters to tokenize per token of the limit; text has about four characters per token.
 _MAX_TOKEN_CHARS = 32
@@ -34,11 +31,14 @@ class Tokenizer:
     def __init__(
         self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int, n_vocab: int
     ) -> None:
+        self.facts = facts
+        """The special ids and suppression lists of the manifest."""
+        self.n_vocab = n_vocab
+        """The number of ids, including timestamps and other special ids."""
+        self.text_limit = n_text_ctx // 2 - 1
+        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
         self._pieces = pieces
-        self._facts = facts
-        self._n_vocab = n_vocab
         self._codes = {token: code for code, token in facts.languages.items()}
-        self._text_limit = n_text_ctx // 2 - 1
 
     @classmethod
     def open(cls, engine: Engine) -> "Tokenizer":
@@ -70,31 +70,16 @@ class Tokenizer:
         return cls(pieces, facts, dims.n_text_ctx, dims.n_vocab)
 
     @property
-    def facts(self) -> TokenizerFacts:
-        """The special ids and suppression lists of the manifest."""
-        return self._facts
-
-    @property
-    def n_vocab(self) -> int:
-        """The number of ids, including timestamps and other special ids."""
-        return self._n_vocab
-
-    @property
-    def text_limit(self) -> int:
-        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
-        return self._text_limit
-
-    @property
     def languages(self) -> frozenset[str]:
         """The engine's language codes; only "en" if it is English-only."""
-        return frozenset(self._facts.languages or {"en"})
+        return frozenset(self.facts.languages or {"en"})
 
     @property
     def numerals(self) -> tuple[int, ...]:
         """The ids of text tokens with a digit, %, $ or £, in order."""
         vocabulary = self._pieces.get_vocab(with_added_tokens=False)
         found = (id for piece, id in vocabulary.items() if any(mark in piece for mark in _NUMERALS))
-        return tuple(sorted(id for id in found if id < self._facts.eot))
+        return tuple(sorted(id for id in found if id < self.facts.eot))
 
     def language_ids(self, languages: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of languages, each once.
@@ -106,7 +91,7 @@ class Tokenizer:
             OptionError: a language is unknown.
         """
         codes = dict.fromkeys(map(self._known_language, languages))
-        return tuple(self._facts.languages[code] for code in codes)
+        return tuple(self.facts.languages[code] for code in codes)
 
     def language_code(self, token_id: int) -> str:
         """Return the code of a language token.
@@ -121,7 +106,7 @@ class Tokenizer:
 
         Ids may begin or end inside a character: invalid UTF-8 becomes U+FFFD.
         """
-        text = [token for token in ids if 0 <= token < self._facts.eot]
+        text = [token for token in ids if 0 <= token < self.facts.eot]
         return self._pieces.decode(text, skip_special_tokens=False)
 
     def special_name(self, token_id: int) -> str:
@@ -154,7 +139,7 @@ class Tokenizer:
             OptionError: the language is unknown, the engine does not support the task, or the
                 prompt holds special tokens.
         """
-        facts = self._facts
+        facts = self.facts
         before = self.previous_text(prompt)
         ids = [facts.sot_prev, *before, facts.sot] if before else [facts.sot]
         ids += self._language_and_task(language, task)
@@ -171,8 +156,8 @@ class Tokenizer:
         Raises:
             OptionError: the text holds special tokens.
         """
-        text = prompt.strip()[-self._text_limit * _MAX_TOKEN_CHARS :]
-        return self._encoded("prompt", text)[-self._text_limit :]
+        text = prompt.strip()[-self.text_limit * _MAX_TOKEN_CHARS :]
+        return self._encoded("prompt", text)[-self.text_limit :]
 
     def text_ids(self, option: str, text: str, limit: int) -> tuple[int, ...]:
         """Return the ids of a text that must not be truncated; none if it is blank.
@@ -217,13 +202,13 @@ class Tokenizer:
             OptionError: the text holds special tokens.
         """
         ids = tuple(encoded.ids)
-        if ids and (last := max(ids)) >= self._facts.eot:
+        if ids and (last := max(ids)) >= self.facts.eot:
             name = self._pieces.id_to_token(last)
             raise OptionError(f"{option} holds the special token {name}; expected plain text")
         return ids
 
     def _language_and_task(self, language: str | None, task: Task) -> list[int]:
-        facts = self._facts
+        facts = self.facts
         code = None if language is None else self._known_language(language)
         tasks = {"transcribe": facts.transcribe, "translate": facts.translate}
         if task not in tasks:
@@ -241,15 +226,12 @@ class Tokenizer:
 
     def _known_language(self, language: str) -> str:
         """Return the code of a language of this engine."""
-        code, known = language_code(language), self.languages
-        if code in known:
+        code = language_code(language)
+        if code in self.languages:
             return code
-        if code is not None and not self._facts.multilingual:
+        if not self.facts.multilingual:
             raise OptionError(f"language {shown(language)}: this engine is English-only")
-        if code is not None:
-            raise OptionError(f"language {shown(language)} is not among this engine's {len(known)}")
-        words = [word for word, its_code in TO_LANGUAGE_CODE.items() if its_code in known]
-        key = language[:_MAX_LANGUAGE_CHARS].strip().lower()
-        near = difflib.get_close_matches(key, words, n=1, cutoff=_CLOSE)
-        hint = f"did you mean {near[0]!r}?" if near else "expected a code such as 'en' or its name"
-        raise OptionError(f"language {shown(language)} is unknown; {hint}")
+        found = "unknown" if code is None else f"not among this engine's {len(self.languages)}"
+        raise OptionError(
+            f"language {shown(language)} is {found}; expected a code such as 'en' or its name"
+        )

@@ -134,15 +134,15 @@ class VadState:
         self._options = options
         self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
 
-    def step(self, probability: float, at: int) -> None:
-        """Update the state with the probability of the frame that begins at sample `at`."""
+    def step(self, probability: float, position: int) -> None:
+        """Update the state with the probability of the frame that begins at this sample."""
         if probability >= self._options.threshold:
-            self.since = self.since if self.speaking else at
+            self.since = self.since if self.speaking else position
             self.speaking, self.quiet_since = True, None
         elif self.speaking and probability < self._end_threshold:
             if self.quiet_since is None:
-                self.quiet_since = at
-            if at - self.quiet_since >= self._options.min_silence:
+                self.quiet_since = position
+            if position - self.quiet_since >= self._options.min_silence:
                 self.speaking, self.quiet_since = False, None
 
 

@@ -5,27 +5,163 @@ Dynamic time warping aligns tokens to frames. Tokens are joined to words, and pu
 adjacent words. Words that extend into a pause are shortened to twice the length of a median word.
 Nothing here calls a model.
 
-That algorithm starts a word at every punctuation mark. In an answer a word starts at a space:
-`assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
+That algorithm starts a word at every space and every punctuation mark. In an answer a word starts
+at a space: `assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import string
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from serve.contract.messages import Alignment, Segment, TokenLogprob, Word
-from serve.speech.word_parts import (
-    SPACELESS,
-    Decode,
-    WordTiming,
-    characters,
-    join_punctuation,
-    split_words,
-    whole_words,
-)
+from serve.speech.text import is_joined
+
+SPACELESS = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # languages written without spaces
+
+Decode = Callable[[Sequence[int]], str]
+
+_PREPENDED = "\"'“¿([{-"  # punctuation that belongs to the word after it
+_APPENDED = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the word before it
+PUNCTUATION = _PREPENDED + _APPENDED
+_SILENT = frozenset(PUNCTUATION + ";…")  # unspoken marks, as are dashes and brackets
+_SILENT_CATEGORIES = frozenset({"Pd", "Ps", "Pe", "Pi", "Pf"})
+_NO_BREAK = frozenset("\u00a0\u2007\u202f")  # spaces within a word
+
+
+@dataclasses.dataclass
+class WordTiming:
+    """A word of a window, or a part of one; times count from the window's start."""
+
+    text: str  # with a leading space; "" after it was joined to a neighbour
+    tokens: int  # number of text tokens
+    start_s: float
+    end_s: float
+    probabilities: npt.NDArray[np.float32]  # (n,), of the word's tokens without joined punctuation
+
+    @property
+    def duration_s(self) -> float:
+        """The duration in seconds."""
+        return self.end_s - self.start_s
+
+    @property
+    def probability(self) -> float:
+        """The tokens' mean probability."""
+        return float(self.probabilities.mean())
+
+
+def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
+    """Join text tokens to parts of words.
+
+    A part starts at a space or, in languages without spaces, at every character. A punctuation
+    mark that is a separate token is a separate part.
+
+    Args:
+        tokens: text tokens.
+        decode: returns the text of tokens; invalid UTF-8 becomes U+FFFD.
+        language: the language's code.
+
+    Returns:
+        The text and the number of tokens of each part.
+    """
+    pieces = list(characters(tokens, decode))
+    if language in SPACELESS:
+        return pieces
+    parts = list[tuple[str, int]]()
+    for text, count in pieces:
+        if parts and not (text.startswith(" ") or text.strip() in string.punctuation):
+            before, before_count = parts.pop()
+            text, count = before + text, before_count + count
+        parts.append((text, count))
+    return parts
+
+
+def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
+    """Yield the text and number of tokens of the shortest runs that decode to whole characters."""
+    whole, done, begin = decode(tokens), 0, 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        at = text.find("\ufffd")
+        if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
+            yield text, end - begin
+            begin, done = end, done + len(text)
+
+
+def join_punctuation(timings: list[WordTiming]) -> None:
+    """Join punctuation to the adjacent words; the words' times do not change."""
+    following = len(timings) - 1
+    for i in range(len(timings) - 2, -1, -1):
+        mark, word = timings[i], timings[following]
+        if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
+            _join(word, mark.text + word.text, mark)
+        else:
+            following = i
+    before = 0
+    for i in range(1, len(timings)):
+        word, mark = timings[before], timings[i]
+        if not word.text.endswith(" ") and mark.text in _APPENDED:
+            _join(word, word.text + mark.text, mark)
+        else:
+            before = i
+
+
+def _join(word: WordTiming, text: str, mark: WordTiming) -> None:
+    word.text, mark.text = text, ""
+    word.tokens, mark.tokens = word.tokens + mark.tokens, 0
+
+
+def whole_words(parts: Sequence[WordTiming], spaceless: bool) -> list[WordTiming]:
+    """Join the parts of each word.
+
+    Args:
+        parts: the parts of one segment, in order.
+        spaceless: whether the language is written without spaces. Then parts are words, except
+            that vowel signs and marks join the letter before them.
+
+    Returns:
+        The words. A word lasts from its first part to its last one and has the probabilities of
+        all its parts. Unspoken marks change neither.
+    """
+    words: list[WordTiming] = []
+    for part in parts:
+        if words and _continues(words[-1].text, part.text, spaceless):
+            words[-1] = _combined(words[-1], part)
+        else:
+            words.append(part)
+    return words
+
+
+def _continues(before: str, text: str, spaceless: bool) -> bool:
+    """Return whether a part belongs to the word before it."""
+    if not before.strip() or not text.strip():
+        return True
+    if text[0].isspace() and text[0] not in _NO_BREAK:
+        return False
+    return not spaceless or is_joined(before[-1], text[0])
+
+
+def _combined(word: WordTiming, part: WordTiming) -> WordTiming:
+    """Join a word with its next part; unspoken marks do not change its times."""
+    text, tokens = word.text + part.text, word.tokens + part.tokens
+    if _is_silent(part.text):
+        return dataclasses.replace(word, text=text, tokens=tokens)
+    if _is_silent(word.text):
+        return dataclasses.replace(part, text=text, tokens=tokens)
+    probabilities = np.concatenate([word.probabilities, part.probabilities])
+    return WordTiming(text, tokens, word.start_s, part.end_s, probabilities)
+
+
+def _is_silent(text: str) -> bool:
+    return all(
+        char in _SILENT or char.isspace() or unicodedata.category(char) in _SILENT_CATEGORIES
+        for char in text
+    )
+
 
 FRAMES_PER_S = 50  # alignment frames
 
@@ -45,6 +181,9 @@ class Characters:
     text: str
     tokens: int
     logprob: float
+
+
+T = TypeVar("T", WordTiming, Characters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +229,8 @@ def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         np.subtract(entry[1:], run[i, :-1], out=entry[1:])
         np.minimum.accumulate(entry, out=entry)
         np.add(run[i], entry, out=cost[i + 1, 1:])
-    diagonal, above, left = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
-    enters = ((np.minimum(diagonal, above) < left) & (diagonal != above)).tobytes()
+    diagonal, above, previous = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
+    enters = ((np.minimum(diagonal, above) < previous) & (diagonal != above)).tobytes()
     jumps = (diagonal < above).tobytes()  # entries into a row that come from the frame before
     begins = [0] * rows
     frame = frames - 1
@@ -138,10 +277,13 @@ def time_words(
         voice: start and end in seconds of each speech interval, in order.
     """
     split = [split_words(tokens, decode, language) for tokens in pieces]
-    texts = [text for words, _ in split for text in words]
-    counts = [count for _, tokens in split for count in tokens]
-    bounds = np.cumsum([0, *counts])
-    times = _begins(alignment)[bounds] / FRAMES_PER_S if texts else []
+    parts = list(itertools.chain(*split))
+    bounds = np.cumsum([0, *(count for _, count in parts)])
+    begins = alignment.begins
+    if begins is None:
+        assert alignment.matrix is not None
+        begins = monotonic_path(alignment.matrix)[alignment.prefix :]
+    times = begins[bounds] / FRAMES_PER_S
     timings = [
         WordTiming(
             text=text,
@@ -150,7 +292,7 @@ def time_words(
             end_s=float(times[i + 1]),
             probabilities=alignment.token_probs[bounds[i] : bounds[i + 1]],
         )
-        for i, (text, count) in enumerate(zip(texts, counts, strict=True))
+        for i, (text, count) in enumerate(parts)
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
     median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
@@ -159,7 +301,7 @@ def time_words(
     if durations:
         _shorten_at_sentences(words)
         _begin_with_voice(timings, voice)
-    ends = list(itertools.accumulate(len(texts) for texts, _ in split))
+    ends = list(itertools.accumulate(map(len, split)))
     for begin, end in zip([0, *ends], ends, strict=False):
         join_punctuation(timings[begin:end])
     return words
@@ -173,13 +315,6 @@ def _scored_characters(
         probs = alignment.token_probs[begin : begin + count].astype(np.float64)
         yield Characters(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
         begin += count
-
-
-def _begins(alignment: Alignment) -> npt.NDArray[np.int64]:
-    if alignment.begins is not None:
-        return alignment.begins
-    assert alignment.matrix is not None
-    return monotonic_path(alignment.matrix)[alignment.prefix :]
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:
@@ -221,7 +356,15 @@ def assign_words(
     timings, characters = iter(words.timings), iter(words.characters or ())
     timed_segments: list[Segment] = []
     for segment in segments:
-        segment_words = _take(timings, len(segment.tokens), window_start_s)
+        segment_words = [
+            dataclasses.replace(
+                timing,
+                start_s=round(window_start_s + timing.start_s, 2),
+                end_s=round(window_start_s + timing.end_s, 2),
+            )
+            for timing in _take(timings, len(segment.tokens))
+            if timing.text
+        ]
         start, end = segment.start, segment.end
         if segment_words:
             _shorten_after_pause(segment_words, words, spoken_until_s)
@@ -238,34 +381,28 @@ def assign_words(
             ),
         )
         if words.characters is not None:
-            logprobs = tuple(_take_logprobs(characters, len(segment.tokens)))
+            logprobs = tuple(  # adding 0.0 turns -0.0 into 0.0
+                TokenLogprob(part.text, round(part.logprob, 4) + 0.0)
+                for part in _take(characters, len(segment.tokens))
+            )
             segment = dataclasses.replace(segment, token_logprobs=logprobs)
         timed_segments.append(segment)
     return timed_segments
 
 
-def _take(timings: Iterator[WordTiming], tokens: int, offset_s: float) -> list[WordTiming]:
-    """Take the next words with `tokens` tokens in total, with times in the recording."""
-    taken: list[WordTiming] = []
-    while tokens > 0 and (timing := next(timings, None)) is not None:
-        tokens -= timing.tokens
-        if timing.text:
-            start_s, end_s = (round(offset_s + s, 2) for s in (timing.start_s, timing.end_s))
-            taken.append(dataclasses.replace(timing, start_s=start_s, end_s=end_s))
-    return taken
+def _take(items: Iterator[T], tokens: int) -> Iterator[T]:
+    """Take the next items with `tokens` tokens in total."""
+    while tokens > 0 and (item := next(items, None)) is not None:
+        tokens -= item.tokens
+        yield item
 
 
-def _take_logprobs(characters: Iterator[Characters], tokens: int) -> Iterator[TokenLogprob]:
-    """Take the next characters with `tokens` tokens in total."""
-    while tokens > 0 and (part := next(characters, None)) is not None:
-        tokens -= part.tokens
-        yield TokenLogprob(part.text, round(part.logprob, 4) + 0.0)  # turns -0.0 into 0.0
-
-
-def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_until_s: float) -> None:
+def _shorten_after_pause(
+    timings: list[WordTiming], words: WindowWords, spoken_until_s: float
+) -> None:
     """Shorten the first two words after a pause, which often extend into it."""
-    first, longest_s = mine[0], words.longest_s
-    second = mine[1] if len(mine) > 1 else None
+    first, longest_s = timings[0], words.longest_s
+    second = timings[1] if len(timings) > 1 else None
     if first.end_s - spoken_until_s <= words.median_s * _PAUSE:
         return
     together = second is not None and second.end_s - first.start_s > longest_s * 2
@@ -277,10 +414,10 @@ def _shorten_after_pause(mine: list[WordTiming], words: WindowWords, spoken_unti
 
 
 def _reconcile_times(
-    segment: Segment, mine: list[WordTiming], median_s: float
+    segment: Segment, timings: list[WordTiming], median_s: float
 ) -> tuple[float, float]:
     """Reconcile a segment's times with its words; return the segment's start and end."""
-    first, last = mine[0], mine[-1]
+    first, last = timings[0], timings[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:
         first.start_s = max(0.0, min(first.end_s - median_s, segment.start))

@@ -12,96 +12,126 @@ uncertain, the next window goes alone as well. With one language per window, no 
 import collections
 import dataclasses
 import functools
+import math
 import string
 import time
 from collections.abc import Callable, Iterable
 
+import torch
+
 from serve.contract.config import TranscriberConfig
-from serve.contract.engine import TokenizerFacts
-from serve.contract.messages import Alignment, OnEvent, Priority, Segment, Timings, Transcript
-from serve.runtime.protocol import DecodingOptions, Scores
+from serve.contract.fields import ShortEncoder
+from serve.contract.messages import OnEvent, Phase, Priority, Segment, Timings, Transcript
+from serve.runtime.protocol import Job, JobEvent, Scores
 from serve.speakers.words import lettered
-from serve.speech.confidence import with_confidence
-from serve.speech.coverage import find_uncovered, uncovered_s
-from serve.speech.features import N_FRAMES
-from serve.speech.hallucinations import without_hallucinations
-from serve.speech.judging import (
-    LOOP_START,
-    AttemptDecision,
-    best_attempt,
-    compression_ratio,
-    decide,
-    loop_tokens,
-)
+from serve.speech import judging, windows, words
+from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import (
-    Attempt,
-    AudioWindow,
-    DecodedWindow,
-    join_text,
-    split_segments,
-    spoken,
-    stitch,
-    written,
-)
-from serve.speech.words import (
-    FRAMES_PER_S,
-    WindowWords,
-    assign_words,
-    time_words,
-    truncate_alignment,
-)
 from serve.transcriber.decoding_plan import DecodingPlan
-from serve.transcriber.fair_queue import Rank, rank_of
-from serve.transcriber.languages import Languages, note_scores
-from serve.transcriber.phases import Phases
-from serve.transcriber.prompts import Prompt, Prompts
-from serve.transcriber.window_info import WindowInfo
+from serve.transcriber.languages import Languages
+
+_SILENCE_S = 1.0  # minimum silence that the encoder sees behind the audio
+# With short_encoder = "auto", a window of at least `_SHORTEST_S` is padded to the smallest length
+# that holds it. Measured with base: shorter windows give more errors than padding to 30 s.
+_SHORTEST_S = 3.0
+_SEEN_S = (10, 15, 20)
+WINDOW_LENGTHS = tuple(seconds * SAMPLE_RATE for seconds in (*_SEEN_S, WINDOW_S))
+"""Lengths in samples to which windows are padded, unless short_encoder is "on"."""
 
 _MAX_REMAINDERS = 4  # maximum number of remainders decoded after one window
-
-
 _SEEDS_PER_WINDOW = 1000
+_LOST_TEMPERATURE = 0.5  # as in whisper/transcribe.py: text sampled above it resets the prompt
 
 
-def options_at(options: DecodingOptions, number: int, temperature: float) -> DecodingOptions:
-    """Return a window's options at a temperature: beam search at 0, `best_of` samples above.
+class Phases:
+    """A recorder of the times at which work was done for a request. Thread-safe.
 
-    The seed depends only on the window's number and the temperature. The same request therefore
-    gets the same answer, independent of the requests beside it.
+    Each phase is reported once, from its first start to its last end. The trace of an hour of audio
+    therefore has as many spans as that of a clip.
     """
-    seed = number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
-    options = dataclasses.replace(options, temperature=temperature, seed=seed)
-    if temperature > 0:
-        return dataclasses.replace(options, beam_size=1)
-    return dataclasses.replace(options, best_of=1)
+
+    def __init__(self) -> None:
+        # Name, start and end in monotonic seconds, windows; appending needs no lock.
+        self._recorded: list[tuple[str, float, float, int]] = []
+
+    def note(self, name: str, began_s: float, windows: int = 1) -> None:
+        """Record a piece of work that has just ended.
+
+        Args:
+            name: the phase's name.
+            began_s: monotonic time at which the work began.
+            windows: the number of windows processed; 0 for a part of one.
+        """
+        self._recorded.append((name, began_s, time.monotonic(), windows))
+
+    def note_scores(self, scores: Scores) -> None:
+        """Record the encoder's and the decoder's work for a window that has just ended."""
+        now_s = time.monotonic()
+        encode_s, decode_s = scores.encode_s, scores.decode_s
+        encode_at, decode_at = scores.began_s or (now_s - decode_s - encode_s, now_s - decode_s)
+        self._recorded.append(("encode", encode_at, encode_at + encode_s, 1))
+        self._recorded.append(("steps", decode_at, decode_at + decode_s, 1))
+
+    def seconds(self, name: str) -> float:
+        """Sum the seconds of work in a phase."""
+        return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._recorded if noted == name)
+
+    def summary(self, accepted_s: float) -> tuple[Phase, ...]:
+        """Return all phases and waits in wall-clock time, in order of start.
+
+        The waits are those for a decoder thread, and of the first window for a slot.
+
+        Args:
+            accepted_s: monotonic time at which the request was accepted.
+        """
+        recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
+        phases, begins = list[Phase](), dict[str, float]()
+        for name in dict.fromkeys(name for name, *_ in recorded):
+            _, starts, ends, windows = zip(
+                *(one for one in recorded if one[0] == name), strict=True
+            )
+            begins[name] = min(starts)
+            phases.append(Phase(name, min(starts), max(ends), self.seconds(name), sum(windows)))
+        ready_s = [end_s for name, _, end_s, windows in recorded if name == "decode" and windows]
+        if "decode" in begins:
+            begin_s = max(accepted_s, begins["decode"])
+            phases.append(Phase("queue.decoder", accepted_s, begin_s, begin_s - accepted_s, 1))
+        if ready_s and "encode" in begins:
+            first_s, begin_s = min(ready_s), max(min(ready_s), begins["encode"])
+            phases.append(Phase("queue.slot", first_s, begin_s, begin_s - first_s, 1))
+        shifted = (
+            dataclasses.replace(phase, begin=offset_s + phase.begin, end=offset_s + phase.end)
+            for phase in phases
+        )
+        return tuple(sorted(shifted, key=lambda phase: phase.begin))
 
 
-def attempt_of(
-    tokens: tuple[int, ...],
-    scores: Scores,
-    tokenizer: Tokenizer,
-    duration_s: float,
-    temperature: float,
-    alignment: Alignment | None,
-    looped: bool,
-) -> Attempt:
-    """Build an attempt from the tokens sampled for a window of `duration_s` seconds."""
-    pieces = split_segments(tokens, tokenizer.facts, duration_s)
-    return Attempt(
-        tokens=tokens,
-        pieces=tuple(pieces),
-        avg_logprob=scores.avg_logprob,
-        no_speech_prob=scores.no_speech_prob,
-        temperature=temperature,
-        # One looping sentence hardly changes the ratio of 30 seconds of text: check each segment.
-        compression_ratio=max(
-            compression_ratio(tokenizer.decode(text))
-            for text in (tokens, *(piece.tokens for piece in pieces))
-        ),
-        looped=looped,
-        alignment=alignment,
-    )
+def encoder_frames(duration_s: float, short: ShortEncoder) -> int:
+    """Count the log-mel frames that the encoder sees of a window of `duration_s` seconds."""
+    if short == "off" or (short == "auto" and duration_s < _SHORTEST_S):
+        return N_FRAMES
+    seconds = math.ceil(duration_s + _SILENCE_S)
+    if short == "auto":
+        seconds = next((seen for seen in _SEEN_S if seen >= seconds), WINDOW_S)
+    return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
+
+
+@dataclasses.dataclass(eq=False)
+class _Window:
+    """A window of a request, and the result of decoding it so far."""
+
+    audio: windows.AudioWindow  # has samples until they are submitted or, with VAD, decoded
+    duration_s: float
+    number: int  # index among the windows cut from the audio; a remainder has its window's
+    remainder_depth: int = 0  # 0: cut from the audio; n: the remainder of a window with n - 1
+    doubted: bool = False  # retried with a full-size encoder
+    failed: list[windows.Attempt] = dataclasses.field(default_factory=list)
+    decoded: windows.DecodedWindow | None = None
+    times_pending: bool = False  # decoded, word timing pending
+    timed: words.WindowWords | None = None
+
+    def free_samples(self) -> None:
+        self.audio = dataclasses.replace(self.audio, samples=self.audio.samples[:0].copy())
 
 
 @dataclasses.dataclass(eq=False)  # compared by identity
@@ -122,22 +152,13 @@ class ActiveRequest:
     warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
     phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record theirs, too
     # A window's index is its order of arrival; remainders of windows arrive last.
-    _segments: list[Segment] = dataclasses.field(default_factory=list)
-    _waiting: collections.deque[tuple[int, AudioWindow]] = dataclasses.field(
-        default_factory=collections.deque
-    )
-    _infos: list[WindowInfo] = dataclasses.field(default_factory=list)  # by window index
+    _windows: list[_Window] = dataclasses.field(default_factory=list)
     _order: list[int] = dataclasses.field(default_factory=list)  # indices in order of time
-    _windows: dict[int, AudioWindow] = dataclasses.field(
-        default_factory=dict
-    )  # in decoding, with VAD
+    _waiting: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     _all_came: bool = False
-    _failed: dict[int, list[Attempt]] = dataclasses.field(default_factory=dict)
-    _doubted: set[int] = dataclasses.field(default_factory=set)  # retried with a full-size encoder
-    _decoded: dict[int, DecodedWindow] = dataclasses.field(default_factory=dict)
-    _untimed: set[int] = dataclasses.field(default_factory=set)  # decoded, word timing pending
-    _words: dict[int, WindowWords] = dataclasses.field(default_factory=dict)
+    _decoded: int = 0  # number of windows decoded
     _stitched: int = 0  # the first windows of `_order`, which are done and in `_segments`
+    _segments: list[Segment] = dataclasses.field(default_factory=list)
     _spoken_until_s: float = 0.0  # end of the last word so far in the current channel
     # Splits segments by speaker; None until diarization is done.
     _by_speaker: Callable[[list[Segment]], Iterable[Segment]] | None = None
@@ -148,12 +169,9 @@ class ActiveRequest:
     def set_plan(self, plan: DecodingPlan) -> None:
         """Replace the plan by a more complete one; call this before the first window arrives."""
         self.plan = plan
-        self._prompts = Prompts(plan.start, plan.texts, plan.multilingual)
-        self._languages = Languages(plan.language, plan.multilingual, plan.script)
-
-    def prompt(self, index: int) -> Prompt:
-        """Return the prompt of a window's next job, a first attempt or a retry."""
-        return self._prompts.of(index)
+        self._text_before = plan.texts.before  # prompt ids of the text before the next window
+        each = plan.request.multilingual
+        self._languages = Languages(plan.start, plan.language, each, plan.script)
 
     def warn(self, text: str) -> None:
         """Add a warning about the audio unless it is known; call this before `transcript`."""
@@ -165,9 +183,9 @@ class ActiveRequest:
         """Whether a window can be submitted now."""
         if not self._waiting:
             return False
-        if self.plan.mode == "sequential":
+        if self.plan.request.mode == "sequential":
             return self.submitted == self._stitched
-        return not self._prompts.detecting or self.submitted == len(self._decoded)
+        return not self._languages.detecting or self.submitted == self._decoded
 
     @property
     def is_short(self) -> bool:
@@ -175,175 +193,225 @@ class ActiveRequest:
         return self.submitted == 0 and self._all_came and len(self._waiting) == 1
 
     @property
-    def rank(self) -> Rank:
-        """The rank in the queue; requests of more than one window count as one window ahead."""
-        had = 0 if self.is_short else 1 + self.submitted
-        return rank_of(self.priority, had, len(self._waiting[0][1].samples))
+    def next_samples(self) -> int:
+        """The number of samples of the next window; one must be waiting."""
+        return len(self._windows[self._waiting[0]].audio.samples)
 
     @property
     def complete(self) -> bool:
         """Whether all windows are decoded and stitched, and diarization, if wanted, is done."""
-        whole = self._all_came and self._stitched == len(self._infos)
+        whole = self._all_came and self._stitched == len(self._windows)
         return whole and (self._by_speaker is not None or self.plan.speakers is None)
 
-    def add_window(self, window: AudioWindow) -> None:
+    def add_window(self, window: windows.AudioWindow) -> None:
         """Add the next window of decoded audio."""
         assert not self._all_came, f"request {self.id} has had its last window"
         if len(window.samples):  # empty if the window has no speech
-            index = len(self._infos)
-            self._waiting.append((index, window))
+            index = len(self._windows)
+            number = self._windows[self._order[-1]].number + 1 if index else 0
+            self._waiting.append(index)
             self._order.append(index)
-            number = self._infos[self._order[-2]].number + 1 if index else 0
-            self._infos.append(WindowInfo.of(window, number))
+            self._windows.append(_Window(window, window.duration_s, number))
         self._all_came = window.last
         if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
 
-    def next_window(self) -> tuple[int, AudioWindow]:
+    def next_window(self) -> tuple[int, windows.AudioWindow]:
         """Remove and return the next window to submit and its index; `ready` must be true."""
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
-        index, window = self._waiting.popleft()
-        if index and window.channel != self._infos[index - 1].channel:
-            self._prompts.restart()
-        if window.voice:
-            self._windows[index] = window
-        return index, window
+        index = self._waiting.popleft()
+        window = self._windows[index]
+        audio = window.audio
+        if index and audio.channel != self._windows[index - 1].audio.channel:
+            self._text_before = self.plan.texts.before
+        if not audio.voice:
+            window.free_samples()
+        return index, audio
 
     def mark_started(self, at_s: float | None = None) -> None:
         """Record the monotonic time at which the runtime began the first window; None: now."""
         if self.started_s is None:
             self.started_s = time.monotonic() if at_s is None else at_s
 
-    def options(self, index: int, temperature: float) -> DecodingOptions:
-        """Return a window's options at a temperature."""
-        return options_at(self.plan.options, self._infos[index].number, temperature)
-
-    def align_frames(self, index: int) -> int:
-        """Return the number of encoder frames to align words in; 0 if no words are wanted."""
-        return self._infos[index].word_frames if self.plan.words else 0
-
-    def loop_tokens(self, index: int) -> int:
-        """Return how many repeated tokens end a window; see `Job.loop_tokens`."""
-        max_tokens, duration_s = self.plan.options.max_tokens, self._infos[index].duration_s
-        if self.plan.unfinished:
-            return LOOP_START
-        return loop_tokens(max_tokens, duration_s, self.plan.repetitive)
-
     def encoder_frames(self, index: int) -> int:
         """Count the log-mel frames of a window that the encoder sees."""
-        whole = index in self._doubted or self.plan.short_encoder == "off"
-        return N_FRAMES if whole else self._infos[index].encoder_frames(self.plan.short_encoder)
+        window, short = self._windows[index], self.plan.short_encoder
+        if window.doubted or (window.remainder_depth and short == "auto"):
+            return N_FRAMES
+        return encoder_frames(window.duration_s, short)
+
+    def job(
+        self,
+        id: int,
+        index: int,
+        features: torch.Tensor,
+        temperature: float,
+        urgent: bool,
+        draft: tuple[int, ...],
+        stop_loops: bool,
+    ) -> Job:
+        """Return a window's job: beam search at temperature 0, `best_of` samples above.
+
+        The seed depends only on the window's number and the temperature. The same request therefore
+        gets the same answer, independent of the requests beside it.
+        """
+        window, plan = self._windows[index], self.plan
+        prefix = plan.texts.prefix if index == 0 else ()
+        seed = window.number * _SEEDS_PER_WINDOW + round(temperature * (_SEEDS_PER_WINDOW - 1))
+        options = dataclasses.replace(plan.options, temperature=temperature, seed=seed)
+        if temperature > 0:
+            options = dataclasses.replace(options, beam_size=1)
+        else:
+            options = dataclasses.replace(options, best_of=1)
+        max_repeated = 0
+        if stop_loops and plan.request.unfinished:
+            max_repeated = judging.LOOP_START
+        elif stop_loops:
+            max_repeated = judging.loop_tokens(
+                options.max_tokens, window.duration_s, plan.repetitive
+            )
+        # Whole encoder frames, as OpenAI counts them. The epsilon corrects quotients that round to
+        # just below a whole number.
+        word_frames = max(1, math.floor(window.duration_s * words.FRAMES_PER_S + 1e-6))
+        return Job(
+            id=id,
+            features=features,
+            prompt=plan.texts.prompt(self._languages.start(index), self._text_before, prefix),
+            options=options,
+            prefix=len(prefix),
+            draft=draft,
+            align_frames=word_frames if plan.words else 0,
+            loop_tokens=max_repeated,
+            urgent=urgent,
+            detection=plan.detection,
+        )
 
     def judge_attempt(
         self,
         index: int,
         temperature: float,
         tokens: tuple[int, ...],
-        scores: Scores,
+        event: JobEvent,
         tokenizer: Tokenizer,
         config: TranscriberConfig,
-        alignment: Alignment | None = None,
-        looped: bool = False,
     ) -> float | None:
         """Judge a job's result, and keep it unless the window must be decoded again.
 
         If every temperature failed, the best attempt is kept.
 
+        Args:
+            index: the window's index.
+            temperature: that of the job.
+            tokens: all tokens of the job.
+            event: the job's last event, with scores.
+            tokenizer: the engine's tokenizer.
+            config: the thresholds.
+
         Returns:
             The temperature of the retry; None if the window is done.
         """
+        window, scores, looped = self._windows[index], event.scores, event.finished == "loop"
+        assert scores is not None
         self.phases.note_scores(scores)
-        if looped and self.plan.unfinished:
-            tokens, looped = tokens[:-LOOP_START], False
-        info = self._infos[index]
-        attempt = attempt_of(
-            tokens, scores, tokenizer, info.duration_s, temperature, alignment, looped
+        if looped and self.plan.request.unfinished:
+            tokens, looped = tokens[: -judging.LOOP_START], False
+        pieces = tuple(windows.split_segments(tokens, tokenizer.facts, window.duration_s))
+        attempt = windows.Attempt(
+            tokens=tokens,
+            pieces=pieces,
+            avg_logprob=scores.avg_logprob,
+            no_speech_prob=scores.no_speech_prob,
+            temperature=temperature,
+            # One looping sentence hardly changes the ratio of 30 s of text: check each segment.
+            compression_ratio=max(
+                judging.compression_ratio(tokenizer.decode(text))
+                for text in (tokens, *(piece.tokens for piece in pieces))
+            ),
+            looped=looped,
+            alignment=event.alignment,
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
-        fixed_temperature = self.plan.fixed_temperature or info.narrow
-        verdict = decide(attempt, config, fixed_temperature, info.voice_s)
-        if self._is_doubted(index, attempt, verdict):
-            self._doubted.add(index)
-            return temperature
-        found, certainty = (index, scores, tokenizer), self.plan.detection.certainty
-        silence = verdict.outcome == "silence"
-        note_scores(self._languages, self._prompts, *found, certainty, silence=silence)
+        fixed_temperature = self.plan.fixed_temperature or window.audio.narrow
+        verdict = judging.decide(attempt, config, fixed_temperature, window.audio.voice_s)
+        if self.plan.short_encoder == "auto" and self.encoder_frames(index) != N_FRAMES:
+            breaks_off = window.audio.voice and windows.find_uncovered(window.audio, pieces)[1]
+            if breaks_off or verdict.outcome != "accept":
+                window.doubted = True
+                return temperature
+        certainty, silence = self.plan.detection.certainty, verdict.outcome == "silence"
+        self._languages.note_scores(index, scores, tokenizer, certainty, silence=silence)
         if verdict.outcome == "retry":
             if verdict.temperature != temperature:
-                self._failed.setdefault(index, []).append(attempt)
+                window.failed.append(attempt)
             return verdict.temperature
-        failed = self._failed.pop(index, [])
         if verdict.outcome == "give up":
-            attempt = best_attempt([*failed, attempt], config)
+            attempt = judging.best_attempt([*window.failed, attempt], config)
+        window.failed.clear()
         self._keep(index, attempt, verdict.outcome)
         return None
 
-    def _is_doubted(self, index: int, attempt: Attempt, verdict: AttemptDecision) -> bool:
-        """Return whether to retry a window because the encoder saw a shortened one."""
-        if self.plan.short_encoder != "auto" or self.encoder_frames(index) == N_FRAMES:
-            return False
-        window = self._windows.get(index)
-        breaks_off = window is not None and bool(find_uncovered(window, attempt.pieces)[1])
-        return breaks_off or verdict.outcome != "accept"
-
-    def _keep(self, index: int, attempt: Attempt, outcome: str) -> None:
+    def _keep(self, index: int, attempt: windows.Attempt, outcome: str) -> None:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
-        window, info = self._windows.pop(index, None), self._infos[index]
+        window = self._windows[index]
         pieces = () if outcome == "silence" else attempt.pieces
-        kept, remainders = len(pieces), list[AudioWindow]()
-        if window is not None:  # VAD found speech in it
-            if info.remainder_depth < _MAX_REMAINDERS:
-                kept, remainders = find_uncovered(window, pieces)
+        kept, remainders = len(pieces), list[windows.AudioWindow]()
+        if window.audio.voice:
+            if window.remainder_depth < _MAX_REMAINDERS:
+                kept, remainders = windows.find_uncovered(window.audio, pieces)
             if not remainders:
-                self.untold_s += uncovered_s(window, pieces)
-        place = self._order.index(index) + 1
-        for remainder in reversed(remainders):
-            after = len(self._infos)
-            self._infos.append(WindowInfo.of(remainder, info.number, info.remainder_depth + 1))
-            self._order.insert(place, after)
-            self._prompts.set_rest(after, index)
-            self._languages.set_rest(after, index)
-            self._waiting.appendleft((after, remainder))
-        self._decoded[index] = DecodedWindow(
-            timeline=info.timeline,
-            duration_s=info.duration_s - sum(remainder.duration_s for remainder in remainders),
+                self.untold_s += windows.uncovered_s(window.audio, pieces)
+        position = self._order.index(index) + 1
+        for audio in reversed(remainders):
+            remainder = len(self._windows)
+            depth = window.remainder_depth + 1
+            self._windows.append(_Window(audio, audio.duration_s, window.number, depth))
+            self._order.insert(position, remainder)
+            self._languages.set_remainder(remainder, index)
+            self._waiting.appendleft(remainder)
+        self._decoded += 1
+        window.decoded = windows.DecodedWindow(
+            timeline=window.audio.timeline,
+            duration_s=window.duration_s - sum(audio.duration_s for audio in remainders),
             attempt=attempt,
             pieces=pieces[:kept],
             language=self._languages.own(index),
             given_up=outcome == "give up",
         )
+        window.free_samples()
 
-    def untimed_words(self, index: int, tokenizer: Tokenizer) -> Callable[[], WindowWords] | None:
+    def untimed_words(
+        self, index: int, tokenizer: Tokenizer
+    ) -> Callable[[], words.WindowWords] | None:
         """Return a function that times the words of a decoded window; None if none are wanted.
 
         Any thread may call the function. Pass its result to `set_words`. Until then the window's
         segments and all later ones are not final.
         """
-        window = self._decoded[index]
-        alignment = window.attempt.alignment
-        self._decoded[index] = dataclasses.replace(  # free the alignment, which is large
-            window, attempt=dataclasses.replace(window.attempt, alignment=None)
+        window = self._windows[index]
+        decoded = window.decoded
+        assert decoded is not None
+        alignment = decoded.attempt.alignment
+        window.decoded = dataclasses.replace(  # free the alignment, which is large
+            decoded, attempt=dataclasses.replace(decoded.attempt, alignment=None)
         )
-        if not self.plan.words or not window.pieces:
+        if not self.plan.words or not decoded.pieces:
             return None
         assert alignment is not None, "the runtime returned no alignment; expected one"
-        self._untimed.add(index)
-        text = [piece.tokens for piece in window.pieces]
-        frames = max(1, round(window.duration_s * FRAMES_PER_S))
-        alignment = truncate_alignment(alignment, sum(map(len, text)), frames)
+        window.times_pending = True
+        text = [piece.tokens for piece in decoded.pieces]
+        frames = max(1, round(decoded.duration_s * words.FRAMES_PER_S))
+        alignment = words.truncate_alignment(alignment, sum(map(len, text)), frames)
         translated = tokenizer.facts.translate in self.plan.start
         language = "en" if translated else self._languages.of(index)
-        logprobs = self.plan.tells_logprobs
-        voice = self._infos[index].voice or ()
+        logprobs, voice = self.plan.request.token_logprobs, window.audio.voice or ()
         return functools.partial(
-            time_words, alignment, text, tokenizer.decode, language, logprobs, voice
+            words.time_words, alignment, text, tokenizer.decode, language, logprobs, voice
         )
 
-    def set_words(self, index: int, words: WindowWords) -> None:
+    def set_words(self, index: int, timed: words.WindowWords) -> None:
         """Set the timed words of a window."""
-        self._untimed.remove(index)
-        self._words[index] = words
+        self._windows[index].times_pending, self._windows[index].timed = False, timed
 
     def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
         """Set the function that splits segments by speaker."""
@@ -353,21 +421,16 @@ class ActiveRequest:
         """Return the new segments of done windows; no unfinished window precedes them."""
         segments: list[Segment] = []
         for index in self._order[self._stitched :]:
-            window = self._decoded.get(index)
-            if window is None or index in self._untimed:
+            window = self._windows[index]
+            if window.decoded is None or window.times_pending:
                 break
-            channel, before = self._infos[index].channel, self._order[: self._stitched]
-            if before and channel != self._infos[before[-1]].channel:
-                self._spoken_until_s = 0.0
-            stitched = stitch(window, tokenizer.decode)
-            if (words := self._words.pop(index, None)) is not None:
-                begin_s = window.timeline.start_s
-                stitched = assign_words(stitched, words, begin_s, self._spoken_until_s)
-                stitched = with_confidence(stitched, self.plan.confidence, self.plan.low_confidence)
-            stitched = self._languages.in_script(index, stitched)
-            stitched = spoken(self._settle(window, window.timeline.restore(stitched)))
-            if self.plan.mode == "sequential" and window.pieces:
-                self._go_on_from(window, stitched, tokenizer.facts)
+            channel = window.audio.channel
+            if self._stitched:
+                previous = self._windows[self._order[self._stitched - 1]]
+                if channel != previous.audio.channel:
+                    self._spoken_until_s = 0.0
+            stitched = self._stitch(index, window.decoded, window.timed, tokenizer)
+            window.timed = None
             if self.plan.channels:
                 speaker = string.ascii_uppercase[channel]
                 stitched = [dataclasses.replace(segment, speaker=speaker) for segment in stitched]
@@ -377,78 +440,94 @@ class ActiveRequest:
         # Segments with speakers become final only at the end.
         return [] if self.plan.tells_speakers else segments
 
-    def _told_by_speaker(self) -> list[Segment]:
-        """Return all segments in order of time; with diarization, each has one speaker."""
-        segments = self._segments
-        if self._by_speaker is not None and self.plan.speakers is not None:
-            segments = lettered(list(self._by_speaker(segments)), self.plan.speakers.names)
-            if not self.plan.tells_words:
-                segments = [dataclasses.replace(segment, words=None) for segment in segments]
-        if self.plan.channels:
-            segments = sorted(segments, key=lambda segment: segment.start)
+    def _stitch(
+        self,
+        index: int,
+        window: windows.DecodedWindow,
+        timed: words.WindowWords | None,
+        tokenizer: Tokenizer,
+    ) -> list[Segment]:
+        """Return a window's segments with times of the whole audio."""
+        plan, segments = self.plan, windows.stitch(window, tokenizer.decode)
+        if timed is not None:
+            start_s = window.timeline.start_s
+            segments = words.assign_words(segments, timed, start_s, self._spoken_until_s)
+            segments = judging.with_confidence(
+                segments, plan.confidence, plan.request.low_confidence
+            )
+        segments = window.timeline.restore(self._languages.in_script(index, segments))
+        if (silence_s := plan.request.hallucination_silence_threshold) > 0:
+            segments = judging.without_hallucinations(
+                segments, window, self._spoken_until_s, silence_s
+            )
+        for segment in segments:
+            if segment.words:
+                self._spoken_until_s = segment.words[-1].end
+        if plan.words and not plan.tells_words and not plan.speakers:
+            segments = _without_words(segments)
+        segments = windows.spoken(segments)
+        if plan.request.mode == "sequential" and window.pieces:
+            # Compare by identity: a sentence may occur twice with equal tokens.
+            answered = [
+                piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
+            ]
+            timestamps = plan.options.timestamps and plan.texts.timestamps
+            tokens = windows.written(answered, tokenizer.facts, timestamps)
+            # A failed text makes the model repeat itself.
+            lost = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
+            before = () if lost else (*self._text_before, *tokens)[-plan.texts.limit :]
+            self._text_before = before
         return segments
 
-    def _times_of_text(self) -> dict[int, tuple[float, float]]:
-        """Return start and end of each window with text, in seconds of the whole audio."""
-        infos = [(i, self._infos[i]) for i in self._order if self._decoded[i].pieces]
-        return {i: (s.timeline.start(0.0), s.timeline.end(s.duration_s)) for i, s in infos}
-
-    def _settle(self, window: DecodedWindow, segments: list[Segment]) -> list[Segment]:
-        """Drop hallucinated segments, and words that the client did not ask for.
-
-        Times are seconds of the whole audio.
-        """
-        if (threshold_s := self.plan.hallucination_silence_s) > 0:
-            segments = without_hallucinations(segments, window, self._spoken_until_s, threshold_s)
-        for words in (segment.words for segment in segments if segment.words):
-            self._spoken_until_s = words[-1].end
-        if self.plan.tells_words or self.plan.speakers or not self.plan.words:
-            return segments
-        return [dataclasses.replace(segment, words=None) for segment in segments]
-
-    def _go_on_from(
-        self, window: DecodedWindow, segments: list[Segment], facts: TokenizerFacts
-    ) -> None:
-        """Add the kept text of a window to the next window's prompt."""
-        # Compare by identity: a sentence may occur twice with equal tokens.
-        answered = [
-            piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
-        ]
-        timestamps = self.plan.options.timestamps and self.plan.texts.timestamps
-        tokens = written(answered, facts, timestamps)
-        self._prompts.add(tokens, window.attempt.temperature, window.given_up)
-
     def transcript(self) -> Transcript:
-        """Return the request's transcript; `complete` must be true."""
+        """Return the request's transcript; `complete` must be true.
+
+        Segments are in order of time. With diarization, each has one speaker.
+        """
         assert self.complete
+        plan, segments = self.plan, self._segments
+        if self._by_speaker is not None and plan.speakers is not None:
+            segments = lettered(list(self._by_speaker(segments)), plan.speakers.names)
+            segments = segments if plan.tells_words else _without_words(segments)
+        if plan.channels:
+            segments = sorted(segments, key=lambda segment: segment.start)
+        decoded = [window.decoded for window in self._windows if window.decoded is not None]
         spoken_s = {
             index: sum(piece.end_s - piece.start_s for piece in window.pieces)
-            for index, window in sorted(self._decoded.items())
+            for index, window in enumerate(decoded)
         }
-        language, language_prob = self._languages.of_most(spoken_s)
+        language, language_prob = self._languages.of_recording(spoken_s)
         # Only audio without speech has no window, and thus no language.
-        assert language is not None or not self._infos
-        now = time.monotonic()
-        timings = Timings(
-            queue_s=(now if self.started_s is None else self.started_s) - self.accepted_s,
-            encode_s=self.phases.seconds("encode"),
-            decode_s=self.phases.seconds("steps"),
-            total_s=now - self.accepted_s,
-        )
-        segments = self._told_by_speaker()
+        assert language is not None or not self._windows
         if self._languages.several:
-            all_ = self._languages.of_all
-            segments = [dataclasses.replace(s, language=s.language or all_) for s in segments]
-        for text in self._languages.warnings(self._times_of_text()):
+            of_all = self._languages.of_all
+            segments = [dataclasses.replace(s, language=s.language or of_all) for s in segments]
+        timelines = {
+            index: (self._windows[index].audio.timeline, self._windows[index].duration_s)
+            for index in self._order
+            if decoded[index].pieces
+        }
+        times = {i: (line.start(0.0), line.end(end_s)) for i, (line, end_s) in timelines.items()}
+        for text in self._languages.warnings(times):
             self.warn(text)
+        now_s = time.monotonic()
         return Transcript(
-            text=join_text(segments),
+            text=windows.join_text(segments),
             language=language,
             language_prob=language_prob,
             duration=self.duration_s,
             segments=tuple(segments),
-            timings=timings,
-            tokens=self._decoded[0].attempt.tokens if self._decoded else (),
+            timings=Timings(
+                queue_s=(now_s if self.started_s is None else self.started_s) - self.accepted_s,
+                encode_s=self.phases.seconds("encode"),
+                decode_s=self.phases.seconds("steps"),
+                total_s=now_s - self.accepted_s,
+            ),
+            tokens=decoded[0].attempt.tokens if decoded else (),
             warnings=tuple(self.warnings),
-            phases=self.phases.told(self.accepted_s),
+            phases=self.phases.summary(self.accepted_s),
         )
+
+
+def _without_words(segments: Iterable[Segment]) -> list[Segment]:
+    return [dataclasses.replace(segment, words=None) for segment in segments]

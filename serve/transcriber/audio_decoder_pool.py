@@ -4,6 +4,9 @@ A worker decodes one window of a request, then takes the next request in the que
 therefore neither blocks short requests nor occupies memory. A request is decoded at most
 `LOOK_AHEAD` windows ahead of the submitted ones. All requests together are decoded at most
 `_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
+
+For diarization the audio is decoded a second time, block by block, so that hours of audio never
+occupy memory.
 """
 
 import concurrent.futures
@@ -16,18 +19,16 @@ import time
 from collections.abc import Callable, Generator, Iterator
 
 from serve.contract.config import TranscriberConfig
-from serve.contract.errors import ChannelError, EarshotError
+from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
 from serve.contract.messages import AudioFile, Request, Samples
-from serve.speech import audio, vad
-from serve.speech.bandwidth import Bandwidth
-from serve.speech.intervals import CutOne, cut_stretches
+from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
+from serve.speech import audio, cutting, vad
 from serve.speech.meter import AudioLimits
-from serve.speech.packing import cut_and_listen, cut_long, cut_with_voice, pack
 from serve.speech.sandbox import client as sandbox
 from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.audio import audio_bytes
-from serve.transcriber.fair_queue import NEWCOMERS, FairQueue, rank_of
+from serve.transcriber.decoding_plan import audio_bytes
+from serve.transcriber.dispatch import NEWCOMERS, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
@@ -73,6 +74,7 @@ class AudioDecoderPool:
         on_error: called on a worker if the audio is invalid, possibly after some windows;
             must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
+        device: the device of the diarization networks, such as "cpu" or "cuda:0".
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class AudioDecoderPool:
         on_window: Callable[[ActiveRequest, AudioWindow], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
         prepare: Callable[[ActiveRequest, Request], None],
+        device: str = "cpu",
     ) -> None:
+        self._device = device
         self._limits = AudioLimits(config.max_audio_s, MAX_SAMPLES, MAX_DECODE_S)
         self._on_window = on_window
         self._on_error = on_error
@@ -98,7 +102,6 @@ class AudioDecoderPool:
         self.working = 0  # active workers
         self._decodings: dict[int, _AudioTask] = {}  # pending requests by id
         self._waiting: FairQueue[_AudioTask] = FairQueue()  # requests that may be decoded further
-        self._ahead = 0  # sum of `held_ahead`
         self._closed = False
 
     def add(self, active: ActiveRequest, request: Request) -> None:
@@ -118,9 +121,7 @@ class AudioDecoderPool:
         """Record that a request's window was submitted, so that the next one can be decoded."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
-                before = decoding.held_ahead
                 decoding.taken += 1
-                self._ahead += decoding.held_ahead - before
                 self._queue_if_allowed(decoding)
 
     def release(self, active: ActiveRequest) -> None:
@@ -129,7 +130,6 @@ class AudioDecoderPool:
             if (decoding := self._decodings.pop(active.id, None)) is None:
                 return
             self._waiting.remove(active.id)
-            self._ahead -= decoding.held_ahead
             unused = self._give_up(decoding)
             self._wake()
         if unused:
@@ -155,6 +155,25 @@ class AudioDecoderPool:
         with self._lock:
             return sum(decoding.held for decoding in self._decodings.values())
 
+    def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
+        """Return the speaker turns of a request; only one thread at a time may call this.
+
+        Raises:
+            EarshotError: the audio or a reference is invalid, or the request was cancelled.
+        """
+        speakers = active.plan.speakers
+        assert speakers is not None
+        known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]
+        with contextlib.closing(self._blocks(active, request, lambda: active.ended)) as samples:
+            return self._diarizer.diarize(
+                samples, least=speakers.least, most=speakers.most, known=known
+            )
+
+    @functools.cached_property
+    def _diarizer(self) -> Diarizer:
+        """The networks, which are loaded for the first request that needs them."""
+        return Diarizer(self._device)
+
     @staticmethod
     def _give_up(decoding: _AudioTask) -> bool:
         """Mark a request as ended; return whether the caller must free its audio.
@@ -174,12 +193,12 @@ class AudioDecoderPool:
         """
         self._prepare(active, request)
         if not active.plan.channels:
-            with contextlib.closing(self.blocks(active, request, stopped)) as blocks:
+            with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
         held: AudioWindow | None = None  # held back, because only the last channel's has `last` set
         for channel in itertools.count():
-            with contextlib.closing(self.blocks(active, request, stopped, channel)) as blocks:
+            with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
                     first = next(blocks)
                 except ChannelError:
@@ -193,7 +212,7 @@ class AudioDecoderPool:
                     held = dataclasses.replace(window, channel=channel)
         yield held
 
-    def blocks(
+    def _blocks(
         self,
         active: ActiveRequest,
         request: Request,
@@ -204,9 +223,9 @@ class AudioDecoderPool:
         if isinstance(request.audio, bytes | AudioFile):
             limits = dataclasses.replace(
                 self._limits,
-                partial=active.plan.partial,
+                partial=active.plan.request.partial,
                 channel=channel,
-                track=active.plan.audio_track,
+                track=active.plan.request.audio_track or "",
             )
             return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
@@ -243,29 +262,21 @@ class AudioDecoderPool:
 
     def _next(self) -> _AudioTask | None:
         with self._lock:
-            full = self._ahead >= self._max_ahead
+            ahead = sum(decoding.held_ahead for decoding in self._decodings.values())
+            full = ahead >= self._max_ahead
             decoding = self._waiting.pop(below=NEWCOMERS if full else None)
             if decoding is None:
                 self.working -= 1
                 return None
             decoding.working = True
-            before = decoding.held_ahead
             decoding.begun += 1
-            self._ahead += decoding.held_ahead - before
             return decoding
-
-    def _take_back(self, decoding: _AudioTask) -> None:
-        """Undo the count of a window that was not completed; the lock is held."""
-        before = decoding.held_ahead
-        decoding.begun -= 1
-        if not decoding.gone:  # `release` has subtracted its windows already
-            self._ahead += decoding.held_ahead - before
 
     def _put_back(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
             if window is None:
-                self._take_back(decoding)
+                decoding.begun -= 1
             else:
                 decoding.whole = isinstance(window, EarshotError) or window.last
             decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
@@ -277,10 +288,10 @@ class AudioDecoderPool:
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:
     """Yield the windows of a request's audio or of one channel."""
-    bandwidth, cut_one = Bandwidth(), _cutting(active)
+    bandwidth, cut_one = cutting.Bandwidth(), _cutting(active)
     watched = bandwidth.watch(blocks)
     stretches = active.plan.stretches
-    windows = cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
+    windows = cutting.cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
     for window in windows:
         if window is not None and window.last and (text := bandwidth.warning()):
             active.warn(text)
@@ -288,17 +299,28 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWind
         yield dataclasses.replace(window, narrow=True) if window and narrow else window
 
 
-def _cutting(active: ActiveRequest) -> CutOne:
+def _cutting(active: ActiveRequest) -> cutting.CutOne:
     """Return the function that cuts a request's audio into windows."""
-    listener = functools.partial(_listener, active)
+
+    def listener() -> vad.SpeechFilter:
+        return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
+
     if active.plan.vad == "on":
-        return lambda blocks: pack(blocks, listener())
+        return lambda blocks: cutting.pack(blocks, listener())
     if active.plan.vad == "auto":
-        return lambda blocks: cut_long(blocks, listener)
+        return lambda blocks: cutting.cut_long(blocks, listener)
     if active.plan.voice:
-        return functools.partial(cut_with_voice, voice=active.plan.voice)
-    return lambda blocks: cut_and_listen(blocks, listener())
+        return functools.partial(cutting.cut_with_voice, voice=active.plan.voice)
+    return lambda blocks: cutting.cut_and_listen(blocks, listener())
 
 
-def _listener(active: ActiveRequest) -> vad.SpeechFilter:
-    return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
+def _reference(name: str, file: bytes) -> Samples:
+    """Decode a known speaker's reference audio.
+
+    Raises:
+        RequestError: the file is not audio, or is too long.
+    """
+    try:
+        return audio.whole(audio.decode(file, AudioLimits(REFERENCE_S[1])))
+    except AudioError as error:
+        raise RequestError(f"the reference of {name}: {error}") from error

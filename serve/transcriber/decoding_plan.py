@@ -1,99 +1,85 @@
-"""Check a request's options, and turn them into a plan for decoding it."""
+"""Check a request, and turn it into a plan for decoding it."""
 
+import base64
 import dataclasses
 import math
+import re
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
+
+import numpy as np
 
 from serve.contract.codec import from_table
 from serve.contract.config import OPTIONS, TranscriberConfig
 from serve.contract.engine import DETECT_LANGUAGE
-from serve.contract.errors import ConfigError, OptionError, shown
+from serve.contract.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
-from serve.contract.messages import SPEECH_OPTIONS, Mode, Request, SearchOptions, SpeechOptions
-from serve.contract.options import Switch, as_switch
+from serve.contract.messages import (
+    SPEECH_OPTIONS,
+    AudioFile,
+    Request,
+    SearchOptions,
+    SpeechOptions,
+)
+from serve.contract.options import Switch, as_switch, checked
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
-from serve.speech.chinese import Script, script_of
-from serve.speech.intervals import Stretch
-from serve.speech.languages import named_language
+from serve.speech.languages import CLOSE_LANGUAGES, Script, named_language, script_of
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.audio import audio_track_of, check_audio, is_number, stretches_of
-from serve.transcriber.detection import check_languages, detection_of
-from serve.transcriber.phrases import check_phrases, phrases_of, refusal_of_phrases
+from serve.speech.windows import Stretch
 from serve.transcriber.prompts import (
     NO_TEXTS,
     PromptTexts,
-    mode_of,
+    checked_phrases,
     no_texts,
-    refusal_of_text,
+    phrases_of,
+    trie_of,
 )
-from serve.transcriber.speaker_plan import Speakers, has_channels, speakers_of
 
 T = TypeVar("T", SearchOptions, SpeechOptions)
 
+MIB = 1 << 20
+MAX_AUDIO_MB = 768  # maximum MiB of a file or of samples, as sent
+MAX_TIMES = 2048
+MAX_SPEAKERS = 100
+MAX_KNOWN_SPEAKERS = 16
+# A window is decoded in further languages, up to TRIES, until the probabilities of the languages
+# tried add up to CERTAINTY. The most likely text is kept.
+CERTAINTY, TRIES = 0.85, 2
+# If one language was detected for all windows, a later window with at least this probability of
+# another language is decoded in that language, too. The more likely text is kept.
+SWITCH = 0.5
+
+_TRACK = re.compile(r"[1-9][0-9]{0,3}|[^\W\d][\w -]{0,30}", re.ASCII)
 _SPEECH = SpeechOptions()
+_COUNTS = ("num_speakers", "min_speakers", "max_speakers")
+_TEXTS = ("prompt", "hotwords", "prefix")
+_EXCLUSIVE = (
+    *(("multilingual", "language"), ("languages", "language")),
+    *(("voice", "vad"), ("voice", "clip_timestamps")),
+    *(("channels", "diarize"), ("channels", "voice")),
+)
+"""Pairs of options of which a request may set one."""
+_NEEDS = {
+    **dict.fromkeys((*_COUNTS, "known_speaker_names"), "diarize"),
+    "low_confidence": "word_timestamps",
+}
+"""Options that need another one to be true."""
+_NEED_WORDS = ("word_timestamps", "token_logprobs", "diarize", "hallucination_silence_threshold")
 
 
-def words_of(
-    request: Request, silence_s: float, tokenizer: Tokenizer, capabilities: Capabilities
-) -> bool:
-    """Return whether to time words, for the client or for an option that needs them.
+@dataclasses.dataclass(frozen=True)
+class Speakers:
+    """The facts that a client states about a recording's speakers."""
 
-    Raises:
-        OptionError: words are needed, but the engine or the runtime cannot time them.
-    """
-    tried = request.try_word_timestamps
-    needed = request.word_timestamps or request.token_logprobs or silence_s or request.diarize
-    if capabilities.words:
-        return bool(needed or tried)
-    if not needed:
-        return False
-    if request.word_timestamps:
-        what, without = "word_timestamps = true", "word_timestamps = false"
-    elif request.token_logprobs:
-        what, without = "token_logprobs = true needs words' times", "token_logprobs = false"
-    elif request.diarize:
-        what, without = "diarize = true needs words' times", "diarize = false"
-    else:
-        name = "hallucination_silence_threshold"
-        what, without = f"{name} = {silence_s:g} needs words with times", f"{name} = 0"
-    if not tokenizer.facts.alignment_heads:
-        raise OptionError(
-            f"{what}, but the engine has no alignment heads, which word timestamps need; rebuild "
-            "it with `make build-engine`, which measures them"
-        )
-    raise OptionError(
-        f"{what}, but the runtime {capabilities.runtime} cannot time words; serve an engine of the "
-        f"native runtime, or ask for {without}"
-    )
+    least: int = 1  # the minimum number of speakers
+    most: int | None = None  # the maximum; None: no limit
+    known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each
 
-
-def low_confidence_of(request: Request, confidence: Confidence | None) -> float | None:
-    """Return the confidence below which words are marked; None if no words are marked.
-
-    Raises:
-        OptionError: the value is not a probability, or the words have no confidence.
-    """
-    low = request.low_confidence
-    if low is None:
-        return None
-    if not is_number(low) or not 0.0 <= low <= 1.0:
-        raise OptionError(f"low_confidence = {shown(low)}; expected a number from 0 to 1")
-    if not request.word_timestamps:
-        raise OptionError(
-            f"low_confidence = {low:g} needs words with times; expected word_timestamps = true"
-        )
-    if request.task == "translate":
-        raise OptionError(
-            f"low_confidence = {low:g}, but the words of a translation have no confidence; leave "
-            "it out"
-        )
-    if confidence is None:
-        raise OptionError(
-            f"low_confidence = {low:g}, but the engine has no confidence calibration; rebuild it "
-            "with build.confidence, which `python -m eval trust` fits"
-        )
-    return float(low)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The known speakers' names."""
+        return tuple(name for name, _ in self.known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,25 +92,18 @@ class DecodingPlan:
     language: str | None  # code; None: to be detected
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
+    # The options that are used as they are; without the audio.
+    request: Request = dataclasses.field(default=Request(b""), compare=False)
     words: bool = False  # time words
     tells_words: bool = False  # return words
-    tells_logprobs: bool = False  # return tokens' log-probabilities, which needs timed words
     confidence: Confidence | None = None  # calibration of word confidence; None: no confidence
-    low_confidence: float | None = None  # mark words below this confidence; None: mark none
-    hallucination_silence_s: float = 0.0  # silence around dropped segments; 0: drop none
     vad: Switch = "off"  # whether to skip audio without speech
-    speech: SpeechOptions = dataclasses.field(default_factory=SpeechOptions)  # VAD thresholds
-    draft: tuple[int, ...] = ()  # draft tokens of the first window
+    speech: SpeechOptions = _SPEECH  # VAD thresholds
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
-    unfinished: bool = False  # more audio will follow in another request
     voice: tuple[Stretch, ...] = ()  # the client's speech intervals; (): run VAD
-    mode: Mode = "parallel"
     texts: PromptTexts = NO_TEXTS
-    multilingual: bool = False  # each window has its own language
     detection: Detection = dataclasses.field(default_factory=Detection)  # language detection
     stretches: tuple[Stretch, ...] = ()  # decode only these intervals; (): the whole audio
-    partial: bool = False  # accept truncated audio
-    audio_track: str = ""  # number or language; empty: the file's default track
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # diarization; None: off
     channels: bool = False  # each audio channel is one speaker
@@ -136,24 +115,41 @@ class DecodingPlan:
         return self.channels or self.speakers is not None
 
 
+def audio_bytes(request: Request) -> int:
+    """Count the bytes of a request's audio as sent."""
+    if isinstance(request.audio, bytes | AudioFile):
+        return len(request.audio)
+    return request.audio.nbytes
+
+
 def check_config(
     config: TranscriberConfig, capabilities: Capabilities, tokenizer: Tokenizer
 ) -> None:
     """Check the configuration for contradictions, and against the runtime's capabilities.
 
     Raises:
-        ConfigError: keys contradict each other, or the runtime cannot honor one.
+        ConfigError: keys contradict each other, or the engine or the runtime cannot honor one.
     """
     if not capabilities.sampling and any(t > 0 for t in config.temperatures):
         raise ConfigError(
             f"transcriber.temperatures = {list(config.temperatures)}, but the runtime "
             f"{capabilities.runtime} cannot sample; expected [0.0]"
         )
-    refusal = capabilities.refusal(_search(config, capabilities))
-    if refusal is not None:
-        raise ConfigError(f"transcriber.{refusal}")
-    check_languages(config, tokenizer, capabilities)
-    check_phrases(config, tokenizer, capabilities)
+    for refusal in (
+        capabilities.refusal(_search(config, capabilities)),
+        _refusal_of_languages(config.languages, tokenizer, capabilities),
+        _refusal_of_phrases(config.phrases, capabilities),
+    ):
+        if refusal is not None:
+            raise ConfigError(f"transcriber.{refusal}")
+    try:
+        tokenizer.language_ids(config.languages)
+    except OptionError as error:
+        raise ConfigError(f"transcriber.languages: {error}") from error
+    try:
+        trie_of(checked_phrases(config.phrases), tokenizer)
+    except OptionError as error:
+        raise ConfigError(f"transcriber.{error}") from error
 
 
 def plan_request(
@@ -176,43 +172,55 @@ def plan_request(
         OptionError: an option is out of bounds, unknown, or not supported by the runtime.
         AudioError: the audio is neither bytes nor an array, or too large.
     """
-    _check_basics(request, config)
-    request = dataclasses.replace(request, language=named_language(request.language))
-    options = _options(request, capabilities, config)
-    silence_s = _hallucination_silence(request)
-    detection = detection_of(request, tokenizer, capabilities, config)
-    start = _start(request, tokenizer, capabilities)
-    n_text_ctx = manifest.dims.n_text_ctx
+    _check_types(request)
+    request = dataclasses.replace(
+        request,
+        language=named_language(request.language),
+        vad=None if request.vad is None else as_switch("vad", request.vad),
+        audio_track=(request.audio_track or "").strip() or None,
+    )
+    _check_audio(request)
+    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
+    search = _from_request(request, _search(config, capabilities))
+    vad = _vad(request, config)
+    for refusal in (
+        *_out_of_bounds(request, config, tokenizer, manifest.dims.n_text_ctx),
+        *_contradictions(request, vad, config, manifest),
+        *_unsupported(request, start, tokenizer, capabilities),
+        capabilities.refusal(search),
+        _refusal_of_phrases(phrases_of(request, config), capabilities),
+    ):
+        if refusal is not None:
+            raise OptionError(refusal)
+    needs_words = any(getattr(request, name) for name in _NEED_WORDS)
     plan = DecodingPlan(
         start=start,
         language=_language(start, tokenizer),
-        options=options,
+        options=DecodingOptions(
+            timestamps=request.timestamps,
+            temperature=float(
+                config.temperatures[0] if request.temperature is None else request.temperature
+            ),
+            **dataclasses.asdict(search),
+        ),
         fixed_temperature=request.temperature is not None,
-        words=words_of(request, silence_s, tokenizer, capabilities),
+        request=dataclasses.replace(request, audio=b"", known_speaker_references=()),
+        words=capabilities.words and (needs_words or request.try_word_timestamps),
         tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
-        tells_logprobs=request.token_logprobs,
         # The calibration was fitted to transcripts, and does not hold for translations.
         confidence=manifest.confidence if request.task == "transcribe" else None,
-        low_confidence=low_confidence_of(request, manifest.confidence),
-        hallucination_silence_s=silence_s,
-        vad=_vad(request, config),
-        stretches=stretches_of("clip_timestamps", request.clip_timestamps),
-        voice=_voice(request),
-        speech=_speech(request, config),
-        draft=_draft(request, tokenizer, n_text_ctx),
+        vad=vad,
+        stretches=_stretches("clip_timestamps", request.clip_timestamps),
+        voice=_stretches("voice", request.voice),
+        speech=_from_request(request, _SPEECH),
         short_encoder=_short_encoder(request, capabilities, config),
-        unfinished=request.unfinished,
-        mode=_mode(request, capabilities, config),
-        multilingual=request.multilingual,
-        detection=detection,
-        partial=request.partial,
-        audio_track=audio_track_of(request),
+        detection=_detection(request, tokenizer, config),
         repetitive=config.compression_ratio_threshold,
-        speakers=speakers_of(request),
-        channels=has_channels(request),
+        speakers=_speakers(request),
+        channels=request.channels == "split",
         script=_script(request, config),
     )
-    return with_texts(plan, no_texts(tokenizer, config), request, config, n_text_ctx)
+    return with_texts(plan, no_texts(tokenizer, config), request, config, manifest.dims.n_text_ctx)
 
 
 def with_texts(
@@ -224,6 +232,8 @@ def with_texts(
 ) -> DecodingPlan:
     """Add a request's texts to its plan. `plan_request` must not wait for their tokenization.
 
+    In sequential mode the prompts grow with the text, and the context limits a window's tokens.
+
     Args:
         plan: the result of `plan_request`.
         texts: the result of `texts_of`.
@@ -234,133 +244,209 @@ def with_texts(
     Raises:
         OptionError: the prompt leaves too little room for `max_tokens`.
     """
-    free_positions = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix).ids)
-    max_tokens = _max_tokens(request, config, plan.mode, free_positions)
+    room = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix))
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = min(config.max_tokens, room)
+    elif max_tokens > room and request.mode == "parallel":
+        raise OptionError(f"max_tokens = {max_tokens}, but the prompt leaves room for {room}")
     options = dataclasses.replace(plan.options, max_tokens=max_tokens, phrases=texts.phrases)
     return dataclasses.replace(plan, texts=texts, options=options)
 
 
-def _check_basics(request: Request, config: TranscriberConfig) -> None:
-    check_audio(request)
+def _check_types(request: Request) -> None:
     for name, option in OPTIONS.items():
         value = getattr(request, name)
-        if option.kind is bool and not isinstance(value, bool) and value is not option.default:
-            raise OptionError(f"{name} = {shown(value)}; expected true or false")
-    if request.task == "translate" and not config.translate:
+        if value is option.default:
+            continue
+        checked(option, value)
+        if option.choices and name != "vad" and value not in option.choices:
+            raise OptionError(f"{name} = {shown(value)}; expected {' or '.join(option.choices)}")
+
+
+def _check_audio(request: Request) -> None:
+    """Check the type and size of a request's audio before it is decoded."""
+    is_file = isinstance(request.audio, bytes | AudioFile)
+    if not is_file and not isinstance(request.audio, np.ndarray):
+        kind = type(request.audio).__name__
+        raise AudioError(f"audio is {kind}; expected a file's bytes or an array of samples")
+    if is_file != (request.sample_rate is None):
         raise OptionError(
+            f"sample_rate = {request.sample_rate}; expected the rate in Hz of raw samples, and "
+            "none for an audio file"
+        )
+    if audio_bytes(request) > MAX_AUDIO_MB * MIB:
+        raise AudioLimitError(
+            f"audio has {audio_bytes(request) / MIB:.1f} MiB; expected at most {MAX_AUDIO_MB}: "
+            "send it in parts, compressed or at a lower sample rate"
+        )
+    for name in ("audio_track", "channels"):
+        if not is_file and _is_set(request, name):
+            raise OptionError(
+                f"{_setting(request, name)}, but raw samples have one channel; leave it out, or "
+                "send a file"
+            )
+
+
+def _is_set(request: Request, name: str) -> bool:
+    """Return whether an option is neither its default, nor empty, nor off."""
+    value = getattr(request, name)
+    return value != OPTIONS[name].default and value not in ([], "off")
+
+
+def _setting(request: Request, name: str) -> str:
+    """Return an option and its value for an error message, such as "diarize = true"."""
+    value = getattr(request, name)
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else shown(value)}"
+
+
+def _contradictions(
+    request: Request, vad: Switch, config: TranscriberConfig, manifest: Manifest
+) -> Iterator[str]:
+    """Yield which options contradict each other, the engine or the configuration."""
+    for name, alternative in _EXCLUSIVE:
+        if _is_set(request, name) and _is_set(request, alternative):
+            yield (
+                f"{_setting(request, name)} with {_setting(request, alternative)}; expected one of "
+                "them"
+            )
+    for name, needed in _NEEDS.items():
+        if _is_set(request, name) and not getattr(request, needed):
+            yield f"{_setting(request, name)} needs {needed} = true"
+    yield from (
+        f"{_setting(request, name)}, but VAD is off; expected vad = true"
+        for name in SPEECH_OPTIONS
+        if vad == "off" and getattr(request, name) is not None
+    )
+    if request.task == "translate" and not config.translate:
+        yield (
             "task = 'translate', but this server's engine was not trained to translate "
             "(transcriber.translate = false); expected task = 'transcribe', or use another server"
         )
-
-
-def _mode(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> Mode:
-    """Return the decoding mode; reject texts and phrases that the runtime does not support."""
-    mode = mode_of(request)
-    refusal = refusal_of_text(request, mode, capabilities)
-    # `texts_of` reads phrases again to tokenize them; invalid ones are rejected here, on arrival.
-    if refusal is None:
-        refusal = refusal_of_phrases(phrases_of(request, config), capabilities)
-    if refusal is not None:
-        raise OptionError(refusal)
-    return mode
-
-
-def _start(request: Request, tokenizer: Tokenizer, capabilities: Capabilities) -> tuple[int, ...]:
-    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
-    if DETECT_LANGUAGE in start and not capabilities.detect_language:
-        raise OptionError(
-            f"language is not given, and the runtime {capabilities.runtime} cannot detect it; "
-            "name the language"
+    for name in ("diarize", "low_confidence"):
+        if request.task == "translate" and _is_set(request, name):
+            yield (
+                f"{_setting(request, name)}, but a translation's words are in another order than "
+                "the speech; expected task = transcribe"
+            )
+    if _is_set(request, "low_confidence") and manifest.confidence is None:
+        yield (
+            f"{_setting(request, 'low_confidence')}, but the engine has no confidence calibration; "
+            "rebuild it with build.confidence, which `python -m eval trust` fits"
         )
-    return start
 
 
-def _hallucination_silence(request: Request) -> float:
-    wanted = request.hallucination_silence_threshold
-    if not is_number(wanted) or not 0.0 <= wanted < math.inf:
-        raise OptionError(
-            f"hallucination_silence_threshold = {shown(wanted)}; expected seconds, or 0 for off"
+def _out_of_bounds(
+    request: Request, config: TranscriberConfig, tokenizer: Tokenizer, n_text_ctx: int
+) -> Iterator[str]:
+    """Yield which numbers are out of bounds."""
+    bounds: dict[str, tuple[float, float]] = {
+        **dict.fromkeys(("temperature", "low_confidence"), (0, 1)),
+        **dict.fromkeys(_COUNTS, (1, MAX_SPEAKERS)),
+        "hallucination_silence_threshold": (0, math.inf),
+        "max_tokens": (1, config.max_tokens),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:  # also true for NaN
+            yield f"{name} = {shown(value)}; expected a number from {low} to {high}"
+    num, least, most = (getattr(request, name) for name in _COUNTS)
+    if not (least or 1) <= (num or least or 1) <= (num or most or math.inf) <= (most or math.inf):
+        counts = (_setting(request, name) for name in _COUNTS if _is_set(request, name))
+        yield f"{', '.join(counts)}; expected min_speakers <= num_speakers <= max_speakers"
+    if len(request.draft) > n_text_ctx or not all(
+        0 <= t < tokenizer.n_vocab for t in request.draft
+    ):
+        yield (
+            f"draft = {shown(request.draft)}; expected at most {n_text_ctx} token ids below "
+            f"{tokenizer.n_vocab}, from an answer of this engine"
         )
-    return float(wanted)
+    if request.audio_track and not _TRACK.fullmatch(request.audio_track):
+        yield (
+            f"{_setting(request, 'audio_track')}; expected a track number from 1 on, or a language "
+            "such as es, spa or Spanish"
+        )
 
 
-def _voice(request: Request) -> tuple[Stretch, ...]:
-    voice = stretches_of("voice", request.voice)
-    listens = request.vad is not None and as_switch("vad", request.vad) != "off"
-    if voice and (listens or request.clip_timestamps):
-        other = "vad" if listens else "clip_timestamps"
-        raise OptionError(f"voice came with {other}; expected one of them")
-    return voice
+def _unsupported(
+    request: Request, start: tuple[int, ...], tokenizer: Tokenizer, capabilities: Capabilities
+) -> Iterator[str | None]:
+    """Yield which options the engine or the runtime does not support."""
+    runtime = f"the runtime {capabilities.runtime}"
+    if request.temperature and not capabilities.sampling:
+        yield f"temperature = {request.temperature}, but {runtime} cannot sample; expected 0"
+    if request.timestamps and not capabilities.timestamps:
+        yield f"timestamps = true, but {runtime} has no timestamps; ask for timestamps = false"
+    if request.short_encoder and not capabilities.short_windows:
+        yield (
+            f"short_encoder = true, but {runtime} on {capabilities.device} encodes whole windows; "
+            "ask for short_encoder = false"
+        )
+    texts = [name for name in _TEXTS if getattr(request, name).strip()]
+    if not capabilities.previous_text and (texts or request.mode == "sequential"):
+        wrong = f"{texts[0]} is given" if texts else "mode = sequential"
+        yield f"{wrong}, but {runtime} accepts no text in prompts; leave it out"
+    if request.multilingual and not tokenizer.facts.multilingual:
+        yield "multilingual = true, but this engine is English-only; leave it out"
+    if not capabilities.detect_language and (request.multilingual or DETECT_LANGUAGE in start):
+        yield f"language is not given, but {runtime} cannot detect languages; name the language"
+    yield _refusal_of_languages(request.languages, tokenizer, capabilities)
+    needs_words = [name for name in _NEED_WORDS if getattr(request, name)]
+    if needs_words and not capabilities.words:
+        reason = f"{runtime} cannot time words; serve an engine of the native runtime"
+        if not tokenizer.facts.alignment_heads:
+            reason = (
+                "the engine has no alignment heads; rebuild it with `make build-engine`, which "
+                "measures them"
+            )
+        setting = _setting(request, needs_words[0])
+        yield f"{setting} needs words' times, but {reason}; or leave it out"
+
+
+def _refusal_of_languages(
+    languages: Sequence[str], tokenizer: Tokenizer, capabilities: Capabilities
+) -> str | None:
+    """Return why language detection cannot be limited to some languages; None if it can."""
+    if not languages or (tokenizer.facts.multilingual and capabilities.languages):
+        return None
+    reason = f"the runtime {capabilities.runtime} cannot limit its language detection"
+    if not tokenizer.facts.multilingual:
+        reason = "this engine is English-only"
+    return f"languages = {shown(list(languages))}, but {reason}; leave it out"
+
+
+def _refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> str | None:
+    """Return why a runtime cannot boost the phrases; None if it can."""
+    if phrases and not capabilities.phrases:
+        return f"phrases is given, but the runtime {capabilities.runtime} cannot boost phrases"
+    return None
 
 
 def _vad(request: Request, config: TranscriberConfig) -> Switch:
-    if request.vad is None and request.voice:
-        return "off"
-    if request.vad is None and request.clip_timestamps and config.vad == "auto":
-        return "off"  # the client has chosen what is worth decoding
-    if request.vad is None:
-        return config.vad
-    return as_switch("vad", request.vad)
-
-
-def _speech(request: Request, config: TranscriberConfig) -> SpeechOptions:
-    """Return the VAD thresholds; reject them if VAD is off."""
-    for name in SPEECH_OPTIONS:
-        if _vad(request, config) == "off" and getattr(request, name) is not None:
-            raise OptionError(
-                f"{name} = {shown(getattr(request, name))}, but VAD is off; expected vad = true"
-            )
-    return _from_request(request, _SPEECH)
+    if request.vad is not None:
+        return as_switch("vad", request.vad)
+    # The client has chosen what is worth decoding.
+    chosen = request.voice or (request.clip_timestamps and config.vad == "auto")
+    return "off" if chosen else config.vad
 
 
 def _short_encoder(
     request: Request, capabilities: Capabilities, config: TranscriberConfig
 ) -> ShortEncoder:
     """Return the `short_encoder` mode; "auto" was measured, and applies, only to transcripts."""
-    if request.short_encoder and not capabilities.short_windows:
-        raise OptionError(
-            f"short_encoder = true, but the runtime {capabilities.runtime} on "
-            f"{capabilities.device} encodes whole windows; ask for short_encoder = false"
-        )
     if request.short_encoder is not None:
         return "on" if request.short_encoder else "off"
     whole = not capabilities.short_windows or request.task != "transcribe"
     return "off" if whole and config.short_encoder == "auto" else config.short_encoder
 
 
-def _draft(request: Request, tokenizer: Tokenizer, n_text_ctx: int) -> tuple[int, ...]:
-    draft, n_vocab = request.draft, tokenizer.n_vocab
-    good = isinstance(draft, tuple) and all(type(t) is int and 0 <= t < n_vocab for t in draft)
-    if not good or len(draft) > n_text_ctx:
-        raise OptionError(
-            f"draft = {shown(draft)}; expected at most {n_text_ctx} token ids below {n_vocab}, "
-            "from an answer of this engine"
-        )
-    return draft
-
-
-def _temperature(request: Request, capabilities: Capabilities, config: TranscriberConfig) -> float:
-    wanted = request.temperature
-    if wanted is None:
-        return config.temperatures[0]
-    if not is_number(wanted) or not 0.0 <= wanted <= 1.0:  # also true for NaN
-        raise OptionError(f"temperature = {shown(wanted)}; expected a number from 0 to 1")
-    if wanted > 0 and not capabilities.sampling:
-        raise OptionError(
-            f"temperature = {wanted}, but the runtime {capabilities.runtime} decodes greedily; "
-            "expected 0"
-        )
-    return float(wanted)
-
-
 def _from_request(request: Request, defaults: T) -> T:
     """Merge the options of a request with `defaults`, which has fields of the same names."""
-    names = [field.name for field in dataclasses.fields(defaults)]
-    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    options = dataclasses.asdict(defaults)
+    given = {name: value for name in options if (value := getattr(request, name)) is not None}
     if not given:
         return defaults
-    options = {**dataclasses.asdict(defaults), **given}
-    return from_table(type(defaults), options, "the request", error=OptionError)
+    return from_table(type(defaults), options | given, "the request", error=OptionError)
 
 
 def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOptions:
@@ -369,60 +455,91 @@ def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOpti
     return SearchOptions(beam_size=config.beam_size, best_of=best_of)
 
 
-def _options(
-    request: Request, capabilities: Capabilities, config: TranscriberConfig
-) -> DecodingOptions:
-    """Return the decoding options of all windows, without those that depend on texts."""
-    temperature = _temperature(request, capabilities, config)
-    search = _from_request(request, _search(config, capabilities))
-    refusal = capabilities.refusal(search)
-    if refusal is not None:
-        raise OptionError(refusal)
-    if request.timestamps and not capabilities.timestamps:
-        raise OptionError(
-            f"timestamps = true, but the runtime {capabilities.runtime} has no timestamps; "
-            "ask for timestamps = false"
-        )
-    return DecodingOptions(
-        timestamps=request.timestamps, temperature=temperature, **dataclasses.asdict(search)
+def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Detection:
+    """Return how to detect the language of a request that names none."""
+    if request.language is not None:
+        return Detection()
+    languages = tokenizer.language_ids(request.languages or config.languages)
+    if request.multilingual:  # each window's prompt names its own language
+        return Detection(languages, CERTAINTY, TRIES)
+    known = tokenizer.facts.languages
+    close = tuple(
+        frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-
-
-def _max_tokens(
-    request: Request, config: TranscriberConfig, mode: Mode, free_positions: int
-) -> int:
-    """Return the maximum number of new tokens per window.
-
-    In sequential mode the prompts grow with the text, and the context limits a window's tokens.
-
-    Args:
-        request: the request.
-        config: limits and defaults.
-        mode: the decoding mode.
-        free_positions: decoder positions that the prompt leaves free.
-    """
-    wanted = request.max_tokens
-    if wanted is None:
-        return min(config.max_tokens, free_positions)
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise OptionError(f"max_tokens = {shown(wanted)}; expected a whole number of at least 1")
-    if wanted > config.max_tokens:
-        raise OptionError(f"max_tokens = {wanted}; expected at most {config.max_tokens}")
-    if wanted > free_positions and mode == "parallel":
-        raise OptionError(f"max_tokens = {wanted}, but the prompt leaves room for {free_positions}")
-    return wanted
+    return Detection(languages, CERTAINTY, TRIES, switch=SWITCH, close=close)
 
 
 def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
     """Return the code of the language that a prompt names; None if it must be detected."""
     if DETECT_LANGUAGE in start:
         return None
-    if not tokenizer.facts.multilingual:
-        return "en"
-    return tokenizer.language_code(start[1])
+    return tokenizer.language_code(start[1]) if tokenizer.facts.multilingual else "en"
 
 
 def _script(request: Request, config: TranscriberConfig) -> Script | None:
     """Return the first Chinese script that the request's language tags name."""
     named = (request.language,) if request.language else request.languages or config.languages
     return next((script for tag in named if (script := script_of(tag))), None)
+
+
+def _stretches(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
+    """Return the stretches of audio that an option names.
+
+    Args:
+        name: the option's name.
+        times: start, end, start, … in seconds; a missing last end means the end of the audio.
+
+    Raises:
+        OptionError: the times do not increase, or are too many.
+    """
+    if len(times) > MAX_TIMES:
+        raise OptionError(
+            f"{name} has {len(times)} numbers; expected at most {MAX_TIMES}: send the audio in "
+            "parts"
+        )
+    ends = [*times[1::2], math.inf]  # one too many if the last end is given
+    stretches = tuple((float(s), float(e)) for s, e in zip(times[::2], ends, strict=False))
+    until_s = 0.0
+    for start_s, end_s in stretches:
+        if not until_s <= start_s < end_s:  # also false for NaN
+            raise OptionError(
+                f"{name} has {start_s:g} to {end_s:g} s after {until_s:g} s; expected "
+                "start, end, start, end, … in seconds, each end after its start and each start "
+                "no earlier than the end before it"
+            )
+        until_s = end_s
+    return stretches
+
+
+def _speakers(request: Request) -> Speakers | None:
+    """Return the diarization options of a request; None if it does not ask for diarization.
+
+    Raises:
+        OptionError: the known speakers are too many, names are empty or repeated, there is not one
+            reference for each, or a reference is not a data URL.
+    """
+    names, references = request.known_speaker_names, request.known_speaker_references
+    if len(names) != len(references) or len(names) > MAX_KNOWN_SPEAKERS:
+        raise OptionError(
+            f"known_speaker_names has {len(names)} and known_speaker_references {len(references)}; "
+            f"expected the same number of both, at most {MAX_KNOWN_SPEAKERS}"
+        )
+    if len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise OptionError(f"known_speaker_names = {shown(list(names))}; expected distinct names")
+    known = tuple(zip(names, map(_reference_file, references), strict=True))
+    num, least, most = (getattr(request, name) for name in _COUNTS)
+    return Speakers(num or least or 1, num or most, known) if request.diarize else None
+
+
+def _reference_file(url: str) -> bytes:
+    """Read a reference recording from a data URL (RFC 2397)."""
+    head, comma, data = url.partition(",")
+    try:
+        if head.startswith("data:") and head.endswith(";base64") and comma:
+            return base64.b64decode(data, validate=True)
+    except ValueError:
+        pass  # the error is raised below
+    raise OptionError(
+        f"known_speaker_references has {shown(url)}; expected data URLs in base64, such as "
+        "data:audio/wav;base64,UklGR…"
+    )

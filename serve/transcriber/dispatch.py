@@ -1,11 +1,11 @@
 """Schedule windows onto the runtime, and match its events to requests.
 
-Only the device thread uses it. Requests are ranked by least attained service (see `fair_queue`).
-Single-window requests are urgent and go first. To keep slots available for them, windows of other
-requests are limited to a few less than the slots. If the runtime itself runs urgent windows first,
-the limit is 1.5 times the slots, so that the encoder still gets full batches. With fewer than
-`_FEWEST_SLOTS` slots there is no such limit. All windows together may take twice the slots. For
-`_STREAMING_S` after the last live request only live text is urgent.
+Only the device thread uses `Dispatcher`. Requests are ranked by least attained service (see
+`FairQueue`). Single-window requests are urgent and go first. To keep slots available for them,
+windows of other requests are limited to a few less than the slots. If the runtime itself runs
+urgent windows first, the limit is 1.5 times the slots, so that the encoder still gets full batches.
+With fewer than `_MIN_SLOTS` slots there is no such limit. All windows together may take twice the
+slots. For `_STREAMING_S` after the last live request only live text is urgent.
 """
 
 import dataclasses
@@ -13,23 +13,106 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import torch
 
 from serve.contract.errors import DeviceError, EarshotError
+from serve.contract.messages import Priority
 from serve.runtime.protocol import Capabilities, Job, JobEvent, Runtime
 from serve.speech.features import HOP_LENGTH, LogMel, with_silence
 from serve.speech.windows import AudioWindow
-from serve.transcriber.active import ActiveRequest
-from serve.transcriber.fair_queue import LIVE, NEWCOMERS, FairQueue
+from serve.transcriber.active import WINDOW_LENGTHS, ActiveRequest
 from serve.transcriber.guard import guarded, runtime_calls
-from serve.transcriber.window_info import WINDOW_LENGTHS
 
+T = TypeVar("T")
+Rank = tuple[int, ...]
+
+NEWCOMERS: Rank = (1,)  # items without service so far rank below it
+LIVE: Rank = (0, True)  # live text without service so far ranks below it
+_JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
+_LONGEST_WAIT_EVERY = 4
+_JOBS_EVERY = 16
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
 _STREAMING_S = 5.0  # a live request within this time means that more are expected
 _SLOTS_PER_FREE_ONE = 32  # keep one slot free for urgent windows per 32 slots, at least one
-_FEWEST_SLOTS = 4  # with fewer slots, an empty one costs too much
+_MIN_SLOTS = 4  # with fewer slots, an empty one costs too much
+
+
+def rank_of(priority: Priority, had: int, size: int) -> Rank:
+    """Return the rank of a request.
+
+    Args:
+        priority: the request's priority.
+        had: the number of windows that it has had.
+        size: how large its next piece of work is.
+    """
+    if priority == "job":
+        return (_JOBS[0] + had, size)
+    return (had, priority != "live", size)
+
+
+class FairQueue(Generic[T]):
+    """A queue of items by id, ordered by least attained service. Not thread-safe.
+
+    The item with the lowest rank goes next. A rank starts with the service that the item has had so
+    far. Among equals live text goes first, then the smallest item. Short requests are thus answered
+    as if there were no long ones. A stream of short requests would starve long ones, so every
+    fourth pop takes the item that has waited longest: a request among n others waits at most 4 n
+    pops. Batch jobs rank behind all other requests and get every sixteenth pop.
+    """
+
+    def __init__(self) -> None:
+        self._pops = 0
+        self._waiting: dict[int, tuple[Rank, T]] = {}  # in order of arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._waiting
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the items, longest wait first."""
+        return (item for _, item in self._waiting.values())
+
+    def add(self, id: int, rank: Rank, item: T) -> None:
+        """Queue an item that is not queued yet.
+
+        Args:
+            id: the item's id; ids grow with arrival, and the lower one wins between equal ranks.
+            rank: the lowest rank goes first.
+            item: the value that `pop` returns.
+        """
+        assert id not in self._waiting, f"{id} is queued already"
+        self._waiting[id] = (rank, item)
+
+    def remove(self, id: int) -> None:
+        """Remove an item; unknown ids are ignored."""
+        self._waiting.pop(id, None)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def pop(self, *, below: Rank | None = None) -> T | None:
+        """Remove and return the next item; None if no item is eligible.
+
+        Args:
+            below: only items that rank lower than this are eligible, such as `NEWCOMERS`, and none
+                of them because it has waited longest.
+        """
+        if not self._waiting:
+            return None
+        rank, id = min((rank, id) for id, (rank, _) in self._waiting.items())
+        if below is not None and rank >= below:
+            return None
+        self._pops += 1
+        if below is None and self._pops % _LONGEST_WAIT_EVERY == 0:
+            # Every sixteenth pop prefers jobs, the others prefer requests that are not jobs.
+            prefers_jobs = self._pops % _JOBS_EVERY == 0
+            id = max(self._waiting, key=lambda id: (self._waiting[id][0] >= _JOBS) == prefers_jobs)
+        return self._waiting.pop(id)[1]
 
 
 @dataclasses.dataclass
@@ -85,7 +168,10 @@ class Dispatcher:
         if active.priority == "live":
             self._live_s = time.monotonic()
         if active.ready and active.id not in self._ready:
-            self._ready.add(active.id, active.rank, active)
+            # Requests of more than one window count as one window ahead.
+            had = 0 if active.is_short else 1 + active.submitted
+            rank = rank_of(active.priority, had, active.next_samples)
+            self._ready.add(active.id, rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
         """Submit as many windows as fit; return the requests that could not be submitted.
@@ -115,8 +201,18 @@ class Dispatcher:
         sized = [(window, active.encoder_frames(index)) for active, index, window, _ in picked]
         features = self._features(sized) if sized else []
         for (active, index, _, urgent), feature in zip(picked, features, strict=True):
-            error = self._submit_first(active, index, urgent, feature)
-            if error is not None:
+            if isinstance(feature, EarshotError):
+                failed.append((active, feature))
+                continue
+            draft = tuple(active.plan.request.draft) if index == 0 else ()
+            temperature = active.plan.options.temperature
+            error = guarded(
+                f"submitting window {index} of request {active.id}",
+                functools.partial(self._submit, active, index, feature, temperature, urgent, draft),
+            )
+            if error is None:
+                self.windows += 1
+            else:
                 failed.append((active, error))
         return failed
 
@@ -136,8 +232,7 @@ class Dispatcher:
         features = with_silence(job.features, active.encoder_frames(index))
         anew = temperature != job.options.temperature or features.shape != job.features.shape
         draft = () if anew else tuple(decoding.tokens)
-        loop_tokens = active.loop_tokens(index) if anew else 0
-        self._submit(active, index, job.urgent, features, temperature, draft, loop_tokens)
+        self._submit(active, index, features, temperature, job.urgent, draft, stop_loops=anew)
         self.retries += 1
 
     def record(self, event: JobEvent) -> DecodingWindow | None:
@@ -209,65 +304,30 @@ class Dispatcher:
             return [torch.tensor(window.samples) for window, _ in windows]
         log_mels: dict[int, torch.Tensor] = {}
         for frames in {frames for _, frames in windows}:
-            alike = [i for i, (_, its) in enumerate(windows) if its == frames]
-            batch = self._log_mel([windows[i][0] for i in alike], frames)
-            log_mels.update(zip(alike, batch, strict=True))
+            alike = [i for i, (_, count) in enumerate(windows) if count == frames]
+            # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
+            shape = (len(alike), frames * HOP_LENGTH)
+            padded = torch.zeros(shape, pin_memory=self._device.type == "cuda")
+            for row, i in zip(padded.numpy(), alike, strict=True):
+                samples = windows[i][0].samples
+                row[: len(samples)] = samples
+            try:
+                log_mels.update(zip(alike, self._compute(padded).unbind(), strict=True))
+            except torch.AcceleratorError as error:
+                raise DeviceError(f"{self._device} failed: {error}") from error
         return [log_mels[i] for i in range(len(windows))]
-
-    def _log_mel(self, windows: list[AudioWindow], frames: int) -> Sequence[torch.Tensor]:
-        # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
-        shape = (len(windows), frames * HOP_LENGTH)
-        padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
-        for row, window in zip(padded.numpy(), windows, strict=True):
-            row[: len(window.samples)] = window.samples
-            row[len(window.samples) :] = 0.0
-        try:
-            return self._compute(padded).unbind()
-        except torch.AcceleratorError as error:
-            raise DeviceError(f"{self._device} failed: {error}") from error
-
-    def _submit_first(
-        self,
-        active: ActiveRequest,
-        index: int,
-        urgent: bool,
-        features: torch.Tensor | EarshotError,
-    ) -> EarshotError | None:
-        """Submit a window for the first time; return the error that its request ends with."""
-        if isinstance(features, EarshotError):
-            return features
-        temperature = active.plan.options.temperature
-        draft = active.plan.draft if index == 0 else ()
-        chosen = (temperature, draft, active.loop_tokens(index))
-        work = functools.partial(self._submit, active, index, urgent, features, *chosen)
-        error = guarded(f"submitting window {index} of request {active.id}", work)
-        if error is None:
-            self.windows += 1
-        return error
 
     def _submit(
         self,
         active: ActiveRequest,
         index: int,
-        urgent: bool,
         features: torch.Tensor,
         temperature: float,
+        urgent: bool,
         draft: tuple[int, ...],
-        loop_tokens: int,
+        stop_loops: bool = True,
     ) -> None:
-        prompt = active.prompt(index)
-        job = Job(
-            id=next(self._ids),
-            features=features,
-            prompt=prompt.ids,
-            options=active.options(index, temperature),
-            prefix=prompt.prefix,
-            draft=draft,
-            align_frames=active.align_frames(index),
-            loop_tokens=loop_tokens,
-            urgent=urgent,
-            detection=active.plan.detection,
-        )
+        job = active.job(next(self._ids), index, features, temperature, urgent, draft, stop_loops)
         with runtime_calls():
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
@@ -279,7 +339,7 @@ class Dispatcher:
 def _max_long_jobs(capabilities: Capabilities) -> int:
     """Return the maximum number of non-urgent windows in the runtime."""
     slots = capabilities.max_windows
-    if slots < _FEWEST_SLOTS:
+    if slots < _MIN_SLOTS:
         return 2 * slots
     if capabilities.urgent_first:
         return slots + slots // 2

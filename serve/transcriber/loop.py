@@ -16,13 +16,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import CancelledError, DeadlineError, DeviceError, EarshotError, shown
+from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.contract.messages import (
+    AudioFile,
     OnEvent,
     Priority,
     Request,
@@ -34,24 +36,28 @@ from serve.contract.messages import (
     TranscriberEvent,
     Transcript,
 )
-from serve.runtime.protocol import Gauges, JobEvent, Runtime, Scores
+from serve.runtime.protocol import Gauges, JobEvent, Runtime
 from serve.speakers.diarize import SpeakerTurn
 from serve.speakers.words import split
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import AudioWindow
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.audio import memory_bytes
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
-from serve.transcriber.decoding_plan import check_config, plan_request, with_texts
+from serve.transcriber.decoding_plan import (
+    audio_bytes,
+    check_config,
+    plan_request,
+    with_texts,
+)
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
-from serve.transcriber.guard import GuardedPool, guarded
+from serve.transcriber.guard import guarded
 from serve.transcriber.prompts import texts_of
-from serve.transcriber.request_tracker import RequestTracker
-from serve.transcriber.speakers import SpeakerWorker
-from serve.transcriber.stats import Outcome, Stats, stats_of
+from serve.transcriber.request_tracker import Outcome, RequestTracker, Stats
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
 _WORD_THREADS = 2  # a window takes milliseconds, most of them outside the GIL
@@ -96,16 +102,18 @@ class Transcriber:
         slots = self.capabilities.max_windows
         self._post_failure = self._posts(self._fail)
         self._decoders = AudioDecoderPool(
-            config, slots, self._posts(self._take), self._post_failure, self._tokenize
-        )
-        self._word_pool = GuardedPool("words", _WORD_THREADS, self._post_failure)
-        self._speakers = SpeakerWorker(
-            self.capabilities.device,
-            self._decoders.blocks,
-            self._posts(self._take_turns),
+            config,
+            slots,
+            self._posts(self._take),
             self._post_failure,
+            self._tokenize,
+            self.capabilities.device,
         )
-
+        # The device does not wait for words and speakers.
+        self._word_threads, self._speaker_threads = (
+            concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=f"earshot-{phase}")
+            for phase, threads in (("words", _WORD_THREADS), ("speakers", 1))
+        )
         # Only the device thread writes these; others read the first two.
         self._gauges: Gauges = runtime.gauges()
         self._last_turn_s = time.monotonic()
@@ -128,7 +136,7 @@ class Transcriber:
                 `RequestFailed`. Audio is decoded on demand, so an error in it may follow segments.
                 If `on_event` raises an exception, the request is cancelled as if its client had
                 disconnected.
-            priority: live text goes before files, and files before jobs; see `fair_queue`.
+            priority: live text goes before files, and files before jobs; see `FairQueue`.
 
         Raises:
             OptionError, AudioError: the request is invalid.
@@ -138,13 +146,18 @@ class Transcriber:
         try:
             tokenizer, capabilities = self.tokenizer, self.capabilities
             plan = plan_request(request, tokenizer, capabilities, self._config, self._manifest)
-            active = self._tracker.accept(plan, on_event, memory_bytes(request), priority)
+            in_memory = not isinstance(request.audio, AudioFile)
+            held_bytes = audio_bytes(request) if in_memory else 0
+            active = self._tracker.accept(plan, on_event, held_bytes, priority)
         except EarshotError:
             self._tracker.reject()
             raise
         self._decoders.add(active, request)
         if plan.speakers is not None:
-            self._speakers.add(active, request)
+            diarize = functools.partial(self._decoders.diarize, active, request)
+            work = functools.partial(run_in_fresh_thread, diarize)
+            take = functools.partial(self._take_turns, active)
+            self._speaker_threads.submit(self._work_beside, "speakers", active, work, take)
         # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -195,8 +208,7 @@ class Transcriber:
 
     def stats(self) -> Stats:
         """Return the current counters and gauges."""
-        counters, pending = self._tracker.counters()
-        return stats_of(counters, pending, self._dispatcher, self._gauges)
+        return self._tracker.stats(self._dispatcher, self._gauges)
 
     def drain(self, timeout_s: float) -> None:
         """Reject new requests and wait until the accepted ones have ended, or the timeout."""
@@ -233,6 +245,20 @@ class Transcriber:
             plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
+    def _work_beside(
+        self, phase: str, active: ActiveRequest, work: Callable[[], T], take: Callable[[T], None]
+    ) -> None:
+        """Do a phase of a request's work, and post its result to the device thread."""
+        if active.ended:
+            return
+        began_s = time.monotonic()
+        result = guarded(f"{phase} of request {active.id}", work)
+        active.phases.note(phase, began_s)
+        if isinstance(result, EarshotError):
+            self._post_failure(active, result)
+        else:
+            self._inbox.put(functools.partial(take, result))
+
     def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
         """Return a function, for any thread, that runs `work` on the device thread."""
         return lambda *args: self._inbox.put(functools.partial(work, *args))
@@ -262,15 +288,15 @@ class Transcriber:
             logger.exception("the device thread failed")
             failure = DeviceError(f"internal error: {shown(error)}")
         self._tracker.close(failure)
-        _, pending = self._tracker.counters()
+        pending = self._tracker.pending()
         if failure is not None:
             logger.error("the device failed, and %d requests with it: %s", len(pending), failure)
         self._dispatcher.clear()
         for active in pending:
             self._fail(active, failure or CancelledError("the server has shut down"))
         self._decoders.close()
-        self._word_pool.close()
-        self._speakers.close()
+        for threads in (self._word_threads, self._speaker_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._runtime.close()
 
     def _run_inbox(self) -> None:
@@ -304,13 +330,13 @@ class Transcriber:
         """Handle a runtime event; if a window has ended, advance its request."""
         if (decoding := self._dispatcher.record(event)) is None:
             return
-        active, scores = decoding.active, event.scores
-        if scores is None:
+        active = decoding.active
+        if event.scores is None:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
             self._fail(active, cause)
             return
         what = f"processing window {decoding.index} of request {active.id}"
-        work = functools.partial(self._process_window, decoding, scores, event)
+        work = functools.partial(self._process_window, decoding, event)
         if (error := guarded(what, work)) is not None:
             self._fail(active, error)
             return
@@ -342,35 +368,31 @@ class Transcriber:
         if not active.ended:  # the next window may have waited for this result
             self._dispatcher.enqueue(active)
 
-    def _process_window(self, decoding: DecodingWindow, scores: Scores, event: JobEvent) -> None:
+    def _process_window(self, decoding: DecodingWindow, event: JobEvent) -> None:
         """Judge a job's result, then retry the window or time its words."""
         active = decoding.active
         retry_temperature = active.judge_attempt(
             decoding.index,
             decoding.job.options.temperature,
             tuple(decoding.tokens),
-            scores,
+            event,
             self.tokenizer,
             self._config,
-            event.alignment,
-            looped=event.finished == "loop",
         )
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            what = f"timing words of window {decoding.index} of request {active.id}"
-            take = functools.partial(self._posts(self._take_words), active, decoding.index)
-            self._word_pool.add(active, what, work, take)
+            take = functools.partial(self._take_words, active, decoding.index)
+            self._word_threads.submit(self._work_beside, "words", active, work, take)
 
     def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
-        segments = active.stitch_ready(self.tokenizer)
-        end: list[SegmentReady | RequestFinished] = []
-        if active.complete:
-            transcript = active.transcript()
-            end = [RequestFinished(transcript)]
-            if active.plan.tells_speakers:
-                segments = list(transcript.segments)
-        return [*map(SegmentReady, segments), *end]
+        segments: Sequence[Segment] = active.stitch_ready(self.tokenizer)
+        if not active.complete:
+            return [*map(SegmentReady, segments)]
+        transcript = active.transcript()
+        if active.plan.tells_speakers:
+            segments = transcript.segments
+        return [*map(SegmentReady, segments), RequestFinished(transcript)]
 
     def _fail(self, active: ActiveRequest, error: EarshotError) -> None:
         """End a request with an error, unless it has ended."""
@@ -408,9 +430,8 @@ class Transcriber:
         """
         # Read the pool first: `submit` adds a request to the tracker before the pool.
         held = self._decoders.held_ids()
-        counters, requests = self._tracker.counters()
-        pending = {active.id for active in requests}
-        assert counters.accepted == counters.ended + len(pending), f"{counters}, {pending}"
+        pending, stats = {active.id for active in self._tracker.pending()}, self.stats()
+        assert stats.accepted == stats.ended + stats.pending, str(stats)
         assert held <= pending, f"audio of the ended requests {held - pending} is kept"
         self._dispatcher.check_invariants(pending)
 

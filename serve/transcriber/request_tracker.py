@@ -1,19 +1,65 @@
 """Admit requests, track the pending ones and count their outcomes."""
 
+import collections
+import dataclasses
 import itertools
 import threading
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import DeviceError, OverloadedError
 from serve.contract.messages import OnEvent, Priority
+from serve.runtime.protocol import Gauges
 from serve.transcriber.active import ActiveRequest
-from serve.transcriber.audio import MIB
-from serve.transcriber.decoding_plan import DecodingPlan
-from serve.transcriber.stats import Counters, Outcome
+from serve.transcriber.decoding_plan import MIB, DecodingPlan
+from serve.transcriber.dispatch import Dispatcher
+
+Outcome = Literal["ok", "failed", "cancelled", "timed_out"]
+
 
 MAX_PENDING_MB = 1024  # maximum MiB of undecoded audio of all requests
+_GAUGES = ("tokens", "busy_slots", "encode_s", "decode_s", "drafted", "drafted_right")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats:
+    """A snapshot of a transcriber's counters and gauges; `accepted == ended + pending`.
+
+    The counters count since its start, including the warm-up.
+    """
+
+    accepted: int = 0  # requests accepted; each ends in one of the four outcomes
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    timed_out: int = 0
+    rejected: int = 0  # requests rejected on arrival, not counted as accepted
+    audio_s: float = 0.0  # seconds of audio of the requests that ended ok, before padding
+    untold_s: float = 0.0  # seconds of speech in that audio without text
+    busy_s: float = 0.0  # seconds of wall clock in which at least one request was pending
+    pending: int  # requests accepted and not yet ended
+    queued: int  # pending requests without a window in a slot so far
+    windows: int  # windows submitted to the runtime for the first time
+    retries: int  # windows submitted again, nearly always at a higher temperature
+    loops: int  # windows ended because their text repeated itself
+    tokens: int  # tokens sampled
+    busy_slots: int
+    mean_batch: float  # mean number of slots in use per decoder step; 0 before the first
+    encode_s: float  # seconds of wall clock that the runtime spent encoding
+    decode_s: float  # seconds of wall clock that the runtime spent decoding
+    drafted: int  # draft tokens proposed by the engine's draft decoder
+    drafted_right: int  # accepted draft tokens
+
+    @property
+    def ended(self) -> int:
+        """The number of requests that got their terminal event."""
+        return self.ok + self.failed + self.cancelled + self.timed_out
+
+    @property
+    def rtfx(self) -> float:
+        """Seconds of audio transcribed per busy second; 0 before the first."""
+        return self.audio_s / self.busy_s if self.busy_s > 0 else 0.0
 
 
 class RequestTracker:
@@ -31,7 +77,7 @@ class RequestTracker:
         self._pending: dict[int, ActiveRequest] = {}  # in order of acceptance, and so of deadline
         self._audio_bytes: dict[int, int] = {}  # of requests with undecoded audio
         self._unanswered = 0  # removed requests that are being sent their terminal event
-        self._counters = Counters()
+        self._counters: dict[str, Any] = collections.defaultdict(int)  # fields of `Stats`
         self._busy_since_s = 0.0
         self._state: Literal["open", "draining", "closed"] = "open"
         self._failure: DeviceError | None = None
@@ -62,7 +108,7 @@ class RequestTracker:
                 self._busy_since_s = now
             self._pending[active.id] = active
             self._audio_bytes[active.id] = audio_bytes
-            self._counters = self._counters.plus(accepted=1)
+            self._counters["accepted"] += 1
             return active
 
     def _refuse_if_unable(self, audio_bytes: int) -> None:
@@ -86,7 +132,7 @@ class RequestTracker:
     def reject(self) -> None:
         """Count a request that was rejected on arrival."""
         with self._changed:
-            self._counters = self._counters.plus(rejected=1)
+            self._counters["rejected"] += 1
 
     def mark_decoded(self, active: ActiveRequest) -> None:
         """Release the bytes of a request's audio, which is decoded now."""
@@ -99,12 +145,12 @@ class RequestTracker:
             del self._pending[active.id]
             self._audio_bytes.pop(active.id, None)
             self._unanswered += 1
-            increments: dict[str, float] = {outcome: 1}
+            self._counters[outcome] += 1
             if outcome == "ok":
-                increments |= {"audio_s": active.duration_s, "untold_s": active.untold_s}
+                self._counters["audio_s"] += active.duration_s
+                self._counters["untold_s"] += active.untold_s
             if not self._pending:
-                increments["busy_s"] = time.monotonic() - self._busy_since_s
-            self._counters = self._counters.plus(**increments)
+                self._counters["busy_s"] += time.monotonic() - self._busy_since_s
 
     def mark_answered(self) -> None:
         """Record that a removed request was sent its terminal event."""
@@ -117,13 +163,28 @@ class RequestTracker:
         with self._changed:
             return next(iter(self._pending.values()), None)
 
-    def counters(self) -> tuple[Counters, list[ActiveRequest]]:
-        """Return a consistent snapshot of the counters and the pending requests."""
+    def pending(self) -> list[ActiveRequest]:
+        """Return the pending requests, oldest first."""
         with self._changed:
-            pending, counters = list(self._pending.values()), self._counters
-            if pending:
-                counters = counters.plus(busy_s=time.monotonic() - self._busy_since_s)
-            return counters, pending
+            return list(self._pending.values())
+
+    def stats(self, dispatcher: Dispatcher, gauges: Gauges) -> Stats:
+        """Return a consistent snapshot of the counters, with those of dispatcher and runtime."""
+        with self._changed:
+            counters = dict(self._counters)
+            if self._pending:
+                busy_s = time.monotonic() - self._busy_since_s
+                counters["busy_s"] = counters.get("busy_s", 0.0) + busy_s
+            return Stats(
+                **counters,
+                **{name: getattr(gauges, name) for name in _GAUGES},
+                pending=len(self._pending),
+                queued=sum(active.started_s is None for active in self._pending.values()),
+                windows=dispatcher.windows,
+                retries=dispatcher.retries,
+                loops=dispatcher.loops,
+                mean_batch=gauges.step_slots / gauges.steps if gauges.steps else 0.0,
+            )
 
     @property
     def closed(self) -> bool:

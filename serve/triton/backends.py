@@ -21,7 +21,7 @@ from serve.contract.messages import (
     TranscriberEvent,
 )
 from serve.transcriber.guard import guarded
-from serve.transcriber.stats import Stats
+from serve.transcriber.request_tracker import Stats
 from serve.triton.cancellation import CancellationRegistry
 from serve.triton.metrics import EngineAbilities, MetricFamily, Publisher
 from serve.wire import folder as names

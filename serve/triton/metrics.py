@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from serve.transcriber.stats import Outcome, Stats
+from serve.transcriber.request_tracker import Outcome, Stats
 
 MetricFamily = Any
 """The class `triton_python_backend_utils.MetricFamily`, or a stand-in."""

@@ -12,7 +12,6 @@ An error's text is its class name in `serve.contract.errors`, a colon and its me
 """
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -31,13 +30,12 @@ from serve.contract.messages import (
     Timings,
     Transcript,
 )
-from serve.contract.options import SWITCH, Option, as_switch
+from serve.contract.options import Option, checked
 
 Tensor = npt.NDArray[Any]
 T = TypeVar("T")
 
 _MAX_ERROR_CHARS = 2000
-_TOO_MANY = 2**31  # the first integer that INT32 cannot hold
 _OTHER_VERSION = "expected a server of this Earshot version"
 
 MODEL = "whisper"
@@ -112,12 +110,6 @@ OUTPUTS = _by_name(
     TensorSpec("WARNINGS", "BYTES", (-1,), "sentences about skipped or guessed parts, if any"),
     TensorSpec("PHASES", "BYTES", (1,), "JSON list; absent if the request is not traced"),
 )
-_PYTHON: dict[type, tuple[type, str]] = {
-    str: (str, "text"),
-    float: (numbers.Real, "a number"),
-    int: (numbers.Integral, "a whole number"),
-    bool: (bool, "true or false"),
-}
 NUMPY_TYPES = {
     "BYTES": np.object_,
     "FP32": np.float32,
@@ -152,8 +144,7 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     for name, option in OPTIONS.items():
         value = getattr(request, name)
         if value != option.default and value is not None:
-            check = _checked_list if option.many else _checked
-            values[name.upper()] = check(option, value)
+            values[name.upper()] = checked(option, value)
     inputs = _tensors(INPUTS, values)
     for name, tensor in inputs.items():
         _check_size(name, tensor)
@@ -168,23 +159,6 @@ def _check_size(name: str, tensor: Tensor) -> None:
     if size > limit:
         less = "less text" if datatype == "BYTES" else "fewer numbers"
         raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
-
-
-def _checked(option: Option, value: object) -> object:
-    """Check that a value has the type of the option; NumPy would convert it silently."""
-    if option.choices == SWITCH:
-        return as_switch(option.name, value)
-    kind, expected = _PYTHON[option.kind]
-    good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
-    if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
-        raise OptionError(f"{option.name} = {shown(value)}; expected {expected}")
-    return value
-
-
-def _checked_list(option: Option, value: object) -> list[object]:
-    if not isinstance(value, tuple | list):
-        raise OptionError(f"{option.name} = {shown(value)}; expected a list")
-    return [_checked(option, item) for item in value]
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:

@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from serve.contract.messages import Word
-from serve.speech.sentences import sentence_ends
+from serve.speech.text import sentence_ends
 
 _RECENT = 8  # final words that are looked for in a hypothesis
 _EDITS_PER_S = 1.0  # differing words that weigh as much as a second between the times

@@ -15,8 +15,7 @@ from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Tr
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
 from serve.gateway.live.settings import Transcription
-from serve.speech.chinese import Script, script_in, script_of
-from serve.speech.languages import language_code, named_language
+from serve.speech.languages import Script, language_code, named_language, script_in, script_of
 from serve.speech.rate import SAMPLE_RATE
 
 MAX_S = 28.0  # audio in one decoding: a window has 30 s

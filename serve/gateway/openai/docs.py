@@ -10,7 +10,7 @@ from typing import Any
 
 from serve.contract.options import Option
 from serve.gateway.openai.fields import FIELDS
-from serve.speech.pcm import EXPECTED
+from serve.speech.file_types import EXPECTED
 
 _DOCUMENT = Path(__file__).with_name("openapi.json")
 _FORMS = "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/jobs"

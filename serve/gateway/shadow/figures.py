@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from serve.contract.edits import char_edits
 from serve.contract.messages import Transcript
 from serve.contract.server_config import ShadowBaseline
-from serve.speech.text_normalizer import normalize_text
+from serve.speech.text import normalize_text
 
 ALLOWANCE = 0.5
 """Standard deviations by which requests' gaps may rise before they add up."""

@@ -1,14 +1,24 @@
-"""Decode audio files in sandboxed processes: the client side.
+"""Decode audio files in sandboxed processes: the client side, and the messages.
 
 The first file, or `start`, starts the sandbox server. It ends with this process. A server that has
 ended or does not respond is restarted for the next file.
+
+The client sends a file's limits, as JSON, and three descriptors: the file, a socket for its
+samples, and a pipe for the exit status of the file's process. Each message on the socket is a head
+and its content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
+status tells why.
 """
 
 import atexit
 import contextlib
+import dataclasses
+import enum
+import json
 import os
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,26 +29,30 @@ from pathlib import Path
 import numpy as np
 
 from serve.contract.errors import (
+    AudioError,
+    AudioLimitError,
     CancelledError,
+    ChannelError,
+    CutShortError,
     DeadlineError,
     EarshotError,
+    OptionError,
     OverloadedError,
     UnavailableError,
 )
 from serve.contract.messages import AudioFile, Samples
+from serve.speech.channels import COLUMNS
 from serve.speech.containers import Bytes
-from serve.speech.downmix import COLUMNS
-from serve.speech.meter import AudioLimits, ignore, never
-from serve.speech.sandbox.wire import (
-    BLOCK_SAMPLES,
-    ERRORS,
-    HEAD,
-    STATUS,
-    MessageType,
-    died,
-    no_memory,
-    pack_limits,
-)
+from serve.speech.meter import AudioLimits, ignore, never, too_slow
+
+LIMITS_BYTES = 1 << 12  # maximum bytes of a file's limits
+HEAD = struct.Struct("=IQ")  # a `MessageType`, and the peak bytes of memory used by the file so far
+STATUS = struct.Struct("=i")  # -n is signal n
+BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
+
+# Address space that decoding a file may add to the file's own size. An hour of MP4 has an index of
+# 10 MB, a cover image a few MB; the libraries are loaded before.
+MEMORY_BYTES = 128 << 20
 
 STALL_S = 120.0  # timeout of a block; a file's CPU time has its own limit
 
@@ -61,6 +75,47 @@ _ENVIRONMENT = {
 }
 _LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 _STDERR = 2
+
+
+class MessageType(enum.IntEnum):
+    """The kind of a message from the sandbox."""
+
+    SAMPLES = 0  # float32 follows
+    COLUMNS = 1  # float32 of shape (n, COLUMNS) follows
+    WHOLE = 2  # the end
+    WARNING = 3  # its text follows
+    ERROR = 4  # the name of a class in `ERRORS`, a space and the message follow
+    NO_MEMORY = 5
+
+
+ERRORS: dict[str, type[EarshotError]] = {
+    kind.__name__: kind
+    for kind in (AudioError, AudioLimitError, ChannelError, CutShortError, OptionError)
+}
+
+
+def _ended_early(status: int | None, limits: AudioLimits) -> EarshotError:
+    """Return the error for a file if its process ended early.
+
+    Args:
+        status: the exit status of the process; None if the server has ended, too.
+        limits: the file's limits.
+    """
+    if status == -signal.SIGXCPU:
+        return too_slow(limits)
+    if status is None:
+        return UnavailableError(
+            "the server of the decoders' processes has ended; the log has the reason: try again, "
+            "or send 16-bit WAV, which needs no such process"
+        )
+    if status in (-signal.SIGKILL, -signal.SIGTERM):
+        return UnavailableError("the audio's decoder process was killed; try again")
+    if status < 0:
+        return AudioError(
+            f"audio crashes its decoder ({signal.Signals(-status).name}); the file is damaged or "
+            "malicious"
+        )
+    return EarshotError(f"the audio's decoder ended with status {status}; see the server's log")
 
 
 def start() -> None:
@@ -132,19 +187,24 @@ class _DecodeTask:
             if self._refusal is not None:
                 raise self._refusal
             if not count:
-                raise died(self._read_status(), self._limits)
-            kind, taken = HEAD.unpack(head)
-            _memory.note(self, taken)
+                raise _ended_early(self._read_status(), self._limits)
+            kind, memory_bytes = HEAD.unpack(head)
+            _memory.note(self, memory_bytes)
             if kind in (MessageType.SAMPLES, MessageType.COLUMNS):
                 values = block[: (count - HEAD.size) // block.itemsize]
                 return values if kind == MessageType.SAMPLES else values.reshape(-1, COLUMNS)
             if kind == MessageType.WHOLE:
                 return None
             if kind == MessageType.NO_MEMORY:
-                raise no_memory(self._size)
+                raise AudioError(
+                    f"decoding the audio file of {self._size} bytes needs more than the "
+                    f"{(self._size + MEMORY_BYTES) >> 20} MiB allowed; the file is damaged or "
+                    "malicious"
+                )
             text = block.tobytes()[: count - HEAD.size].decode()
-            if kind != MessageType.WARNING:
-                raise ERRORS[kind](text)
+            if kind == MessageType.ERROR:
+                name, _, message = text.partition(" ")
+                raise ERRORS[name](message)
             self._warn(text)
 
     def refuse(self, error: EarshotError) -> None:
@@ -191,16 +251,16 @@ class _MemoryBudget:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[_DecodeTask, int] = {}
+        self._memory_bytes: dict[_DecodeTask, int] = {}
 
-    def note(self, file: _DecodeTask, taken: int) -> None:
+    def note(self, file: _DecodeTask, memory_bytes: int) -> None:
         """Record a file's bytes of memory; if the total is too large, reject the largest file."""
         with self._lock:
-            self._taken[file] = taken
-            if sum(self._taken.values()) <= self.most_bytes:
+            self._memory_bytes[file] = memory_bytes
+            if sum(self._memory_bytes.values()) <= self.most_bytes:
                 return
-            largest = max(self._taken, key=self._taken.__getitem__)
-            del self._taken[largest]
+            largest = max(self._memory_bytes, key=self._memory_bytes.__getitem__)
+            del self._memory_bytes[largest]
         largest.refuse(
             OverloadedError(
                 "the audio files in decoding use too much memory, and this one uses the most; try "
@@ -211,7 +271,7 @@ class _MemoryBudget:
     def forget(self, file: _DecodeTask) -> None:
         """Remove a file that has ended."""
         with self._lock:
-            self._taken.pop(file, None)
+            self._memory_bytes.pop(file, None)
 
 
 class _ForkServerClient:
@@ -241,7 +301,7 @@ class _ForkServerClient:
         Raises:
             UnavailableError: the process cannot be started or reached.
         """
-        message = pack_limits(limits)
+        message = json.dumps(dataclasses.astuple(limits)).encode()
         with self._lock:
             for _ in range(2):  # the first attempt may find a process that has ended
                 try:

@@ -11,6 +11,7 @@ NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPAC
 import contextlib
 import gc
 import io
+import json
 import math
 import os
 import resource
@@ -27,18 +28,9 @@ import soundfile
 from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
+from serve.speech.audio import BLOCK_VALUES
 from serve.speech.meter import AudioLimits
-from serve.speech.pcm import BLOCK_VALUES
-from serve.speech.sandbox.wire import (
-    BLOCK_SAMPLES,
-    ERRORS,
-    HEAD,
-    LIMITS,
-    MEMORY_BYTES,
-    STATUS,
-    MessageType,
-    unpack_limits,
-)
+from serve.speech.sandbox import client
 
 _QUIET_MS = 10  # idle time before the next process is forked; a core is free then
 _CPU_GRACE_S = 2  # above the CPU limit of the decoder, which is only checked at reads
@@ -94,7 +86,7 @@ class _ForkServer:
 
     def _take(self) -> bool:
         """Accept one file; return False at the end of the socket."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, LIMITS.size, 3)
+        message, descriptors, _, _ = socket.recv_fds(self._control, client.LIMITS_BYTES, 3)
         if not message:
             return False
         file, results, status = descriptors
@@ -122,7 +114,7 @@ class _ForkServer:
                 if (status := statuses.get(pid)) is None:
                     continue  # a spare process without a file
                 with contextlib.suppress(OSError):
-                    os.write(status, STATUS.pack(os.waitstatus_to_exitcode(how)))
+                    os.write(status, client.STATUS.pack(os.waitstatus_to_exitcode(how)))
                 with contextlib.suppress(KeyError):  # unregistered in `run` after a cancellation
                     self._looks.unregister(status)
                 del self._files[status]
@@ -158,10 +150,11 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         for descriptor in parents:
             os.close(descriptor)
         _warm_up()  # copies the pages that decoding writes to, before a file arrives
-        message, descriptors, _, _ = socket.recv_fds(server, LIMITS.size, 2)
+        message, descriptors, _, _ = socket.recv_fds(server, client.LIMITS_BYTES, 2)
         if message:
             file, results = descriptors
-            _decode(AudioFile(file), socket.socket(fileno=results), unpack_limits(message))
+            limits = AudioLimits(*json.loads(message))
+            _decode(AudioFile(file), socket.socket(fileno=results), limits)
         status = 0
     except ConnectionError:
         status = 0  # the client has closed the socket
@@ -176,9 +169,9 @@ class _SampleWriter:
 
     def __init__(self, results: socket.socket) -> None:
         self._socket = results
-        self._block = np.empty(BLOCK_SAMPLES, np.float32)
+        self._block = np.empty(client.BLOCK_SAMPLES, np.float32)
         self._count = 0  # unsent samples in the block
-        self._kind = MessageType.SAMPLES
+        self._kind = client.MessageType.SAMPLES
         self._first_kb = _peak_kb()
         self._hung_up = select.poll()
         self._hung_up.register(results, 0)
@@ -189,9 +182,9 @@ class _SampleWriter:
 
     def put(self, samples: Samples) -> None:
         """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
-        most = BLOCK_SAMPLES
+        most = client.BLOCK_SAMPLES
         if samples.ndim > 1:
-            self._kind, most = MessageType.COLUMNS, most - most % samples.shape[1]
+            self._kind, most = client.MessageType.COLUMNS, most - most % samples.shape[1]
         samples = samples.reshape(-1)
         while len(samples):
             part = samples[: most - self._count]
@@ -203,9 +196,9 @@ class _SampleWriter:
 
     def warn(self, text: str) -> None:
         """Send a warning about the file."""
-        self._send(MessageType.WARNING, text.encode())
+        self._send(client.MessageType.WARNING, text.encode())
 
-    def end(self, kind: MessageType, text: str = "") -> None:
+    def end(self, kind: client.MessageType, text: str = "") -> None:
         """Send the buffered samples and the final message."""
         self._flush()
         self._send(kind, text.encode())
@@ -215,9 +208,9 @@ class _SampleWriter:
             self._send(self._kind, self._block[: self._count].data)
             self._count = 0
 
-    def _send(self, kind: MessageType, data: bytes | memoryview) -> None:
+    def _send(self, kind: client.MessageType, data: bytes | memoryview) -> None:
         taken_kb = max(0, _peak_kb() - self._first_kb)
-        self._socket.sendmsg([HEAD.pack(kind, taken_kb * 1024), data])
+        self._socket.sendmsg([client.HEAD.pack(kind, taken_kb * 1024), data])
 
 
 def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
@@ -226,11 +219,11 @@ def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
     try:
         for samples in sources.decode(file, limits, results.gone, results.warn):
             results.put(samples)
-        results.end(MessageType.WHOLE)
+        results.end(client.MessageType.WHOLE)
     except (AudioError, OptionError) as error:
-        results.end(next(kind for kind, of in ERRORS.items() if isinstance(error, of)), str(error))
+        results.end(client.MessageType.ERROR, f"{type(error).__name__} {error}")
     except MemoryError:
-        results.end(MessageType.NO_MEMORY)
+        results.end(client.MessageType.NO_MEMORY)
     except CancelledError:
         pass
 
@@ -240,7 +233,7 @@ def _limit_this_process(size: int, limits: AudioLimits) -> None:
     with open("/proc/self/statm", "rb") as statm:
         used_bytes = int(statm.read().split()[0]) * resource.getpagesize()
     rlimits = {
-        resource.RLIMIT_AS: used_bytes + MEMORY_BYTES + size,
+        resource.RLIMIT_AS: used_bytes + client.MEMORY_BYTES + size,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_NOFILE: 1,  # no new descriptors; `poll` fails with a limit of 0
@@ -248,7 +241,7 @@ def _limit_this_process(size: int, limits: AudioLimits) -> None:
     for resource_id, value in rlimits.items():
         resource.setrlimit(resource_id, (value, value))
     if math.isfinite(limits.max_cpu_s):
-        # At the soft limit the kernel sends SIGXCPU, by which `died` recognises a timeout.
+        # At the soft limit the kernel sends SIGXCPU, by which `_ended_early` recognises a timeout.
         cpu_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 

@@ -23,7 +23,7 @@ from eval.trust.calibration import (
 )
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
-from serve.speech.confidence import log_odds
+from serve.speech.judging import log_odds
 
 BASIC = normalizer(DEFAULT)
 

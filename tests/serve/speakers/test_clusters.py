@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from serve.speakers.clusters import ClusteringSettings, assign, centroids, unit
+from serve.speakers.diarize import ClusteringSettings, assign, centroids
+from serve.speakers.inference import unit
 
 RULES = ClusteringSettings(alike=0.5, least_s=3.0, distinct_s=100.0)
 

@@ -9,9 +9,8 @@ import pytest
 import soundfile
 import torch
 
-from serve.speakers.campplus import fbank
-from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels, InferenceSettings
-from serve.speakers.segmentation import FRAMES, SAMPLES
+from serve.speakers.inference import EMBEDDING, SEGMENTATION, DiarizationModels
+from serve.speakers.networks import FRAMES, SAMPLES, fbank
 
 DATA = Path(__file__).parents[2] / "data"
 # Of the first 10 s of the clip's samples, taken as if at 16 kHz: probabilities of the seven sets in
@@ -37,7 +36,7 @@ LENGTH = 7.4150
 
 @pytest.fixture(scope="module")
 def ear():
-    return DiarizationModels(torch.device("cpu"), InferenceSettings())
+    return DiarizationModels(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import soundfile
 import soxr
 
 from serve.contract.errors import AudioError, CancelledError, CutShortError
-from serve.speech import audio, ffmpeg, pcm, sources
+from serve.speech import audio, ffmpeg, sources
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile
 from tests.marks import sample
 from tests.serve.speech.sounds import (
@@ -103,12 +103,12 @@ def test_a_broadcast_whose_streams_change_is_refused_by_name():
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_16_bit_wav_is_what_libsndfile_reads(channels: int):
     """It is read without libsndfile; between other chunks, in several blocks."""
-    noise = np.random.default_rng(0).uniform(-1, 1, (pcm.BLOCK_VALUES, channels))
+    noise = np.random.default_rng(0).uniform(-1, 1, (audio.BLOCK_VALUES, channels))
     data = encode(noise.astype(np.float32), "WAV", "PCM_16")
     odd = b"LIST" + struct.pack("<I", 5) + b"INFOx\0"
     data = data[:12] + odd + data[12:36] + odd + data[36:] + odd
     expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    assert isinstance(sources.open_source(data, DecodeBudget(AudioLimits(LIMIT_S))), pcm.Pcm16)
+    assert isinstance(sources.open_source(data, DecodeBudget(AudioLimits(LIMIT_S))), audio.Pcm16)
     np.testing.assert_array_equal(decode(data, LIMIT_S), expected.mean(axis=1))
 
 
@@ -150,9 +150,8 @@ def test_overshoot_is_clipped():
     [
         (b"", "0 bytes"),
         (b"a", "audio is text, not a recording; expected a recording: WAV, FLAC"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(999), "audio is a PNG picture; expected"),
         (bytes(10_000), "audio of 10000 bytes has an unknown format .* rate=16000"),
-        (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "audio is a playlist"),
+        (b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n", "audio is text, not"),
         (b"OggS" + bytes(100), "audio begins as an OGG file, but cannot be read: it is damaged"),
     ],
 )
@@ -404,7 +403,7 @@ def test_decoding_that_nobody_wants_ends_at_the_next_block(fmt: str):
 
 def test_headers_that_never_end():
     endless = (b"junk" + bytes(4)) * 30_000
-    with pytest.raises(AudioError, match="first 1000"):
+    with pytest.raises(AudioError, match="more than 1000 chunks"):
         first_block(encode(tone(), "WAV")[:12] + endless)
     # Other headers are read by libraries, which have so many reads.
     with pytest.raises(AudioError, match="after 4000 reads"):

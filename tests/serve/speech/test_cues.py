@@ -7,7 +7,6 @@ import pytest
 
 from serve.contract.errors import OptionError
 from serve.contract.messages import Segment, Word
-from serve.speech.cue_pieces import width_of
 from serve.speech.cues import (
     DEFAULT,
     LEAST_S,
@@ -16,6 +15,7 @@ from serve.speech.cues import (
     CueOptions,
     check_bounds,
     split,
+    width_of,
 )
 
 LONG = (
@@ -246,7 +246,7 @@ def test_cues_of_people_who_speak_at_once_come_in_order_and_can_be_seen(name, op
         shown = " ".join(cue[speaker] for cue in by_speaker(cues) if speaker in cue)
         assert shown.split() == said.split()
     for segment in segments:  # no word is shown before it is said, or long after
-        own = [cue for cue in cues if segment.speaker in cue.speakers]
+        own = [cue for cue in cues if segment.speaker in dict(cue.turns)]
         assert any(cue.start <= segment.start + 0.7 and segment.start < cue.end for cue in own)
 
 

@@ -9,8 +9,8 @@ from playwright.sync_api import sync_playwright
 
 from serve.contract.errors import AudioError
 from serve.speech import audio
+from serve.speech.containers import is_cut_off
 from serve.speech.meter import AudioLimits
-from serve.speech.truncation import is_cut_off
 from tests.programs import path_of
 
 pytestmark = [pytest.mark.needs_program("chromium"), pytest.mark.nightly]

@@ -24,7 +24,7 @@ from serve.contract.errors import (
 from serve.contract.messages import AudioFile
 from serve.speech import audio, sources
 from serve.speech.meter import AudioLimits
-from serve.speech.sandbox import client, wire
+from serve.speech.sandbox import client
 from serve.speech.sandbox import server as process
 from tests.serve.speech.sounds import RATE, encode, encode_ffmpeg, recording, tone
 from tests.serving import wait_until
@@ -65,7 +65,7 @@ def one_of_its_processes():
 
 
 def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
-    """Without limits this file takes more than `wire.MEMORY_BYTES` before the first block."""
+    """Without limits this file takes more than `client.MEMORY_BYTES` before the first block."""
     data = greedy_mp4(12_000_000)
     assert len(data) < 500
     taken = []
@@ -75,7 +75,7 @@ def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
     )
     with pytest.raises(AudioError, match="no samples"):
         decode(data)
-    assert 0 < taken[-1] < wire.MEMORY_BYTES
+    assert 0 < taken[-1] < client.MEMORY_BYTES
 
 
 def test_too_little_memory_has_a_name(monkeypatch):
@@ -141,7 +141,7 @@ def test_processor_time_ends_a_process_that_reads_nothing():
     assert its.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     assert its.rlimit(psutil.RLIMIT_NOFILE) == (1, 1)
     taken, _ = its.rlimit(psutil.RLIMIT_AS)
-    assert taken <= its.memory_info().vms + wire.MEMORY_BYTES + len(LONG)
+    assert taken <= its.memory_info().vms + client.MEMORY_BYTES + len(LONG)
     blocks.close()
 
 

@@ -141,9 +141,7 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
 @pytest.mark.parametrize(
     ("language", "message"),
     [
-        ("englsh", "'englsh' is unknown; did you mean 'english'"),
-        ("xqzw", "'xqzw' is unknown; expected a code"),
-        ("auto", "'auto' is unknown; expected a code"),  # what is close to it, pushto, is not meant
+        ("englsh", "'englsh' is unknown; expected a code"),
         ("", "'' is unknown; expected a code"),
     ],
 )

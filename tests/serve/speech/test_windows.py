@@ -1,4 +1,9 @@
-"""Cutting, splitting, judging and stitching: properties and worked examples."""
+"""Cutting, splitting, judging and stitching: properties and worked examples.
+
+Times are found again after pauses were cut out.
+
+What a window's text leaves untold, and the windows that are decoded for it.
+"""
 
 import dataclasses
 import itertools
@@ -14,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.config import TranscriberConfig
+from serve.contract.messages import Segment, Word
 from serve.speech import audio
 from serve.speech.cutting import cut as cut_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
@@ -25,17 +31,22 @@ from serve.speech.judging import (
     loop_tokens,
 )
 from serve.speech.meter import AudioLimits
-from serve.speech.timeline import WindowTimeline
 from serve.speech.windows import (
     TIMESTAMP_STEP_S,
     Attempt,
     AudioWindow,
     DecodedWindow,
+    Pause,
     WindowSegment,
+    WindowTimeline,
+    find_uncovered,
+    is_sparse,
     join_text,
     split_segments,
     spoken,
     stitch,
+    sub_window,
+    uncovered_s,
 )
 
 EOT, SOT, TIMES = 100, 101, 110
@@ -401,3 +412,157 @@ def test_stitch_leaves_out_blank_text():
     ]
     assert [s.text for s in stitched(windows)] == [" w1"]
     assert join_text([]) == ""
+
+
+FIFTY = settings(max_examples=50, derandomize=True, deadline=None, database=None)
+SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
+
+
+@st.composite
+def timelines(draw):
+    places = sorted(draw(st.lists(st.floats(0.0, 30.0), max_size=6, unique=True)))
+    pauses = tuple(Pause(at, draw(st.floats(0.01, 1000.0))) for at in places)
+    return WindowTimeline(
+        draw(st.floats(0.0, 3600.0)), pauses, draw(st.sampled_from([0.0, 0.4, 2.0]))
+    )
+
+
+MOMENTS = st.lists(st.floats(0.0, 30.0), min_size=2, max_size=8).map(sorted)
+
+
+@FIFTY
+@given(timelines(), MOMENTS)
+def test_what_comes_later_never_begins_before_the_end_of_what_was_before(timeline, times):
+    segments = [
+        dataclasses.replace(SEGMENT, start=timeline.start_s + a, end=timeline.start_s + b)
+        for a, b in itertools.pairwise(times)
+    ]
+    found = [time for s in timeline.restore(segments) for time in (s.start, s.end)]
+    assert all(a <= b + 2e-3 for a, b in itertools.pairwise(found))
+
+
+@FIFTY
+@given(timelines(), MOMENTS)
+def test_words_keep_their_order_and_never_last_longer(timeline, times):
+    pairs = list(itertools.pairwise(times))
+    words = [timeline.word(a, b) for a, b in pairs]
+    flat = [time for word in words for time in word]
+    assert all(a <= b + 1e-6 for a, b in itertools.pairwise(flat))
+    for (a, b), (start, end) in zip(pairs, words, strict=True):
+        assert end - start <= b - a + 1e-6
+
+
+TALK = WindowTimeline(100.0, (Pause(5.0, 60.0), Pause(10.0, 7.0)), 0.4)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "start", "end"),
+    [
+        (4.5, 104.5, 104.5),
+        (4.7, 165.0, 104.7),  # no speech from here on, so what begins does so after the pause
+        (5.0, 165.0, 105.0),
+        (5.3, 165.3, 105.0),
+    ],
+)
+def test_margins_belong_to_the_pause(time_s, start, end):
+    assert TALK.start(time_s) == pytest.approx(start)
+    assert TALK.end(time_s) == pytest.approx(end)
+
+
+def test_a_word_across_a_pause_is_on_the_side_of_its_middle():
+    assert TALK.word(4.6, 5.2) == pytest.approx((104.6, 105.0))
+    assert TALK.word(4.9, 5.6) == pytest.approx((165.0, 165.6))
+
+
+def test_segments_begin_and_end_with_their_words():
+    words = (Word(104.0, 104.65, " b", 0.5), Word(104.9, 105.6, " c", 0.5))
+    segment = dataclasses.replace(SEGMENT, start=104.0, end=105.6, words=words)
+    (found,) = TALK.restore([segment])
+    assert [(w.start, w.end) for w in found.words] == [(104.0, 104.65), (165.0, 165.6)]
+    assert (found.start, found.end) == (104.0, 165.6)
+
+
+NOISE = np.random.default_rng(0).standard_normal(30 * SAMPLE_RATE).astype(np.float32)
+
+
+def window(seconds, *voice, **rest):
+    samples = NOISE[: round(seconds * SAMPLE_RATE)].copy()
+    return AudioWindow(100.0, samples, last=True, voice=voice, **rest)
+
+
+def piece(start_s, end_s, tokens=30):
+    return WindowSegment(start_s, end_s, tuple(range(tokens)))
+
+
+def starts(windows):
+    return [pytest.approx(one.start_s, abs=0.06) for one in windows]
+
+
+def test_a_window_that_is_told_is_done():
+    whole = window(28, (0.1, 9.9), (10.5, 27.3))
+    assert find_uncovered(whole, [piece(0, 10), piece(10, 27.0)]) == (2, [])
+    assert uncovered_s(whole, [piece(0, 10), piece(10, 27.0)]) == pytest.approx(0.1)
+
+
+def test_where_nobody_listened_nothing_is_known_to_be_untold():
+    silent = AudioWindow(0.0, NOISE, voice=None)
+    assert (
+        find_uncovered(silent, [piece(0, 2)]) == (1, []) and uncovered_s(silent, [piece(0, 2)]) == 0
+    )
+
+
+def test_voice_behind_the_last_timestamp_is_decoded_from_there():
+    whole = window(28, (0.1, 24.0), (25.0, 27.5))
+    kept, (rest,) = find_uncovered(whole, [piece(0, 12), piece(12, 24.2)])
+    assert kept == 2 and [rest.start_s] == starts([AudioWindow(124.8, NOISE)])
+    assert not rest.last and rest.duration_s == pytest.approx(3.2)
+    assert rest.voice == (pytest.approx((0.2, 2.7)),)
+
+
+def test_a_rest_begins_between_two_words_where_the_voice_goes_on():
+    whole = window(28, (0.1, 27.5))
+    quiet = round(20.1 * SAMPLE_RATE)
+    whole.samples[quiet - 800 : quiet + 800] *= 0.01
+    kept, (rest,) = find_uncovered(whole, [piece(0, 10), piece(10, 20)])
+    assert kept == 2 and rest.start_s == pytest.approx(120.1, abs=0.06)
+
+
+@pytest.mark.parametrize("end_s", [0.0, 0.02, 0.1, 0.18])
+def test_a_rest_begins_in_the_window_where_its_text_ends_at_once(end_s):
+    kept, (rest,) = find_uncovered(window(28, (0.1, 27.5)), [piece(0, end_s)])
+    assert kept == 1 and 100.0 < rest.start_s < 100.4
+
+
+def test_a_gap_in_the_middle_drops_what_comes_after_it():
+    whole = window(28, (0, 27.5))
+    kept, (rest,) = find_uncovered(whole, [piece(0, 10), piece(13, 20), piece(20, 27.5)])
+    assert kept == 1 and rest.start_s == pytest.approx(110, abs=0.25)
+
+
+@pytest.mark.parametrize(("voice_s", "windows"), [(0.5, 0), (0.9, 1)])
+def test_a_word_s_end_is_no_gap(voice_s, windows):
+    whole = window(28, (0, 20), (20, 20 + voice_s))
+    assert len(find_uncovered(whole, [piece(0, 20, 90)])[1]) == windows
+
+
+def test_a_piece_that_says_too_little_is_decoded_in_two():
+    whole = window(28, (0, 27.5))
+    quiet = 15 * SAMPLE_RATE
+    whole.samples[quiet - 800 : quiet + 800] *= 0.01
+    kept, halves = find_uncovered(whole, [piece(0, 5), piece(5, 25, 9), piece(25, 27.5)])
+    assert kept == 1 and [one.start_s for one in halves] == starts(
+        [AudioWindow(105.0, NOISE), AudioWindow(115.0, NOISE)]
+    )
+    assert sum(len(one.samples) for one in halves) == 23 * SAMPLE_RATE
+    assert not is_sparse(window(28, (0, 4.9)), piece(0, 28, 1)), "a laugh"
+    assert not is_sparse(whole, piece(0, 28, 28)), "a slow speaker"
+
+
+def test_a_part_keeps_what_was_cut_out_of_it():
+    pauses = (Pause(5.0, 2.0), Pause(12.0, 3.0), Pause(20.0, 1.0))
+    whole = window(28, (0, 4), (11, 27), pauses=pauses, margin_s=0.4, left_out_s=6.0)
+    some = sub_window(whole, 10 * SAMPLE_RATE, 18 * SAMPLE_RATE)
+    assert (some.start_s, some.pauses) == (112.0, (Pause(2.0, 3.0),))
+    assert (some.voice, some.left_out_s) == (((1.0, 8.0),), 0.0)
+    for time_s in (0.5, 1.9, 3.0, 7.0):  # are where they were
+        assert some.timeline.start(time_s) == pytest.approx(whole.timeline.start(10 + time_s))

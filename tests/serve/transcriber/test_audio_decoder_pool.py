@@ -133,7 +133,7 @@ def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
             assert go_on.wait(WAIT_S)
 
     monkeypatch.setattr("serve.speech.audio.from_samples", blocks)
-    monkeypatch.setattr("serve.transcriber.audio_decoder_pool.cut_and_listen", cut_at_each_block)
+    monkeypatch.setattr("serve.speech.cutting.cut_and_listen", cut_at_each_block)
     active = make_active(0)
     alone.intake.add(active, SECOND)
     assert begun.wait(WAIT_S)

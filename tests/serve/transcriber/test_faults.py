@@ -57,7 +57,7 @@ def plant(monkeypatch, place, tokenizer):
         "next_window": (
             "serve.transcriber.active.ActiveRequest.next_window",
             ActiveRequest.next_window,
-            lambda self: says(self.prompt(self.submitted).ids),
+            lambda self: says(self.plan.texts.before),
         ),
         "decode": (
             "serve.speech.tokenizer.Tokenizer.decode",

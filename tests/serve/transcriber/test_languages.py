@@ -8,25 +8,12 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import ConfigError, OptionError
 from serve.runtime.protocol import Detection
 from serve.speech import words
-from serve.transcriber import detection
-from serve.transcriber.languages import Languages
+from serve.transcriber import decoding_plan
 from tests.fakes import CAPABILITIES, Echo, fake_engine
 from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
 
 MIXED = {"language": None, "multilingual": True}
 THREE = [("es", 0.9), ("en", 0.9), ("de", 0.9)]
-
-
-def test_after_some_unsure_windows_the_likeliest_is_taken():
-    found = Languages(None, each=False)
-    found.note(0, "nn", 0.99, silence=True)
-    for index, (code, prob) in enumerate([("zh", 0.5), ("en", 0.4), ("en", 0.45)], start=1):
-        assert found.decided(0.85) is None
-        found.note(index, code, prob)
-    assert found.decided(0.85) == "en" and found.of_most({}) == ("en", 0.45)
-    silent = Languages(None, each=False)
-    silent.note(0, "es", 0.9, silence=True)
-    assert silent.of_most({}) == ("es", 0.9)
 
 
 class TestUnsure(TranscriberTests):
@@ -40,6 +27,20 @@ class TestUnsure(TranscriberTests):
         assert asked[:2] == [True, True] and not any(asked[2:])
         assert answer.language == "en" and len(asked) >= 4
 
+    def test_after_three_the_likeliest_is_taken(self, start, tokenizer):
+        script = Station(tokenizer, ("zh", 0.5), ("en", 0.4), *[("en", 0.45)] * 9)
+        transcriber, runtime = start(script, vad="off")
+        answer = transcriber.transcribe(request("so", audio=noise(130.0), language=None))
+        asked = [DETECT_LANGUAGE in job.prompt for job in runtime.jobs]
+        assert asked[:3] == [True] * 3 and len(asked) >= 4 and not any(asked[3:])
+        assert answer.language == "en"
+
+    def test_a_silent_recording_has_the_language_of_its_silence(self, start, tokenizer):
+        silent = {"no_speech_prob": 0.9, **UNSURE}
+        transcriber, _ = start(Station(tokenizer, ("es", 0.9), **silent), vad="off")
+        answer = transcriber.transcribe(request("so", language=None, temperature=0.0))
+        assert (answer.text, answer.language) == ("", "es")
+
 
 class Station:
     """Windows that are heard in some languages in turn, by code and probability."""
@@ -50,7 +51,7 @@ class Station:
         self.echo = Echo(tokenizer, **play)
 
     def __call__(self, job):
-        number = job.options.seed // 1000  # as `options_at` numbers windows
+        number = job.options.seed // 1000  # as `ActiveRequest.job` numbers windows
         code, prob = self.heard[number % len(self.heard)]
         language = self.languages[code]
         return dataclasses.replace(
@@ -117,7 +118,7 @@ class TestSeveralByDefault(TranscriberTests):
         assert "de" not in warning.split(";")[0]
 
     def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer, monkeypatch):
-        monkeypatch.setattr(detection, "SWITCH", 0.0)
+        monkeypatch.setattr(decoding_plan, "SWITCH", 0.0)
         answer, _, runtime = self.answer(start, tokenizer, ("en", 0.99), ("es", 0.99))
         assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
         assert {segment.language for segment in answer.segments} == {None}
@@ -207,9 +208,9 @@ class TestDetection(TranscriberTests):
         asked = {"languages": ["German", "es", "DE"], "multilingual": each}
         known = tokenizer.facts.languages
         # Where each window has a language, none is decoded in another window's.
-        switch = 0.0 if each else detection.SWITCH
+        switch = 0.0 if each else decoding_plan.SWITCH
         expected = Detection(
-            (known["de"], known["es"]), detection.CERTAINTY, detection.TRIES, switch
+            (known["de"], known["es"]), decoding_plan.CERTAINTY, decoding_plan.TRIES, switch
         )
         assert self.detections(start, echo, asked, languages=("fr",)) == {expected}
 
@@ -218,7 +219,7 @@ class TestDetection(TranscriberTests):
         assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
             french
         }
-        expected = Detection((), detection.CERTAINTY, detection.TRIES, detection.SWITCH)
+        expected = Detection((), decoding_plan.CERTAINTY, decoding_plan.TRIES, decoding_plan.SWITCH)
         assert self.detections(start, echo, {}) == {expected}
 
     def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):

@@ -11,7 +11,7 @@ from serve.contract.errors import AudioError, EarshotError, RequestError
 from serve.contract.messages import RequestFinished, SegmentReady
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.features import SAMPLE_RATE
-from serve.transcriber import speakers
+from serve.transcriber import audio_decoder_pool
 from tests.fakes import CAPABILITIES
 from tests.harness import WAIT_S, Client, TranscriberTests, noise, quiescent, request
 from tests.serve.speech.sounds import encode
@@ -90,7 +90,7 @@ class Voices:
 @pytest.fixture
 def voices(monkeypatch):
     made = Voices((SpeakerTurn(0.0, 1.5, "A"), SpeakerTurn(1.5, 9.0, "B")))
-    monkeypatch.setattr(speakers, "Diarizer", lambda device: made)
+    monkeypatch.setattr(audio_decoder_pool, "Diarizer", lambda device: made)
     return made
 
 
@@ -136,7 +136,7 @@ class TestVoices(TranscriberTests):
         ((_, options),) = voices.calls
         (ann,) = options.pop("known")
         assert ann.name == "Ann" and len(ann.samples) == 3 * SAMPLE_RATE
-        assert options == {"num_speakers": None, "min_speakers": 2, "max_speakers": 3}
+        assert options == {"least": 2, "most": 3}
 
     def test_nothing_is_told_before_it_is_known_who_speaks(self, start, echo, voices):
         transcriber, runtime = start(echo, ABLE)

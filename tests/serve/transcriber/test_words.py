@@ -30,8 +30,9 @@ class TestWords(TranscriberTests):
         assert runtime.jobs[-1].align_frames == 75
         (segment,) = answer.segments
         tokens = list(segment.tokens)
-        words_of, counts = words.split_words(tokens, tokenizer.decode, "en")
-        assert [word.word for word in segment.words] == words_of == [" over", " the", " fox"]
+        parts = words.split_words(tokens, tokenizer.decode, "en")
+        assert [word.word for word in segment.words] == [text for text, _ in parts]
+        counts = [count for _, count in parts]
         ends = [sum(counts[: i + 1]) / (len(tokens) + 1) * 1.5 for i in range(3)]
         assert [word.end for word in segment.words] == pytest.approx(ends, abs=0.021)
         assert all(word.probability == 0.5 for word in segment.words)
@@ -131,8 +132,8 @@ class TestWords(TranscriberTests):
         facts = dataclasses.replace(engine.manifest.tokenizer, alignment_heads=((0, 0),))
         named = Engine(engine.path, dataclasses.replace(engine.manifest, tokenizer=facts))
         for on, message in (
-            (engine, "word_timestamps = true, but the engine has no alignment heads"),
-            (named, "word_timestamps = true, but the runtime fake cannot time words"),
+            (engine, "word_timestamps = true needs words' times, but the engine has no"),
+            (named, "word_timestamps = true needs words' times, but the runtime fake"),
         ):
             transcriber, _ = start(echo, on=on)
             with pytest.raises(OptionError, match=message):

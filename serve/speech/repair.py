@@ -1,4 +1,4 @@
-"""Find the samples in files with headers that declare a size, and correct a wrong size.
+"""Correct wrong sizes in headers, and split joined files: pure functions of a file's bytes.
 
 Recorders write the header first and the size of the samples when they stop. If they crash, are
 killed or write to a pipe, the size remains 0, the size of the first write, or a placeholder. The
@@ -16,15 +16,40 @@ rules for WAV (also RF64), AIFF, W64, CAF and AU are:
   digits other than 0, or a multiple of 2^24, or one less.
 - Otherwise the file is truncated and stays unchanged.
 
-Pure functions of a file's bytes. Sizes and offsets are in bytes.
+Recorders append new files to old ones, and people join files with `cat`. Libraries read only the
+first part, or apply its header to all parts. Here each part is found by its header and decoded as
+a separate file.
+
+A file with its correct size in the header is not searched. Any other file is searched once, in
+time proportional to its length. The headers have at least seven constant bytes, which audio data
+does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because joined streams of
+frames are one stream. Sizes and offsets are in bytes.
 """
 
 import dataclasses
+import functools
+import itertools
+import re
 import string
 import struct
 from collections.abc import Callable
 
-from serve.speech.containers import MAX_CHUNKS, STREAM_BYTES, Bytes, FileSlice, find_chunk
+from serve.contract.errors import AudioError
+from serve.speech.containers import (
+    AIFF,
+    CAF,
+    MAX_CHUNKS,
+    OGG_HEADER,
+    RIFF,
+    STREAM_BYTES,
+    W64,
+    Bytes,
+    ChunkLayout,
+    FileSlice,
+    boxes,
+    chunks,
+    find_chunk,
+)
 
 _MIN_PLACEHOLDER_BYTES = 100_000_000
 _MIN_REST_S = 0.02
@@ -50,21 +75,6 @@ _AIFC_PLAIN = (b"NONE", b"twos", b"sowt", b"raw ", b"in24", b"in32", b"fl32", b"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chunks:
-    """The layout of a format's chunks."""
-
-    head: struct.Struct  # name and size
-    pad: int  # alignment of chunks in bytes
-    outside: int  # bytes of the head that the size does not include
-
-
-_RIFF_CHUNKS = _Chunks(struct.Struct("<4sI"), 2, 8)
-_AIFF_CHUNKS = _Chunks(struct.Struct(">4sI"), 2, 8)
-_W64_CHUNKS = _Chunks(struct.Struct("<16sQ"), 8, 0)
-_CAF_CHUNKS = _Chunks(struct.Struct(">4sq"), 1, 12)
-
-
-@dataclasses.dataclass(frozen=True)
 class SoundChunk:
     """The part of a file that holds its samples, as declared by its header."""
 
@@ -74,7 +84,7 @@ class SoundChunk:
     file_bytes: int | None  # the declared size of the whole file
     is_stream: bool  # the declared size means "up to the end"
     byte_rate: int  # bytes of samples per second; 0: unknown
-    chunks: "_Chunks | None"  # the layout of chunks that may follow the samples
+    layout: ChunkLayout | None  # the layout of chunks that may follow the samples
     header: Callable[[int], bytes]  # returns a header for a number of bytes of samples
 
     @property
@@ -90,7 +100,7 @@ def sound_chunk(audio: Bytes) -> SoundChunk | None:
         AudioError: the header has too many chunks.
     """
     head = audio[:16]
-    return next((read(audio) for at, mark, read in _KINDS if head.startswith(mark, at)), None)
+    return next((read(audio) for begin, mark, read in _SIZED if head.startswith(mark, begin)), None)
 
 
 def is_settled(audio: Bytes) -> bool:
@@ -136,10 +146,13 @@ def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
     if chunk.declared > present:
         return not (chunk.is_stream or _is_placeholder(audio, chunk))
     rest = present - chunk.declared
+    following = audio[chunk.end : chunk.end + _TEXT_BYTES]
     return (
         rest < max(8, _MIN_REST_S * chunk.byte_rate)
-        or _is_text(audio[chunk.end : chunk.end + _TEXT_BYTES])
-        or _chunk_follows(audio, chunk, chunk.end)
+        or following.startswith(_TAGS)
+        or all(byte in _TEXT for byte in following)
+        or not _CHUNKS.isdisjoint((following[:4], following[1:5]))  # a pad byte may be missing
+        or _chunks_reach_the_end(audio, chunk, chunk.end)
         or _is_blank(audio, chunk.end)
     )
 
@@ -157,29 +170,18 @@ def _is_round(size: int) -> bool:
     return any(n % (1 << 24) == 0 or len(str(n).rstrip("0")) <= 2 for n in (size, size + 1))
 
 
-def _chunk_follows(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
-    """Return whether a known chunk, or chunks that reach the end, begin at an offset."""
-    known = (audio[at : at + 4], audio[at + 1 : at + 5])  # a pad byte may be missing
-    return not _CHUNKS.isdisjoint(known) or _chunks_reach_the_end(audio, chunk, at)
-
-
-def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, at: int) -> bool:
-    if at == len(audio):
-        return True
-    if (layout := chunk.chunks) is None:
-        return False
-    for _ in range(MAX_CHUNKS):
-        at += -at % layout.pad
-        head = audio[at : at + layout.head.size]
-        if len(head) < layout.head.size:
-            return not any(head)
-        name, size = layout.head.unpack(head)
-        at += size + layout.outside
-        if size < layout.head.size - layout.outside or at > len(audio) + layout.pad - 1:
+def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, position: int) -> bool:
+    if (layout := chunk.layout) is None:
+        return position == len(audio)
+    for number, (name, begin, size) in enumerate(chunks(audio, layout, position), start=1):
+        position = begin + size
+        if size < 0 or position > len(audio) + layout.pad - 1:
             return False
         if not _is_name(name) or name[:4] in _SOUNDS:
             return False
-    return True
+        if number == MAX_CHUNKS:
+            return True
+    return position == len(audio) or not any(audio[position + -position % layout.pad : len(audio)])
 
 
 def _is_name(name: bytes) -> bool:
@@ -188,13 +190,9 @@ def _is_name(name: bytes) -> bool:
     return all(0x20 <= byte < 0x7F for byte in name)
 
 
-def _is_text(data: bytes) -> bool:
-    return data.startswith(_TAGS) or all(byte in _TEXT for byte in data)
-
-
-def _is_blank(audio: Bytes, at: int) -> bool:
+def _is_blank(audio: Bytes, position: int) -> bool:
     """Return whether all bytes from an offset on are zero."""
-    for begin in range(at, len(audio), _BLANK_BYTES):
+    for begin in range(position, len(audio), _BLANK_BYTES):
         if audio[begin : begin + _BLANK_BYTES].strip(b"\0"):
             return False
     return True
@@ -207,29 +205,24 @@ def _length(chunk: SoundChunk, size: int) -> str:
 def _wav(audio: Bytes) -> SoundChunk | None:
     if audio[:4] not in (b"RIFF", b"RF64", b"BW64"):
         return None
-    at, size = find_chunk(audio, b"fmt ", "<I")
-    coding = audio[at : at + min(size, 1 << 10)]
-    begin, declared = find_chunk(audio, b"data", "<I")
-    if len(coding) < 16 or size > 1 << 10 or begin < at or begin > len(audio):
+    position, size = find_chunk(audio, b"fmt ", RIFF)
+    coding = audio[position : position + min(size, 1 << 10)]
+    begin, declared = find_chunk(audio, b"data", RIFF)
+    if len(coding) < 16 or size > 1 << 10 or begin < position or begin > len(audio):
         return None
     riff = int.from_bytes(audio[4:8], "little")
     is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
     file_bytes = riff + 8
     if audio[:4] != b"RIFF":
-        at, size = find_chunk(audio, b"ds64", "<I")
-        if size >= 16 and at + 16 <= len(audio):
-            riff, long = struct.unpack("<QQ", audio[at : at + 16])
+        position, size = find_chunk(audio, b"ds64", RIFF)
+        if size >= 16 and position + 16 <= len(audio):
+            riff, long = struct.unpack("<QQ", audio[position : position + 16])
             if declared == 0xFFFFFFFF:
                 file_bytes, declared = riff + 8, long
                 is_stream = long >> 40 > 0 or (long == 0 and riff == 0)
     (byte_rate,) = struct.unpack("<I", coding[8:12])
-
-    def header(size: int) -> bytes:
-        return _wav_header(coding, size)
-
-    return SoundChunk(
-        begin, declared, declared, file_bytes, is_stream, byte_rate, _RIFF_CHUNKS, header
-    )
+    header = functools.partial(_wav_header, coding)
+    return SoundChunk(begin, declared, declared, file_bytes, is_stream, byte_rate, RIFF, header)
 
 
 def _wav_header(coding: bytes, size: int) -> bytes:
@@ -243,37 +236,31 @@ def _wav_header(coding: bytes, size: int) -> bytes:
 
 
 def _w64(audio: Bytes) -> SoundChunk | None:
-    at, coding = 40, b""
-    for _ in range(MAX_CHUNKS):
-        head = audio[at : at + 24]
-        if len(head) < 24:
-            return None
-        name, size = head[:16], int.from_bytes(head[16:], "little")
+    coding = b""
+    for name, begin, declared in chunks(audio, W64):
+        if name == _W64_FMT:
+            coding = audio[begin : begin + min(declared, 1 << 10)]
         if name == _W64_DATA:
             break
-        if name == _W64_FMT:
-            coding = audio[at + 24 : at + min(size, 1 << 10)]
-        if size < 24:
-            return None
-        at += size + -size % 8
+    else:
+        return None
     if len(coding) < 16:
         return None
     (byte_rate,) = struct.unpack("<I", coding[8:12])
-
-    def header(size: int) -> bytes:
-        return _wav_header(coding, size)
-
     file_bytes = int.from_bytes(audio[16:24], "little")
-    begin, declared, is_stream = at + 24, max(0, size - 24), size >= STREAM_BYTES << 8
-    return SoundChunk(begin, declared, size, file_bytes, is_stream, byte_rate, _W64_CHUNKS, header)
+    written, is_stream = declared + 24, declared >= STREAM_BYTES << 8
+    header = functools.partial(_wav_header, coding)
+    return SoundChunk(
+        begin, max(0, declared), written, file_bytes, is_stream, byte_rate, W64, header
+    )
 
 
 def _aiff(audio: Bytes) -> SoundChunk | None:
     if audio[8:12] not in (b"AIFF", b"AIFC"):
         return None
-    at, size = find_chunk(audio, b"COMM", ">I")
-    common = audio[at : at + min(size, 1 << 10)]
-    begin, declared = find_chunk(audio, b"SSND", ">I")
+    position, size = find_chunk(audio, b"COMM", AIFF)
+    common = audio[position : position + min(size, 1 << 10)]
+    begin, declared = find_chunk(audio, b"SSND", AIFF)
     if len(common) < 18 or begin + 8 > len(audio):
         return None
     channels, _, bits, exponent, mantissa = struct.unpack(">HIHHQ", common[:18])
@@ -299,38 +286,30 @@ def _aiff(audio: Bytes) -> SoundChunk | None:
     is_stream, written = declared >= STREAM_BYTES, declared
     declared = max(0, declared - 8 - offset)
     begin, byte_rate = begin + 8 + offset, rate * frame
-    return SoundChunk(
-        begin, declared, written, file_bytes, is_stream, byte_rate, _AIFF_CHUNKS, header
-    )
+    return SoundChunk(begin, declared, written, file_bytes, is_stream, byte_rate, AIFF, header)
 
 
 def _caf(audio: Bytes) -> SoundChunk | None:
-    at, description = 8, b""
-    for _ in range(MAX_CHUNKS):
-        head = audio[at : at + 12]
-        if len(head) < 12:
-            return None
-        name, size = struct.unpack(">4sq", head)
+    description = b""
+    for name, begin, size in chunks(audio, CAF):  # noqa: B007 - the last size is read below
         if name == b"data":
             break
         if name == b"desc":
-            description = audio[at + 12 : at + 44]
-        if size < 0:
-            return None
-        at += 12 + size
-    if len(description) < 32 or at > _MAX_HEADER_BYTES:
+            description = audio[begin : begin + 32]
+    else:
+        return None
+    if len(description) < 32 or begin > _MAX_HEADER_BYTES:
         return None
     rate, _, _, packet, frames = struct.unpack(">d4sIII", description[:24])
     if not packet or not frames or not 0 < rate < 1e6:
         return None  # packets of variable size, listed in a table
-    before, is_stream = audio[:at], size == -1
+    before, byte_rate = audio[: begin - CAF.head.size], int(rate * packet / frames)
 
     def header(size: int) -> bytes:
         return before + struct.pack(">4sqI", b"data", 4 + size - size % packet, 0)
 
-    byte_rate = int(rate * packet / frames)
-    declared = max(0, size - 4)
-    return SoundChunk(at + 16, declared, size, None, is_stream, byte_rate, _CAF_CHUNKS, header)
+    # The samples follow a count of edits.
+    return SoundChunk(begin + 4, max(0, size - 4), size, None, size == -1, byte_rate, CAF, header)
 
 
 def _au(audio: Bytes) -> SoundChunk | None:
@@ -349,10 +328,153 @@ def _au(audio: Bytes) -> SoundChunk | None:
     return SoundChunk(begin, declared, declared, None, is_stream, rate * frame, None, header)
 
 
-_KINDS: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
+_SIZED: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
     (8, b"WAVE", _wav),
     (0, b"FORM", _aiff),
     (0, b"riff\x2e\x91\xcf\x11", _w64),
     (0, b"caff", _caf),
     (0, b".snd", _au),
+)
+
+
+MAX_PARTS = 1_000
+
+_CHUNK_BYTES = 1 << 20  # bytes to search at a time
+_MARK_BYTES = 128  # maximum length of a header in the patterns below
+_MAX_BOS_PAGES = 100  # maximum begin-of-stream pages of an OGG file
+_EBML_BYTES = 128  # bytes of a Matroska file before its segment
+
+
+def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
+    """Split a file into its parts.
+
+    Args:
+        audio: the file.
+        check: called regularly; raises an error to stop the search.
+
+    Returns:
+        The parts in order; only the file itself if it is not joined.
+
+    Raises:
+        AudioError: the file has more than `MAX_PARTS` parts.
+    """
+    head = audio[:_MARK_BYTES]
+    kind = next((kind for kind in _KINDS if kind[0].match(head)), None)
+    if kind is None:
+        return [audio]
+    mark, skip = kind
+    begins = [0]
+    while True:
+        part = FileSlice(audio, begins[-1], len(audio))
+        begin = _next_mark(mark, audio, begins[-1] + max(1, skip(part)), check)
+        if begin is None:
+            break
+        if len(begins) == MAX_PARTS:
+            raise AudioError(
+                f"audio is joined from more than {MAX_PARTS} files; expected at most that: send "
+                "fewer per request"
+            )
+        begins.append(begin)
+    if len(begins) == 1:
+        return _sounds(audio)
+    ends = [*begins[1:], len(audio)]
+    files = [FileSlice(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    return [part for file in files for part in _sounds(file)]
+
+
+def _sounds(audio: Bytes) -> list[Bytes]:
+    """Split a WAV file with several data chunks, which some recorders append."""
+    chunk = sound_chunk(audio)
+    if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
+        return [audio]
+    parts: list[Bytes] = [FileSlice(audio, 0, chunk.end)]
+    for name, begin, size in itertools.islice(chunks(audio, RIFF, chunk.end), MAX_PARTS):
+        if name == b"data":
+            end = begin + size if size else len(audio)
+            parts.append(FileSlice(audio, begin, end, chunk.header(size)))
+        if not size or begin + size > len(audio) or not name.isascii():
+            break
+    return parts if len(parts) > 1 else [audio]
+
+
+def _next_mark(
+    mark: re.Pattern[bytes], audio: Bytes, position: int, check: Callable[[], None]
+) -> int | None:
+    while position < len(audio):
+        check()
+        if found := mark.search(audio[position : position + _CHUNK_BYTES + _MARK_BYTES]):
+            return position + found.start()
+        position += _CHUNK_BYTES
+    return None
+
+
+def _after_sound(part: Bytes) -> int:
+    """Return the part's length if its size is right and only chunks follow the samples."""
+    return len(part) if is_settled(part) else 0
+
+
+def _after_riff(part: Bytes) -> int:
+    end = 8 + int.from_bytes(part[4:8], "little")
+    return end if end <= len(part) else 0
+
+
+def _after_boxes(part: Bytes) -> int:
+    """Return the offset of an MP4's second `ftyp` box, or the end of the boxes."""
+    position, moov = 0, False
+    for kind, begin, end in boxes(part):
+        if begin and kind == b"ftyp" and moov:
+            return begin
+        position, moov = end, moov or kind == b"moov"
+    # A last box of unknown size, or no box, reaches to the end.
+    return position if len(part) - position < 8 else len(part)
+
+
+def _after_ogg_begin(part: Bytes) -> int:
+    """Return the end of an OGG file's begin-of-stream pages."""
+    position = 0
+    for _ in range(_MAX_BOS_PAGES):
+        head = part[position : position + OGG_HEADER]
+        if not _OGG_MARK.match(head) or len(head) < OGG_HEADER:
+            break
+        segments = head[OGG_HEADER - 1]
+        table = position + OGG_HEADER
+        position = table + segments + sum(part[table : table + segments])
+    return position
+
+
+def _after_segment(part: Bytes) -> int:
+    """Return the end of a Matroska file's segment, if its size is known."""
+    head = part[:_EBML_BYTES]
+    position = head.find(b"\x18\x53\x80\x67") + 4
+    if position < 4 or position >= len(head):
+        return 0
+    length = 9 - head[position].bit_length()
+    size = int.from_bytes(head[position : position + length], "big") & ((1 << 7 * length) - 1)
+    end = position + length + size
+    return end if length <= 8 and end <= len(part) else 0
+
+
+def _mark(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.DOTALL)
+
+
+_OGG_MARK = _mark(rb"OggS\0[\x02\x06]")
+# Headers, and the number of bytes from a part's beginning without another part.
+_KINDS: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int]], ...] = (
+    (_mark(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
+    (_mark(rb"FORM....AIF[FC]"), _after_sound),
+    (_mark(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
+    (_mark(rb"caff\0\x01..desc"), _after_sound),
+    (_mark(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
+    (_mark(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
+    (_OGG_MARK, _after_ogg_begin),
+    (_mark(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
+    (_mark(rb"\0\0..ftyp"), _after_boxes),
+    (_mark(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
+    (_mark(rb"RIFF....AVI LIST"), _after_riff),
+    (_mark(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
+    (_mark(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), lambda part: 0),
+    (_mark(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
+    (_mark(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
+    (_mark(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
 )

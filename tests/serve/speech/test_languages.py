@@ -3,7 +3,7 @@
 import pytest
 
 from serve.contract.messages import Segment, TokenLogprob, Word
-from serve.speech.chinese import convert, rewrite, script_in, script_of
+from serve.speech.languages import convert, rewrite, script_in, script_of
 
 SIMPLE, TAIWAN, HONG_KONG = "台湾的头发里面", "臺灣的頭髮裡面", "台灣的頭髮裏面"
 

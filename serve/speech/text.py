@@ -1,8 +1,31 @@
-"""Find the ends of sentences by punctuation; a period after an abbreviation does not count."""
+"""Find sentences, marks that belong to the letter before them, and texts that are equal."""
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Sequence
+
+# In Thai and Lao these vowels are separate characters before or after their consonant.
+_VOWELS_BEFORE = frozenset("เแโใไເແໂໃໄ")
+_VOWELS_BEHIND = frozenset("ะาำๅະາຳຽ")
+_JOINERS = frozenset("\u1039\u17d2\u200d")  # for stacked Burmese and Khmer consonants; emoji
+
+
+def is_joined(last: str, first: str) -> bool:
+    """Return whether `first` belongs to the letter before it.
+
+    Args:
+        last: a character of a text.
+        first: the character after it.
+    """
+    return (
+        unicodedata.category(first).startswith("M")
+        or first in _VOWELS_BEHIND
+        or last in _VOWELS_BEFORE
+        or last in _JOINERS
+        or first in _JOINERS
+    )
+
 
 ENDS = ".?!…。？！｡．؟।॥۔።፧။།༎។៕։"
 CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may follow these marks
@@ -52,3 +75,19 @@ def _ends(word: str, following: str, cased: bool) -> bool:
         return False
     initial = len(core) == 1 and core.islower()  # a letter of a script with upper and lower case
     return not (initial or core in _TITLES or _SHORT.fullmatch(core))
+
+
+def normalize_text(text: str) -> str:
+    """Normalise a text: NFKC, no case, no punctuation, single spaces between words.
+
+    Numbers and accents do not change. `eval` calls this normaliser basic-v1.
+    """
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    kept = []
+    for character in text:
+        category = unicodedata.category(character)
+        if category == "Pd":  # words may be written with a dash or with a space between them
+            kept.append(" ")
+        elif not category.startswith("P"):
+            kept.append(character)
+    return " ".join("".join(kept).split())

@@ -1,8 +1,14 @@
-"""Compute the embedding of a voice: CAM++ of 3D-Speaker, on log-mel energies.
+"""Define the two networks of diarization: embeddings of voices, and activity of speakers.
 
-Residual convolutions over frequency and time are followed by a densely connected TDNN. The mean of
-the surrounding frames gates each TDNN layer. Mean and standard deviation over time give the
-vector. The weights of a convolution include a normalisation that follows it.
+The embedding network is CAM++ of 3D-Speaker, on log-mel energies. Residual convolutions over
+frequency and time are followed by a densely connected TDNN. The mean of the surrounding frames
+gates each TDNN layer. Mean and standard deviation over time give the vector. The weights of a
+convolution include a normalisation that follows it.
+
+The segmentation network is pyannote's segmentation-3.0. It detects the activity of up to three
+speakers in 10 s of audio. It has sinc filters and two convolutions, each pooled and normalised, a
+bidirectional LSTM and linear layers. Its seven classes are the sets of up to two of three speakers
+active in a frame.
 """
 
 import functools
@@ -23,7 +29,7 @@ _BLOCKS = ((12, 1), (24, 2), (16, 2))  # number and dilation of each block's den
 _CONTEXT = 100  # frames in the mean that gates a layer
 
 FRAME = 400  # samples per frame
-HOP = 160  # samples between the starts of frames
+FBANK_HOP = 160  # samples between the starts of frames
 
 _FFT = 512
 _PREEMPHASIS = 0.97
@@ -37,9 +43,9 @@ def fbank(samples: Tensor) -> Tensor:
         samples: float32 (..., n) in [-1, 1] at 16 kHz, n >= FRAME.
 
     Returns:
-        float32 (..., (n - FRAME) // HOP + 1, BANDS).
+        float32 (..., (n - FRAME) // FBANK_HOP + 1, BANDS).
     """
-    frames = samples.unfold(-1, FRAME, HOP) * 32768.0
+    frames = samples.unfold(-1, FRAME, FBANK_HOP) * 32768.0
     frames = frames - frames.mean(-1, keepdim=True)
     before = functional.pad(frames, (1, 0), mode="replicate")[..., :-1]
     frames = (frames - _PREEMPHASIS * before) * _window(samples.device)
@@ -146,3 +152,65 @@ class Embedding(nn.Module):
         x = self.layers(functional.relu(self.tdnn(x)))
         vectors: Tensor = self.vector(torch.cat([x.mean(-1), x.std(-1)], dim=1))
         return vectors
+
+
+SAMPLES = 160_000  # samples per window: 10 s at 16 kHz
+FRAMES = 589  # frames per window
+HOP = 270  # samples between the starts of frames
+OFFSET = 360  # samples before the first frame, which starts near its receptive field's middle
+SPEAKERS = 3  # maximum speakers per window
+
+_SETS = ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # active speakers by class
+_CHANNELS = (1, 80, 60, 60)
+_KERNELS = (251, 5, 5)
+_STRIDES = (10, 1, 1)
+_BATCH = 32  # windows per convolution, to limit memory
+
+
+class Segmentation(nn.Module):
+    """The segmentation network; the order of the speakers differs between windows."""
+
+    members: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        ends = zip(_CHANNELS[:-1], _CHANNELS[1:], _KERNELS, _STRIDES, strict=True)
+        self.norm = nn.InstanceNorm1d(1, affine=True)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(ins, outs, kernel, stride, bias=ins > 1) for ins, outs, kernel, stride in ends
+        )
+        self.norms = nn.ModuleList(nn.InstanceNorm1d(n, affine=True) for n in _CHANNELS[1:])
+        self.lstm = nn.LSTM(60, 128, num_layers=4, bidirectional=True, batch_first=True)
+        self.linears = nn.ModuleList([nn.Linear(256, 128), nn.Linear(128, 128)])
+        self.classifier = nn.Linear(128, len(_SETS))
+        members = torch.tensor([[float(i in active) for i in range(SPEAKERS)] for active in _SETS])
+        self.register_buffer("members", members, persistent=False)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Compute the probability of each set of speakers.
+
+        Args:
+            windows: (batch, SAMPLES), 16 kHz mono in [-1, 1].
+
+        Returns:
+            (batch, FRAMES, 7), log-probabilities.
+        """
+        firsts = range(0, len(windows), _BATCH)
+        x = torch.cat([self._convolved(windows[first : first + _BATCH]) for first in firsts])
+        x, _ = self.lstm(x.transpose(1, 2))
+        for linear in self.linears:
+            x = functional.leaky_relu(linear(x))
+        logits: Tensor = self.classifier(x)
+        return functional.log_softmax(logits, dim=-1)
+
+    def _convolved(self, windows: Tensor) -> Tensor:
+        x: Tensor = self.norm(windows[:, None])
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = conv(x).abs() if index == 0 else conv(x)
+            x = functional.leaky_relu(norm(functional.max_pool1d(x, 3)))
+        return x
+
+    def activity(self, windows: Tensor) -> Tensor:
+        """Compute the probability of each speaker's activity, (batch, FRAMES, SPEAKERS)."""
+        sets: Tensor = self(windows)
+        return sets.exp() @ self.members

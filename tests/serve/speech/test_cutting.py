@@ -1,16 +1,26 @@
-"""Windows of speech: everything that is said is in them, and they know where it was."""
+"""Windows of speech: everything that is said is in them, and they know where it was.
+
+Stretches of a recording: nothing else is decoded, none meets another, times are the whole's.
+
+Sound that is too low for speech is told apart from speech.
+"""
+
+import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.speech.cutting import cut
+from serve.speech import audio
+from serve.speech.cutting import APART_S, Bandwidth, cut, cut_long, cut_stretches, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.intervals import cut_stretches
-from serve.speech.packing import APART_S, cut_long, pack
+from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, SpeechFilter, VadOptions
-from tests.serve.speech.sounds import Ear
+from tests.serve.speech.sounds import RATE, Ear, encode, tone
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
 
@@ -131,3 +141,106 @@ def test_of_a_short_audio_in_which_nobody_speaks_nothing_is_left(seconds):
     (window,) = cut_long(blocks(np.zeros(round(seconds * SAMPLE_RATE), np.float32)), listener)
     assert (len(window.samples), window.last, window.voice) == (0, True, ())
     assert window.left_out_s == seconds
+
+
+WHOLE_S = 100
+# Each sample is its own place in the recording, so that windows tell where they are from.
+RAMP = np.arange(WHOLE_S * SAMPLE_RATE, dtype=np.float32)
+
+
+def in_blocks(samples, size):
+    return (samples[i : i + size] for i in range(0, len(samples), size))
+
+
+def windows_of(stretches, samples=RAMP, size=65_537):
+    return list(cut_stretches(in_blocks(samples, size), stretches, cut))
+
+
+@pytest.mark.parametrize("size", [1_000, 65_537, 10**7])
+def test_each_stretch_is_cut_by_itself_and_keeps_its_place(size):
+    stretches = [(0.0, 2.5), (2.5, 3.0), (10.0, 75.00003), (90.0, math.inf)]
+    windows = windows_of(stretches, size=size)
+    found = []
+    for start_s, end_s in stretches:
+        mine = [w for w in windows if start_s <= w.start_s < end_s]
+        samples = np.concatenate([window.samples for window in mine])
+        end = WHOLE_S * SAMPLE_RATE if math.isinf(end_s) else round(end_s * SAMPLE_RATE)
+        assert np.array_equal(samples, RAMP[round(start_s * SAMPLE_RATE) : end])
+        assert [w.start_s * SAMPLE_RATE for w in mine] == [w.samples[0] for w in mine]
+        found.append(len(mine))
+    assert found[0] == found[1] == found[3] == 1 and found[2] >= 3
+    assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
+    assert sum(w.duration_s + w.left_out_s for w in windows) == WHOLE_S
+
+
+def test_what_follows_the_last_stretch_is_not_asked_for():
+    blocks = in_blocks(RAMP, SAMPLE_RATE)
+    windows = list(cut_stretches(blocks, [(1.0, 2.0), (4.0, 5.5)], cut))
+    assert [(w.start_s, w.duration_s, w.left_out_s) for w in windows] == [(1, 1, 1), (4, 1.5, 2)]
+    assert next(blocks)[0] == 6 * SAMPLE_RATE
+
+
+@pytest.mark.parametrize(
+    ("stretches", "expected"),
+    [
+        ([(99.0, 200.0)], [(99.0, 1.0)]),
+        ([(1.0, 2.0), (100.0, 200.0), (300.0, math.inf)], [(1.0, 1.0), (100.0, 0.0)]),
+        ([(500.0, 600.0)], [(100.0, 0.0)]),
+    ],
+)
+def test_beyond_the_end_there_is_nothing(stretches, expected):
+    windows = [window for window in windows_of(stretches) if window is not None]
+    assert [(w.start_s, w.duration_s) for w in windows] == expected
+    assert windows[-1].last
+    assert sum(w.duration_s + w.left_out_s for w in windows) == WHOLE_S
+
+
+DATA = Path(__file__).parents[2] / "data"
+CLIPS = [json.loads(line) for line in (DATA / "manifest.jsonl").read_text("utf-8").splitlines()]
+
+
+def heard(samples: np.ndarray) -> Bandwidth:
+    bandwidth = Bandwidth()
+    blocks = list(bandwidth.watch(np.array_split(samples, 7)))
+    np.testing.assert_array_equal(np.concatenate(blocks), samples)
+    return bandwidth
+
+
+def decode(data: bytes) -> np.ndarray:
+    return audio.whole(audio.decode(data, AudioLimits(200.0)))
+
+
+@pytest.fixture(scope="module")
+def voice() -> np.ndarray:
+    return decode((DATA / "en_two.wav").read_bytes())
+
+
+@pytest.mark.parametrize("clip", CLIPS[::4], ids=lambda clip: clip["file"])
+def test_speech_is_wide(clip: dict):
+    bandwidth = heard(decode((DATA / clip["file"]).read_bytes()))
+    assert not bandwidth.narrow
+    assert bandwidth.warning() == ""
+
+
+@pytest.mark.parametrize(("rate", "highest_hz"), [(1_000, 500), (2_000, 1_000)])
+def test_low_rates(voice, rate: int, highest_hz: int):
+    low = soxr.resample(voice, RATE, rate)
+    for samples in (decode(encode(low, "WAV", "PCM_16", rate)), soxr.resample(low, rate, RATE)):
+        bandwidth = heard(samples)
+        assert bandwidth.narrow
+        assert f"no frequencies above {highest_hz} Hz" in bandwidth.warning()
+
+
+def test_a_tone_is_narrow_until_something_else_is_heard(voice):
+    assert heard(tone()).narrow
+    assert not heard(np.concatenate([tone(), 0.1 * voice])).narrow
+
+
+def test_hum_under_speech_does_not_hide_it(voice):
+    time_s = np.arange(len(voice)) / RATE
+    hum = 0.5 * np.sin(2 * np.pi * 50 * time_s) + 0.3
+    assert not heard((hum + 0.02 * voice).astype(np.float32)).narrow
+
+
+def test_silence_is_neither():
+    assert not heard(np.zeros(RATE, np.float32)).narrow

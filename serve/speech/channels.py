@@ -1,0 +1,469 @@
+"""Mix the channels of a file to one, or select one of them.
+
+Layouts name the loudspeaker of each channel as FFmpeg does: FL and FR are the front pair, FC is the
+front centre, LFE the low frequency effects, BL, BR, BC, SL, SR the surrounds. An empty layout is
+unknown, as in recordings of several microphones.
+
+`mix` averages channels, or weights them by their layout. If that cancels most of the audio, as in
+stereo with opposite phases, the louder channel is used instead. A file with a front centre becomes
+three columns, the mix, the centre and the rest, from which `select_column` selects one: films have
+dialogue in the centre, and music and effects in the other channels, so a downmix is mostly music.
+VAD runs on the centre and on the rest. The decision is made for each block, so speech may start
+late, and speech in the other channels is not lost.
+
+With one speaker per channel, a file may have the same audio in two channels, or each speaker at low
+volume in the other's channel. Both would be transcribed twice. A channel is therefore silenced
+wherever it repeats another one. To find this, windows of both channels are correlated at short
+delays and with either sign. A window in which the channel's own speaker talks, too, does not
+correlate and is kept.
+
+Decisions are made for windows of a fixed length, so that they do not depend on a library's block
+size.
+"""
+
+import contextlib
+import itertools
+import re
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from serve.contract.messages import Samples
+from serve.speech.containers import Bytes
+from serve.speech.rate import SAMPLE_RATE
+from serve.speech.vad import FRAME, Probabilities, VadModel
+
+Layout = tuple[str, ...]
+UNKNOWN: Layout = ()
+CENTRE = "FC"
+
+_GUESSED_CENTRE = 2
+"""The centre's index in the default layouts of 3, 5, 6, 7 and 8 channels."""
+_GUESSED_COUNTS = (3, 5, 6, 7, 8)
+
+# The order of the bits in WAVE_FORMAT_EXTENSIBLE's channel mask.
+_MASK_NAMES = tuple("FL FR FC LFE BL BR FLC FRC BC SL SR TC TFL TFC TFR TBL TBC TBR".split())
+_FLAC_LAYOUTS: dict[int, Layout] = {
+    3: ("FL", "FR", "FC"),
+    4: ("FL", "FR", "BL", "BR"),
+    5: ("FL", "FR", "FC", "BL", "BR"),
+    6: ("FL", "FR", "FC", "LFE", "BL", "BR"),
+    7: ("FL", "FR", "FC", "LFE", "BC", "SL", "SR"),
+    8: ("FL", "FR", "FC", "LFE", "BL", "BR", "SL", "SR"),
+}
+_FLAC_MASK = re.compile(rb"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x([0-9a-f]{1,8})", re.IGNORECASE)
+_HEAD_BYTES = 1 << 14
+_EXTENSIBLE = 0xFFFE
+
+# ITU-R BS.775: centre and surrounds are attenuated by 3 dB, and the LFE channel is dropped.
+_HALF_POWER = 0.5**0.5
+_WEIGHTS = {
+    **dict.fromkeys(("FL", "FR", "DL", "DR"), 1.0),
+    **dict.fromkeys(("FC", "FLC", "FRC", "BL", "BR", "BC", "SL", "SR", "WL", "WR"), _HALF_POWER),
+    **dict.fromkeys(("SDL", "SDR", "TC", "TFL", "TFC", "TFR", "TBL", "TBC", "TBR"), 0.5),
+    **dict.fromkeys(("TSL", "TSR"), 0.5),
+    **dict.fromkeys(("LFE", "LFE2"), 0.0),
+}
+
+
+def wav_layout(audio: Bytes, channels: int) -> Layout:
+    """Return the layout of a WAV file, from its extensible format's channel mask."""
+    head = audio[:_HEAD_BYTES]
+    offset = head.find(b"fmt ", 12)
+    if offset < 0 or len(head) < offset + 32:
+        return UNKNOWN
+    (tag,) = struct.unpack("<H", head[offset + 8 : offset + 10])
+    (mask,) = struct.unpack("<I", head[offset + 28 : offset + 32])
+    return _of_mask(mask, channels) if tag == _EXTENSIBLE else UNKNOWN
+
+
+def flac_layout(audio: Bytes, channels: int) -> Layout:
+    """Return the layout of a FLAC file, from its comment or else the format's default."""
+    if mask := _FLAC_MASK.search(audio[:_HEAD_BYTES]):
+        return _of_mask(int(mask[1], 16), channels)
+    return _FLAC_LAYOUTS.get(channels, UNKNOWN)
+
+
+def known(names: Layout) -> Layout:
+    """Return a layout if all its channels have a weight, else the unknown layout."""
+    return names if all(name in _WEIGHTS for name in names) else UNKNOWN
+
+
+def weights(layout: Layout, channels: int) -> Samples | None:
+    """Return the downmix weights, float32 (channels,), with a sum of 1.
+
+    None means equal weights: the layout is unknown, mono or stereo.
+    """
+    if channels < 3 or len(layout) != channels:
+        return None
+    values = np.array([_WEIGHTS[name] for name in layout], np.float32)
+    total = values.sum()
+    return values / total if total > 0 else None
+
+
+def centre(layout: Layout, channels: int) -> int | None:
+    """Return the index of the centre channel; None if there is none.
+
+    For an unknown layout this is the index in the default layout.
+    """
+    if channels < 3:
+        return None
+    if len(layout) == channels:
+        return layout.index(CENTRE) if CENTRE in layout else None
+    return _GUESSED_CENTRE if channels in _GUESSED_COUNTS else None
+
+
+def _of_mask(mask: int, channels: int) -> Layout:
+    names = tuple(name for bit, name in enumerate(_MASK_NAMES) if mask >> bit & 1)
+    return names if len(names) == channels else UNKNOWN
+
+
+Block = tuple[int, Layout, Samples]
+"""The rate in Hz, the channel layout, and samples, float32 (n, channels)."""
+
+COLUMNS = 3
+"""The mix, the centre alone, and the mix without the centre."""
+
+_WINDOWS_PER_S = 2
+_FORGET = 0.5  # decay per window of the energies
+_PAUSE = 0.01  # energy relative to the previous windows; a window below it has no speech
+# The mix's energy, relative to the sum of the channels' energies.
+_CANCELS_BELOW = 0.15
+_CANCELS_NO_MORE = 0.4
+_LOUDER = 2.0  # energy ratio above which another channel replaces the selected one
+_SILENCE = 1e-8  # mean square: 80 dB below full scale
+
+_REPEAT_WINDOWS_PER_S = 4
+_RATE = 4_000  # approximate rate in Hz at which channels are compared
+_MAX_DELAY_S = 0.02
+# Minimum squared correlation of a repetition, after a window with speech and after a repetition.
+_SAME = (0.9, 0.6)
+_LEAKED = (0.4, 0.25)  # the same for audio that is much quieter than the other channel's
+_QUIETER = 0.1  # energy ratio below which audio is much quieter
+_COPY_LOUDER = 4.0  # energy ratio above which the louder of two copies is kept, not the first one
+_REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
+_REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
+_LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy
+
+_Signals = npt.NDArray[np.float64]
+
+_BLOCK = 250 * FRAME  # samples per decision: 8 s
+_MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.channels`
+_VOICE = 0.5  # minimum probability of speech in the centre
+_OTHER_VOICE = 0.6  # the same in the rest, higher because music may look like speech
+_NEAR = 10  # frames around speech in the centre in which the rest may have its echo
+_MIN_CENTRE = 8  # minimum frames of speech in the centre for a decision
+_MIN_OTHER = 25  # minimum frames of other speech that keep the mix: 0.8 s
+_CLEARER = 0.15  # minimum lead of the centre's mean probability
+
+
+def mix(
+    blocks: Iterator[Block], channel: int, warn: Callable[[str], None]
+) -> Iterator[tuple[int, Samples]]:
+    """Mix the channels of a file's blocks, or select one channel.
+
+    Args:
+        blocks: the blocks in order; rate, layout and channels may change.
+        channel: the index of the only channel; -1: mix all.
+        warn: called at the end if channels or repetitions were dropped.
+
+    Yields:
+        The rate, and float32 (n,), or (n, COLUMNS) if the file begins with a front centre.
+    """
+    first = next(blocks, None)
+    if first is None:
+        return
+    _, layout, block = first
+    blocks = itertools.chain([first], blocks)
+    if channel < 0:
+        yield from _Downmix(centre(layout, block.shape[1]) is not None).mixed(blocks, warn)
+    else:
+        yield from _OwnChannel(channel).filtered(blocks, warn)
+
+
+def _by_kind(
+    blocks: Iterable[Block],
+) -> Iterator[tuple[tuple[int, Layout, int], Iterator[Samples]]]:
+    """Group adjacent blocks of the same rate, layout and number of channels."""
+    groups = itertools.groupby(blocks, lambda block: (block[0], block[1], block[2].shape[1]))
+    return ((kind, (samples for *_, samples in group)) for kind, group in groups)
+
+
+def _windows(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
+    """Cut blocks, float32 (n, channels), into windows of `length`; the last one may be shorter."""
+    held, count = list[Samples](), 0
+    for block in blocks:
+        held.append(block)
+        count += len(block)
+        if count >= length:
+            whole = np.concatenate(held) if len(held) > 1 else block
+            end = count - count % length
+            held, count = [whole[end:]], count - end
+            for start in range(0, end, length):
+                yield whole[start : start + length]
+    if count:
+        yield np.concatenate(held)
+
+
+def faded(old: Samples, new: Samples, rate: int) -> Samples:
+    """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
+    n = min(len(new), max(1, rate // 100))
+    ramp = np.linspace(0, 1, n, dtype=np.float32)
+    return np.concatenate([old[:n] * (1 - ramp) + new[:n] * ramp, new[n:]])
+
+
+class _Downmix:
+    """A mixer of a file's channels.
+
+    Args:
+        columns: whether to return COLUMNS instead of one channel.
+    """
+
+    def __init__(self, columns: bool) -> None:
+        self._columns = columns
+        self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
+        self._loudness = 0.0
+        self._fallback: int | None = None  # the channel used instead of the mix
+        self._total_s = self._cancelled_s = 0.0
+
+    def mixed(
+        self, blocks: Iterable[Block], warn: Callable[[str], None]
+    ) -> Iterator[tuple[int, Samples]]:
+        for (rate, layout, channels), group in _by_kind(blocks):
+            if channels > 1 or self._columns:
+                for window in _windows(group, max(1, rate // _WINDOWS_PER_S)):
+                    yield rate, self._mix(rate, layout, window)
+            else:
+                for block in group:
+                    self._total_s += len(block) / rate
+                    yield rate, block[:, 0]
+        if self._cancelled_s:
+            warn(
+                f"the channels cancel each other (opposite phase) in {self._cancelled_s:.1f} of "
+                f"{self._total_s:.1f} s; only the louder channel is transcribed there"
+            )
+
+    def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
+        channels = window.shape[1]
+        shares = weights(layout, channels)
+        mean: Samples = window.mean(axis=1, dtype=np.float32) if shares is None else window @ shares
+        mono = self._uncancelled(rate, window, mean, shares)
+        if not self._columns:
+            return mono
+        place = centre(layout, channels)
+        if place is None:  # the layout has changed
+            return np.stack([mono, np.zeros_like(mono), mono], axis=1)
+        share = 1 / channels if shares is None else float(shares[place])
+        rest = (mean - share * window[:, place]) / (1 - share) if share < 1 else 0 * mean
+        return np.stack([mono, window[:, place], rest], axis=1)
+
+    def _uncancelled(
+        self, rate: int, window: Samples, mean: Samples, shares: Samples | None
+    ) -> Samples:
+        """Return the mix, or one channel if the channels cancel each other."""
+        channels = window.shape[1]
+        self._total_s += len(window) / rate
+        if channels == 1:
+            return mean
+        weights = np.full(channels, 1 / channels) if shares is None else shares
+        if len(self._energies) != channels:
+            self._energies, self._loudness, self._fallback = np.zeros(channels), 0.0, None
+        before = self._fallback
+        with np.errstate(all="ignore"):  # invalid values are rejected later
+            energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
+            if energies.max() > _SILENCE * len(window):
+                self._decide(float(np.dot(mean, mean)), energies * weights**2)
+        if self._fallback is not None:
+            self._cancelled_s += len(window) / rate
+        new = mean if self._fallback is None else window[:, self._fallback]
+        if before == self._fallback:
+            return new
+        return faded(mean if before is None else window[:, before], new, rate)
+
+    def _decide(self, mix: float, energies: npt.NDArray[np.float64]) -> None:
+        """Select the mix or one channel from a window's energies."""
+        apart = float(energies.sum())
+        self._loudness = max(apart, _FORGET * self._loudness)
+        if not apart > _PAUSE * self._loudness:
+            return  # no speech, or all of it in channels with weight 0
+        self._energies = _FORGET * self._energies + energies
+        if mix < _CANCELS_BELOW * apart:
+            loudest, taken = int(self._energies.argmax()), self._fallback
+            if taken is None or self._energies[loudest] > _LOUDER * self._energies[taken]:
+                self._fallback = loudest
+        elif not mix < _CANCELS_NO_MORE * apart:
+            self._fallback = None
+
+
+class _OwnChannel:
+    """A filter that selects one channel and silences its repetitions of other channels.
+
+    Args:
+        channel: the channel's index, from 0 on.
+    """
+
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._leads: dict[int, bool] = {}  # whether this one of two copies is kept, by channel
+        self._loudest = 0.0
+        self._repeats = False
+        self._total_s = self._repeated_s = 0.0
+        self._copied: set[int] = set()  # channels that this one repeats
+
+    def filtered(
+        self, blocks: Iterable[Block], warn: Callable[[str], None]
+    ) -> Iterator[tuple[int, Samples]]:
+        """Yield the channel's windows; a repetition is kept if a neighbour has own speech."""
+        before: tuple[int, Samples, bool] | None = None
+        window: tuple[int, Samples, bool] | None = None
+        was_silent = False
+        for after in itertools.chain(self._judged(blocks), [None]):
+            if window is not None:
+                rate, samples, repeats = window
+                silent = repeats and (before or window)[2] and (after or window)[2]
+                nothing = np.zeros_like(samples)
+                old, new = (nothing if quiet else samples for quiet in (was_silent, silent))
+                yield rate, new if silent == was_silent else faded(old, new, rate)
+                was_silent = silent
+            before, window = window, after
+        if self._copied:
+            others = " and ".join(str(channel + 1) for channel in sorted(self._copied))
+            warn(
+                f"channel {self._channel + 1} repeats channel {others} in {self._repeated_s:.1f} "
+                f"of {self._total_s:.1f} s, as a copy or as crosstalk; the repetition is not "
+                "transcribed"
+            )
+
+    def _judged(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Samples, bool]]:
+        """Yield the rate and samples of each window, and whether it is a repetition."""
+        for (rate, *_), group in _by_kind(blocks):
+            for window in _windows(group, max(1, rate // _REPEAT_WINDOWS_PER_S)):
+                self._total_s += len(window) / rate
+                self._repeats = self._is_repeated(rate, window)
+                yield rate, window[:, self._channel], self._repeats
+
+    def _is_repeated(self, rate: int, window: Samples) -> bool:
+        with np.errstate(all="ignore"):  # invalid values are rejected later
+            signals = _slowed(window, rate)
+            energies = np.einsum("ij,ij->j", signals, signals)
+        own = float(energies[self._channel])
+        self._loudest = max(_LOUDEST_DECAY * self._loudest, own)
+        if not own > _REPEAT_SILENCE * len(signals):
+            return self._repeats
+        source = next(
+            (
+                other
+                for other in range(window.shape[1])
+                if other != self._channel and self._is_copy(signals, energies, other, rate)
+            ),
+            None,
+        )
+        if own <= _REPEAT_PAUSE * self._loudest:  # no speech
+            return self._repeats or source is not None
+        if source is not None:
+            self._copied.add(source)
+            self._repeated_s += len(window) / rate
+        return source is not None
+
+    def _is_copy(self, signals: _Signals, energies: _Signals, other: int, rate: int) -> bool:
+        """Return whether a window repeats another channel's; both channels agree on the result."""
+        own_energy, other_energy = float(energies[self._channel]), float(energies[other])
+        if not other_energy > 0:
+            return False
+        step = max(1, rate // _RATE)
+        first, second = sorted((self._channel, other))
+        explained = _explained(
+            signals[:, first], signals[:, second], round(_MAX_DELAY_S * rate / step)
+        ) / (own_energy * other_energy)
+        if explained > _SAME[False]:
+            if own_energy > _COPY_LOUDER * other_energy:
+                self._leads[other] = True
+            elif other_energy > _COPY_LOUDER * own_energy:
+                self._leads[other] = False
+        if own_energy < _QUIETER * other_energy:
+            return explained > _LEAKED[self._repeats]
+        leads = self._leads.get(other, self._channel < other)
+        much_louder = own_energy > _COPY_LOUDER * other_energy
+        return explained > _SAME[self._repeats] and not (leads or much_louder)
+
+
+def _slowed(window: Samples, rate: int) -> _Signals:
+    """Downsample the channels and remove their mean; returns float64 (m, channels)."""
+    step = max(1, rate // _RATE)
+    whole = max(1, len(window) // step)
+    if len(window) < step:
+        step = len(window)
+    slow: _Signals = window[: whole * step].reshape(whole, step, -1).mean(axis=1, dtype=np.float64)
+    slow -= slow.mean(axis=0)
+    return slow
+
+
+def _explained(a: _Signals, b: _Signals, delay: int) -> float:
+    """Return the maximum squared correlation of two signals at delays of up to `delay` samples."""
+    size = 1 << (2 * len(a) - 1).bit_length()
+    products = np.fft.irfft(np.fft.rfft(a, size) * np.conj(np.fft.rfft(b, size)), size)
+    near = np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]
+    return float((near**2).max())
+
+
+def select_column(
+    blocks: Generator[Samples, None, None], warn: Callable[[str], None]
+) -> Generator[Samples, None, None]:
+    """Convert blocks to mono: the centre or the mix of three columns; mono blocks do not change.
+
+    Args:
+        blocks: float32 (n,) or (n, 3) each, 16 kHz; closed together with this generator.
+        warn: called at the end if channels were dropped.
+
+    Yields:
+        float32 (n,).
+
+    Raises:
+        EarshotError: VAD cannot be loaded.
+    """
+    detectors: dict[int, VadModel] = {}
+    held, column = np.zeros((0, COLUMNS), np.float32), _MIX
+    taken = {_MIX: 0, _CENTRE: 0}  # samples
+
+    def choose(block: Samples) -> Samples:
+        nonlocal column
+        padded = np.pad(block, ((0, -len(block) % FRAME), (0, 0)))
+        centre, rest = (detectors[i].probabilities(padded[:, i]) for i in (_CENTRE, _REST))
+        column = _decided(centre, rest, column)
+        taken[column] += len(block)
+        return block[:, column].copy()
+
+    with contextlib.closing(blocks):
+        for block in blocks:
+            if block.ndim == 1:
+                yield block
+                continue
+            detectors = detectors or {i: VadModel() for i in (_CENTRE, _REST)}
+            held = np.concatenate([held, block])
+            while len(held) >= _BLOCK:
+                yield choose(held[:_BLOCK])
+                held = held[_BLOCK:]
+        if len(held):
+            yield choose(held)
+        if taken[_CENTRE]:
+            warn(
+                "only the front centre channel has speech in "
+                f"{taken[_CENTRE] / SAMPLE_RATE:.1f} of {sum(taken.values()) / SAMPLE_RATE:.1f} s; "
+                "the other channels are dropped there"
+            )
+
+
+def _decided(centre: Probabilities, rest: Probabilities, before: int) -> int:
+    """Choose a block's column from the speech probabilities of the centre and the rest."""
+    voice, other = centre >= _VOICE, rest >= _OTHER_VOICE
+    near = np.convolve(voice, np.ones(2 * _NEAR + 1))[_NEAR : _NEAR + len(voice)] > 0
+    if np.count_nonzero(other & ~near) >= _MIN_OTHER:
+        return _MIX
+    n_voice = np.count_nonzero(voice)
+    if n_voice < _MIN_CENTRE:
+        return before
+    only_there = 2 * np.count_nonzero(other & voice) <= n_voice
+    clearer = centre[voice].mean() > rest[voice].mean() + _CLEARER
+    return _CENTRE if only_there or clearer else _MIX
