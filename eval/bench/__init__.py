@@ -36,7 +36,7 @@ class BenchPlan:
 
     def workloads_with(self, slots: int) -> list[str]:
         """List the workloads that run with `slots` slots, in order."""
-        first, last = slots == self.slots[0], slots == self.slots[-1]
-        fits = {"latency": first, "throughput": True, "words": True}
-        fits |= {"open-loop": first, "mlperf": last}
-        return [name for name, fit in fits.items() if fit and name in self.workloads]
+        is_first, is_last = slots == self.slots[0], slots == self.slots[-1]
+        runs = {"latency": is_first, "throughput": True, "words": True}
+        runs |= {"open-loop": is_first, "mlperf": is_last}
+        return [name for name, wanted in runs.items() if wanted and name in self.workloads]
