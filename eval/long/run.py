@@ -85,11 +85,11 @@ def _fair(config: EvaluationProduct) -> EvaluationProduct:
 
 def _speech(config: EvaluationProduct) -> list[Clip]:
     """Return the clips of the config's half that recordings are made of."""
-    of = config.eval
-    passages = PASSAGES if of.manifest == EvalConfig.manifest else ""
-    places = dict.fromkeys((of.manifest, of.heldout, passages))  # some may be equal
+    manifest, heldout, half = config.eval.manifest, config.eval.heldout, config.eval.half
+    passages = PASSAGES if manifest == EvalConfig.manifest else ""
+    places = dict.fromkeys((manifest, heldout, passages))  # some may be equal
     clips = [clip for place in places if place for clip in load_clips(place)]
-    return [clip for clip in clips if not of.half or clip.half in ("", of.half)]
+    return [clip for clip in clips if not half or clip.half in ("", half)]
 
 
 def _scored(

@@ -113,12 +113,12 @@ def _hum(count: int, hertz: float, level_db: float, rng: np.random.Generator) ->
 def _keys(count: int, level_db: float, rng: np.random.Generator) -> Samples:
     """Make typing: bursts of a few milliseconds, each of another colour, in a quiet room."""
     out = noise(count, 1.0, -70.0, rng)
-    at = 0
-    while at < count:
+    start = 0
+    while start < count:
         burst = noise(_count(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng)
         burst *= np.exp(-np.arange(len(burst)) / _count(float(rng.uniform(0.002, 0.01))))
-        out[at : at + len(burst)] += 4.0 * burst[: count - at]
-        at += _count(float(rng.exponential(0.2) + 0.05))
+        out[start : start + len(burst)] += 4.0 * burst[: count - start]
+        start += _count(float(rng.exponential(0.2) + 0.05))
     return out.clip(-1.0, 1.0)
 
 
@@ -131,17 +131,17 @@ def _pauses(samples: Samples) -> list[Samples]:
     voice = VadModel().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
     quiet = np.concatenate(([False], voice < _QUIET, [False]))
     parts = (
-        samples[(first + _EDGE) * FRAME : (end - _EDGE) * FRAME]
-        for first, end in np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
-        if end - first >= _SHORTEST_PAUSE
+        samples[(begin + _EDGE) * FRAME : (end - _EDGE) * FRAME]
+        for begin, end in np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
+        if end - begin >= _SHORTEST_PAUSE
     )
     return [pause for pause in parts if pause.any()]
 
 
 def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
     """Yield the pauses of the first recordings that have some."""
-    found = (_pauses(_read(clip)) for clip in speech)
-    return itertools.islice(filter(None, found), 15)
+    pauses = (_pauses(_read(clip)) for clip in speech)
+    return itertools.islice(filter(None, pauses), 15)
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
@@ -160,18 +160,21 @@ def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeC
 
 def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     for clip in speech[:20]:
-        before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
-        samples = np.pad(_read(clip), (before, after))
-        yield MadeClip("in silence", samples, clip.text, clip.language)
+        yield MadeClip("in silence", _padded(_read(clip), rng), clip.text, clip.language)
 
 
 def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     """Yield words with noise beneath them, 15 to 30 dB below."""
     for clip in speech[:20]:
-        before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
-        samples = np.pad(at_level(_read(clip), _SPEECH_DB), (before, after))
+        samples = _padded(at_level(_read(clip), _SPEECH_DB), rng)
         samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)
         yield MadeClip("in noise", samples, clip.text, clip.language)
+
+
+def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
+    """Put 1 to 10 s of silence before and after samples."""
+    before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
+    return np.pad(samples, (before, after))
 
 
 # ---------------------------------------------------------------- run
@@ -206,15 +209,17 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
     Raises:
         EarshotError: a system, a recording, or something that they need is missing or failed.
     """
-    of, names, folder = run.config.eval, systems or HEARING_NOBODY, run.folder / "without-speech"
+    config, names = run.config.eval, systems or HEARING_NOBODY
+    folder = run.folder / "without-speech"
     prepare_names(names, run)
-    clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
-    keys, calls = keys_of({"timed": clips}), {}
+    speech = find_clips(config.manifest, half=config.half).clips
+    clips = _written(speech, seed, folder / "clips")
+    keys, scores, errors = keys_of({"timed": clips}), [], {}
     for name in names:
         listen(name, run.config, clips, keys, folder, run.say, again=again, open_system=open_system)
-        calls[name] = Kept(folder, name).heard(keys)
-    scores = [score(name, some) for name, some in calls.items()]
-    errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}
+        calls = Kept(folder, name).heard(keys)
+        scores.append(score(name, calls))
+        errors[name] = [call.error for call in calls if call.error]
     sections = (ReportSection("Invented text", [table_of(scores)]),)
     checks = (check_of(scores[0]), all_answered(errors))
     return Result(scores, checks, sections, f"clips without speech: {run.config.name}")
@@ -252,23 +257,17 @@ def table_of(scores: Sequence[HallucinationScore]) -> Table:
     header = ("", "invented", *NOBODY, "lost", "added")
     rows = []
     for score in scores:
-        text, of = score.invented()
-        edits, length = score.spoken, max(1, score.spoken.length)
-        rows.append(
-            (
-                score.system,
-                f"{100 * text / max(1, of):.1f} %",
-                *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in NOBODY),
-                f"{100 * edits.deletions / length:.2f} %",
-                f"{100 * edits.insertions / length:.2f} %",
-            )
-        )
+        (invented, clips), length = score.invented(), max(1, score.spoken.length)
+        shares = [f"{score.with_text[kind]} of {score.clips[kind]}" for kind in NOBODY]
+        edits = (score.spoken.deletions, score.spoken.insertions)
+        rates = [f"{100 * count / length:.2f} %" for count in edits]
+        rows.append((score.system, f"{100 * invented / max(1, clips):.1f} %", *shares, *rates))
     note = "Clips with text, by kind; and characters lost and added in clips with speech."
     return Table(header, rows, note=note)
 
 
 def check_of(ours: HallucinationScore) -> Check:
     """Check the limit of our system as it is configured."""
-    text, of = ours.invented()
+    invented, clips = ours.invented()
     name = f"{ours.system} writes text of at most {MAX_INVENTED:g} % of the clips without speech"
-    return Check(name, 100 * text <= MAX_INVENTED * of, f"{text} of {of} clips")
+    return Check(name, 100 * invented <= MAX_INVENTED * clips, f"{invented} of {clips} clips")
