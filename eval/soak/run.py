@@ -74,7 +74,7 @@ def soak(
         except (EarshotError, OSError, psutil.Error) as error:
             stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
-            stage.decide("scenario ended early", 1, "at most 0", None, "interrupted")
+            stage.add("scenario ended early", 1, "at most 0", None, "interrupted")
             raise
         finally:
             stage.apply_rules()
@@ -93,10 +93,10 @@ def _result(findings: Sequence[Finding]) -> Result:
         bad = [one.check for one in limited if one.passed is not True]
         good = Check(name, True, f"all {len(limited)} limits are kept")
         checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in bad] or [good]
-        rows = []
-        for one in finding.figures:
-            told = loud(verdict([one.check])) if one.limit else ""
-            rows.append([one.name, shown(one.value), one.limit, told])
+        rows = [
+            [one.name, shown(one.value), one.limit, loud(verdict([one.check])) * bool(one.limit)]
+            for one in finding.figures
+        ]
         title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))

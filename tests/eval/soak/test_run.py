@@ -38,7 +38,7 @@ def test_every_scenario_can_be_run():
 
 def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
     def killers(stage):
-        stage.tell("tried", 7)
+        stage.add("tried", 7)
         raise AudioError("odd")
 
     def floods(stage):
