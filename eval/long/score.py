@@ -238,6 +238,8 @@ def _by_minute(
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
 CLEAR: tuple[Kind, ...] = ("reading", "passage")
+Gate = Callable[[str, LongFormScore, LongFormScore, float], Check]
+"""Compares our score with another one; gets the title of the check and the limit of CER."""
 
 
 def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Check]:
@@ -253,7 +255,7 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
         ours = by_name.get(name)
         run_rivals = [by_name[rival] for rival in rivals if rival in by_name]
         best = min(run_rivals, key=lambda score: score.overall.cer.counts.errors, default=None)
-        gates = {
+        gates: dict[str, Gate] = {
             f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best": _cer_gate
         }
         if name == OUR_DEFAULT:
@@ -288,7 +290,8 @@ def _cut_gate(title: str, ours: LongFormScore, best: LongFormScore, _: float) ->
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    return gap_gate(title, *zip(*pairs, strict=True), best.name, MAX_LOST_GAP, "sentences")
+    our_counts, their_counts = zip(*pairs, strict=True)
+    return gap_gate(title, our_counts, their_counts, best.name, MAX_LOST_GAP, "sentences")
 
 
 def _lost_or_added(words: Counts) -> Counts:

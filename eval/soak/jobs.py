@@ -64,85 +64,80 @@ def jobs(stage: Stage) -> None:
     Raises:
         EarshotError: the server did not start, or did not come back.
     """
-    count = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes))
+    count, stopped = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes)), threading.Event()
+    keys: dict[str, str] = {}  # by the id of an accepted job
+    retries = 0
     with (
         tempfile.TemporaryDirectory(prefix="earshot-jobs-") as name,
         WebhookReceiver() as receiver,
         crowd(2) as pool,
     ):
+        options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
+        body, form_headers = form(stage.files[stage.shortest_file].audio, options)
+
+        def post(number: int) -> None:
+            """Post a job until it is accepted."""
+            nonlocal retries
+            key, headers = server.keys[number % _CLIENTS], {"Idempotency-Key": str(number)}
+            # A post without an answer is sent again even after the last kill: its job may exist.
+            while not stopped.is_set() or server.process.poll() is None:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    if job := _send(server, key, "POST", JOBS, body, **form_headers, **headers):
+                        keys[json.loads(job)["id"]] = key
+                        return
+                retries += 1
+                time.sleep(_PAUSE_S)
+
         pool.submit(receiver.serve_forever)
         try:
             config = with_jobs(stage.config, Path(name), receiver.url, count)
             with stage.server(config, keys=_CLIENTS) as server:
-                clients = _JobClients(stage, server, receiver)
-                posting = pool.submit(clients.post, count)
+                posting = pool.submit(
+                    closed_loop, post, range(count), at_once=_CLIENTS, stop=stopped
+                )
                 try:
                     _kill_processes(stage, server, receiver, count)
                 finally:
-                    clients.stop.set()  # accepted jobs still come to their end
+                    stopped.set()  # accepted jobs still come to their end
                 posting.result()
-                clients.judge()
+                stage.add("posts sent again, without an answer", retries)
+                _judge(stage, server, receiver, keys)
         finally:
             receiver.shutdown()
 
 
-class _JobClients:
-    """The clients of a server that has jobs."""
+def _send(
+    server: RunningServer, key: str, method: str, path: str, body: bytes = b"", **headers: str
+) -> bytes:
+    """Return the body of the answer; b"" if it is an error."""
+    headers |= dataclasses.replace(server.addresses, key=key).headers
+    status, _, text = request(server.http, method, path, body, headers, timeout_s=_TIMEOUT_S)
+    return text if status < 300 else b""
 
-    def __init__(self, stage: Stage, server: RunningServer, receiver: WebhookReceiver) -> None:
-        self.stop = threading.Event()
-        self._keys: dict[str, str] = {}  # by the id of a job
-        self._stage, self._server, self._receiver = stage, server, receiver
-        audio = stage.files[stage.short].audio
-        options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
-        self._body, self._headers = form(audio, options)
-        self._retries = 0
 
-    def post(self, count: int) -> None:
-        """Post `count` jobs, each until it is accepted."""
-        closed_loop(self._post, range(count), at_once=_CLIENTS, stop=self.stop)
-
-    def _post(self, number: int) -> None:
-        key = self._server.keys[number % _CLIENTS]
-        headers = {"Idempotency-Key": str(number), **self._headers}
-        # A post without an answer is sent again even after the last kill: its job may exist.
-        while not self.stop.is_set() or self._server.process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if job := self._send(key, "POST", JOBS, self._body, **headers):
-                    self._keys[json.loads(job)["id"]] = key
-                    return
-            self._retries += 1
-            time.sleep(_PAUSE_S)
-
-    def _send(self, key: str, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-        """Return the body of the answer; b"" if it is an error."""
-        headers |= dataclasses.replace(self._server.addresses, key=key).headers
-        address = self._server.http
-        status, _, text = request(address, method, path, body, headers, timeout_s=_TIMEOUT_S)
-        return text if status < 300 else b""
-
-    def judge(self) -> None:
-        """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
-        expected, bodies = {f"msg_{id}" for id in self._keys}, self._receiver.bodies
-        end_s = time.monotonic() + _LAST_S
-        while time.monotonic() < end_s and expected - bodies.keys():
-            time.sleep(_PAUSE_S)
-        self._server.wait_until_ready()
-        lost, texts = [], set[bytes]()
-        for id, key in self._keys.items():
-            job = self._send(key, "GET", f"{JOBS}/{id}")
-            if not job or json.loads(job)["status"] != "completed":
-                lost.append(job or id)
-            texts.add(self._send(key, "GET", f"{JOBS}/{id}/result?response_format=text"))
-        self._stage.at_least("jobs accepted", len(self._keys), 1)
-        self._stage.add("posts sent again, without an answer", self._retries)
-        self._stage.none_of("jobs lost", lost)
-        self._stage.none_of("webhooks missing", sorted(expected - bodies.keys()))
-        # A post that had no answer may not make a second job when it is sent again.
-        self._stage.none_of("webhooks of doubled jobs", sorted(bodies.keys() - expected))
-        contradictions = [id for id, received in bodies.items() if len(received) > 1]
-        self._stage.none_of("webhooks that contradict each other", contradictions)
-        self._stage.none_of("results with another text", sorted(texts)[1:])
+def _judge(
+    stage: Stage, server: RunningServer, receiver: WebhookReceiver, keys: dict[str, str]
+) -> None:
+    """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
+    expected, bodies = {f"msg_{id}" for id in keys}, receiver.bodies
+    end_s = time.monotonic() + _LAST_S
+    while time.monotonic() < end_s and expected - bodies.keys():
+        time.sleep(_PAUSE_S)
+    server.wait_until_ready()
+    lost, texts = [], set[bytes]()
+    for id, key in keys.items():
+        job = _send(server, key, "GET", f"{JOBS}/{id}")
+        if not job or json.loads(job)["status"] != "completed":
+            lost.append(job or id)
+        texts.add(_send(server, key, "GET", f"{JOBS}/{id}/result?response_format=text"))
+    stage.at_least("jobs accepted", len(keys), 1)
+    stage.none_of("jobs lost", lost)
+    stage.none_of("webhooks missing", sorted(expected - bodies.keys()))
+    # A post that had no answer may not make a second job when it is sent again.
+    stage.none_of("webhooks of doubled jobs", sorted(bodies.keys() - expected))
+    contradictions = [id for id, received in bodies.items() if len(received) > 1]
+    stage.none_of("webhooks that contradict each other", contradictions)
+    stage.none_of("results with another text", sorted(texts)[1:])
 
 
 def _kill_processes(

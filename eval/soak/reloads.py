@@ -60,7 +60,7 @@ def reloads(stage: Stage) -> None:
                 stage.send(server, api, patience_s=_LIMIT_S)
 
         clients = pool.submit(closed_loop, send_until_stopped, _APIS, at_once=len(_APIS))
-        session = pool.submit(_speak, server, stage.files[stage.short], stopped)
+        session = pool.submit(_speak, server, stage.files[stage.shortest_file], stopped)
         try:
             time.sleep(_CALM_S)
             for one in planned:

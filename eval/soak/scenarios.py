@@ -179,7 +179,7 @@ def _drip(body: bytes, size: int) -> Iterator[bytes]:
 def slow_clients(stage: Stage) -> None:
     """Send forty uploads, which would take minutes, beside a client that is not slow."""
     config = changed(stage.config, "server", upload_timeout_s=_SLOW_LIMIT_S)
-    start, tail = http_body(stage.files[stage.short].audio)
+    start, tail = http_body(stage.files[stage.shortest_file].audio)
     with stage.server(config) as server:
         top = _head_of(server, start, tail)
 

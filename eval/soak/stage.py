@@ -133,7 +133,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.files = files_of(self.clips)
-        self.short = next(iter(self.files), "")
+        self.shortest_file = next(iter(self.files), "")
         self._texts: dict[tuple[str, str], str] = {}
         self._disrupted_until_s = -math.inf
 
@@ -220,7 +220,7 @@ class Stage:
             patient: False if the client is to leave early, so that it may have no answer.
             may_refuse: whether a refusal is allowed.
         """
-        began_s, file = time.monotonic(), file or self.short
+        began_s, file = time.monotonic(), file or self.shortest_file
         addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
         ask = dataclasses.replace(self.files[file], patience_s=patience_s)
         answer, text = CLIENTS[api](addresses, ask), ""
@@ -236,7 +236,7 @@ class Stage:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
         try:
-            answer = ATTACKS[name](server.addresses, self.files[self.short])
+            answer = ATTACKS[name](server.addresses, self.files[self.shortest_file])
         except OSError as error:  # the server does not listen now
             answer = lost(error, began_s)
         disrupted = began_s <= self._disrupted_until_s

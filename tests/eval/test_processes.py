@@ -48,11 +48,6 @@ def fail(send, message):
     raise AudioError(message)
 
 
-def crash(send):
-    print("the last words\n\n", flush=True)
-    os.abort()
-
-
 def sleep_with_descendants(send):
     """One child stays in our session, one leaves it; both would outlive us."""
     ours = subprocess.Popen(SLEEP)
@@ -63,6 +58,7 @@ def sleep_with_descendants(send):
 
 def crash_with_a_descendant(send):
     send(subprocess.Popen(SLEEP).pid)
+    print("the last words\n\n", flush=True)
     os.abort()
 
 
@@ -111,14 +107,14 @@ def test_the_childs_own_error_is_raised_here():
             running.receive(60)
 
 
-def test_a_death_is_told_with_the_last_line(tmp_path):
+def test_a_death_is_told_with_the_last_line_and_leaves_nothing(tmp_path):
+    """The child's own child has no parent left: only the session tells where it belongs."""
     for log, where in ((None, "words"), (tmp_path / "log", f"its log is {tmp_path / 'log'}")):
-        with (
-            child(crash, log=log) as running,
-            pytest.raises(UnavailableError, match="child ended early: the last words") as error,
-        ):
-            running.receive(60)
-        assert str(error.value).endswith(where)
+        with child(crash_with_a_descendant, log=log) as running:
+            orphan = running.receive(60)
+            with pytest.raises(UnavailableError, match="ended early: the last words") as error:
+                running.receive(60)
+        assert str(error.value).endswith(where) and is_gone(orphan)
 
 
 def test_nothing_is_left_of_a_child_that_is_given_up():
@@ -129,15 +125,6 @@ def test_nothing_is_left_of_a_child_that_is_given_up():
             running.receive(0.01)
     assert is_gone(running.pid) and is_gone(ours) and is_gone(apart)
     assert not Path(folder).exists()
-
-
-def test_nothing_is_left_below_a_child_that_crashed():
-    """Its children have no parent left: only the session tells where they belong."""
-    with child(crash_with_a_descendant) as running:
-        orphan = running.receive(60)
-        with pytest.raises(UnavailableError):
-            running.receive(60)
-    assert is_gone(orphan)
 
 
 def test_a_child_may_close_what_it_holds_before_it_ends(tmp_path):

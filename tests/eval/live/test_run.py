@@ -202,13 +202,8 @@ def test_what_stays_short_is_left_out_where_there_are_passages(table):
 
 
 def test_of_the_configs_own_clips_the_groups_of_its_gates_are_taken(table):
-    place = table((6.0, by("one")), (6.0, by("two", "hard")))
+    place = table((6.0, by("one")), (6.0, by("two", "hard")), (6.0, {"text": "", "language": None}))
     assert texts(played(place, groups=("a",))) == ["text 0"]
     assert texts(played(place)) == ["text 0", "text 1"]
-
-
-def test_what_has_no_text_says_nothing(table):
-    place = table((6.0, by("one")), (6.0, {"text": "", "language": None}))
-    assert texts(played(place)) == ["text 0"]
     with pytest.raises(ConfigError, match="has no clip with text; expected some"):
         played(table((6.0, {"text": "", "language": None})))
