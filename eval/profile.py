@@ -93,7 +93,7 @@ class DeviceIdle:
 class DeviceTimeline:
     """The device's work and idle times during a load."""
 
-    seconds: float  # of the load
+    seconds: float  # length of the load
     busy_s: float
     phases: tuple[PhaseTime, ...]
     kernels: tuple[Kernel, ...]  # the longest first
@@ -222,7 +222,7 @@ TRACE = "trace.json.gz"
 NSYS = "profile.nsys-rep"
 UNDER_NSYS = "EARSHOT_PROFILE_UNDER_NSYS"
 """Environment variable of the process that Nsight Systems records."""
-_KERNELS = 25  # of each phase
+_KERNELS = 25  # shown for each phase
 
 
 def profiled(

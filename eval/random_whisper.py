@@ -10,6 +10,7 @@ tokens as well, and timestamps beyond those that may come first, so that an answ
 """
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ class Shape:
         return Dims(*encoder, self.n_vocab, 448, width, heads, self.decoder_layers, ffn)
 
 
-def _english(width: int, encoder_layers: int, decoder_layers: int) -> Shape:
-    return Shape(width, encoder_layers, decoder_layers, multilingual=False, pieces=50_256)
+_english = functools.partial(Shape, multilingual=False, pieces=50_256)
 
 
 PUBLISHED = {

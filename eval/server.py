@@ -72,7 +72,7 @@ class RunningServer:
         ports = server.http_port, server.grpc_port, server.metrics_port
         self.http, self.grpc, self.metrics = (f"{server.host}:{port}" for port in ports)
         self.toml, self.log = folder / "server.toml", log or folder / "log"
-        self.server_log = folder / "server.log"  # of Triton and the engine; `log` is the command's
+        self.server_log = folder / "server.log"  # Triton's and the engine's; `log` is the command's
         self._engine = engine
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         self.process = self._start()
@@ -127,7 +127,7 @@ class RunningServer:
         return by_role
 
     def pids(self) -> dict[str, int]:
-        """Return the server's process ids, without those that each read one file."""
+        """Return the process ids by role, without the sandboxes that each read one file."""
         processes = self.processes().items()
         return {role: process.pid for role, process in processes if "sandbox " not in role}
 

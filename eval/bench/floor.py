@@ -101,7 +101,7 @@ def mean_seconds(work: Callable[[], object]) -> float:
 class EncoderWork:
     """Operations to encode one window and project its cross keys and values."""
 
-    products: float  # of the layers' matrices: these may be FP8
+    products: float  # the layers' matrices: these may be FP8
     attention: float
     rest: float  # convolutions, cross keys and values
 

@@ -30,7 +30,7 @@ from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.devices import counted, first_of
 from serve.contract.errors import ConfigError, UnavailableError
 
-_SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond those of the runtime
+_SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # besides the runtime's
 
 
 def bench(

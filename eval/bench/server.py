@@ -29,11 +29,11 @@ from serve.wire.client import TritonClient
 
 SYSTEM = f"{OURS}, through Triton"
 COUNTED = tuple(f"earshot_{name}_total" for name in ("windows", "retries", "tokens"))
-MIN_EFFICIENCY = 0.975  # of the first device's throughput, for each engine
-MIN_S, MAX_S = 10.0, 30.0  # of the clips for several devices
+MIN_EFFICIENCY = 0.975  # each engine's share of the first one's throughput
+MIN_S, MAX_S = 10.0, 30.0  # shortest and longest clip for several devices
 LENGTHS = 16  # different ones
 _TOKENS_PER_S = THROUGHPUT_TOKENS / WINDOW_S
-_CLIPS = 4  # of one length, in each client process
+_CLIPS = 4  # clips of one length in each client process
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ from serve.transcriber.window_info import encoder_frames
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_MIN, MLPERF_MAX = 75, 4, 200
-_SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
+_SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # shares of the saturated rate
 _DRAIN_S = 30.0  # longest wait for the last arrivals
 
 

@@ -45,9 +45,9 @@ class Stretch:
     what: Content
     start_s: float
     end_s: float
-    text: str = ""  # of speech
-    language: str | None = None  # code, of speech
-    snr_db: float | None = None  # speech or a pause under noise: how much less the noise is
+    text: str = ""  # the spoken sentence
+    language: str | None = None  # code of the speech
+    snr_db: float | None = None  # for speech or a pause under noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class AnnotatedRecording:
     kind: Kind
     duration: float  # s
     stretches: tuple[Stretch, ...]
-    text: str  # of all sentences
-    language: str | None  # of the first sentence
+    text: str  # all sentences
+    language: str | None  # the first sentence's
 
     @property
     def sentences(self) -> tuple[Stretch, ...]:
@@ -271,10 +271,10 @@ def write_script(
 CACHE = Path(".cache") / "long"
 MANIFEST = "manifest.jsonl"
 
-_SPEECH_DB = (-27.0, -20.0)  # of a sentence
-_ROOM_DB = (-75.0, -55.0)  # of a recording; pink
+_SPEECH_DB = (-27.0, -20.0)  # level of a sentence
+_ROOM_DB = (-75.0, -55.0)  # level of a recording's room; pink noise
 _TONES_DB = (-30.0, -20.0)
-_LIMITS = AudioLimits(600.0)  # of a clip of speech
+_LIMITS = AudioLimits(600.0)  # for a clip of speech
 
 
 @dataclasses.dataclass(frozen=True)

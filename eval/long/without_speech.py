@@ -40,7 +40,7 @@ _SPEECH_DB = -25.0
 _QUIET = 0.1  # a likelier frame is no pause
 _SHORTEST_PAUSE = 9  # frames: 0.29 s
 _EDGE = 3  # frames of a pause on either side that may still be speech
-_LONGEST_S = 9.0  # of a recording: it fits into a window with the silence that is put around it
+_LONGEST_S = 9.0  # longest recording: it fits into a window with the silence around it
 _LIMITS = AudioLimits(_LONGEST_S + 1.0)
 
 
@@ -189,7 +189,7 @@ class HallucinationScore:
 
     system: str
     clips: dict[str, int]  # by kind
-    with_text: dict[str, int]  # of these
+    with_text: dict[str, int]  # clips with text, by kind
     spoken: Counts  # characters of clips of `SPOKEN`
 
     def invented(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`python -m eval plan`: GPUs for a load, and what an hour of audio costs.
+"""`python -m eval plan`: GPUs for a load, and the cost of an hour of audio.
 
 Figures of one GPU come from a bench.json that `python -m eval bench` wrote, or from a committed
 table of the same form, which names its conditions.

@@ -59,7 +59,7 @@ class _WebhookHandler(http.server.BaseHTTPRequestHandler):
 
 
 def jobs(stage: Stage) -> None:
-    """Post jobs, kill processes, and count what is lost, done twice or not reported.
+    """Post jobs, kill processes, and count the jobs that are lost, done twice or not reported.
 
     Raises:
         EarshotError: the server did not start, or did not come back.

@@ -33,13 +33,13 @@ _MIN_SAMPLES = 12
 _MIN_ACTIONS = 2000  # seen by a process before its growth is judged
 _AT_ONCE = 8
 _HOSTILE_SHARE, _CANCELLED_SHARE = 0.1, 0.2
-_PATIENCE_S = (0.005, 1.0)  # of a client that leaves before its answer
+_PATIENCE_S = (0.005, 1.0)  # patience of a client that leaves before its answer
 _PAUSE_S = 0.3  # after a request without an answer
 _DISRUPTED, _WARM = 0.2, 1 / 3  # shares of the run: the end of disruptions, the start of sampling
 _LOOK_S = 1.0
 _KEYS = 20
 _JOB_S = 300.0  # the patience for a job, which waits for requests
-_RETENTION_S = 60.0  # of a job after its end, so that as many are removed as come
+_RETENTION_S = 60.0  # from a job's end to its removal, so that as many go as come
 _SETTLE_S = 30.0  # for the server's counts to be even without requests
 _GONE_S = 2 * PATIENCE_S + _JOB_S  # for the last clients to end
 
@@ -48,7 +48,7 @@ _GONE_S = 2 * PATIENCE_S + _JOB_S  # for the last clients to end
 
 _ROLES = ("sandbox", "gateway", "whisper", "tritonserver")
 _APART_S = 3.0  # between two disruptions
-_DURATION_S = 4.0  # of a disruption that ends by itself
+_DURATION_S = 4.0  # length of a disruption that ends by itself
 _STEADY_S = 3.0  # the same processes answered for so long: the server has recovered
 _ASK_S = 20.0
 
@@ -242,7 +242,7 @@ _PENDING = (
 
 
 def uneven(page: str) -> list[str]:
-    """Describe what the server's metrics hold pending; nothing if every request has its answer."""
+    """Describe the pending requests in the server's metrics; [] if every request has its answer."""
     pending = {name: total(page, f"earshot_{name}") for name in _PENDING}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")

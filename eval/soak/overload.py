@@ -23,14 +23,14 @@ from eval.server import RunningServer, running
 from eval.soak.stage import Stage
 from serve.contract.errors import EarshotError
 
-MIN_SHARE = 0.95  # of the capacity, answered in time; of the clients, admitted
+MIN_SHARE = 0.95  # answered in time, of the capacity; admitted, of the clients
 _TARGET_S = 2.0  # if gateway.target_p99_s is not set
 _LOADS = (1.3, 3.0)  # shares of the capacity
 _SECONDS = 40.0  # longest time for which requests of a load arrive
 _WARM = 0.2  # share of a load's time before goodput is counted
 _PATIENCE = 2.0  # times as long as the work of all requests takes
-_MIN_S, _MAX_S = 2.0, 28.0  # of clips; others are not one window
-_TIMEOUT_S = 600.0  # of a client: as long as the server gives a request
+_MIN_S, _MAX_S = 2.0, 28.0  # length of clips; others are not one window
+_TIMEOUT_S = 600.0  # a client's patience: as long as the server gives a request
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,8 +40,8 @@ class OverloadClient:
     file: str
     audio_s: float
     tries: int = 0
-    latency_s: float = math.inf  # of the try that was answered; infinite without an answer
-    end_s: float = math.inf  # of that try
+    latency_s: float = math.inf  # the answered try's; infinite without an answer
+    end_s: float = math.inf  # the end of that try
 
 
 def overload(stage: Stage) -> None:

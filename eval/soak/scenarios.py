@@ -24,7 +24,7 @@ from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
-MAX_RATIO = 2.0  # of the latency without the disturbance
+MAX_RATIO = 2.0  # times the latency without the disturbance
 _BESIDE_S = 6.0  # for which the honest client sends
 _RISE_S = 2.0  # for a disturbance to rise, and for its rest to go
 _MB = 2**20
@@ -121,7 +121,8 @@ _TIMEOUT_S = 60.0
 _DECLARED_BYTES = 10**13
 _AT_ONCE, _EACH_MB = 16, 128
 _ENDLESS_MB = 4096  # end of an endless upload that is not refused
-_COPIES = 6  # of a byte at once, in the gateway, Triton, shared memory and the model's process
+# Copies of a byte at once, in the gateway, Triton, shared memory and the model's process.
+_COPIES = 6
 _SLOW, _SLOW_PIECE_S = 40, 0.5
 _SLOW_LIMIT_S = 10.0  # upload timeout for slow clients
 

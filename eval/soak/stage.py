@@ -36,7 +36,7 @@ _GONE_S = 5.0  # for the last processes to end
 _MIN_ASKS = 3
 _SHOWN = 3  # wrong outcomes of a rule in the report
 _SERVER_FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
-_FOLDER = re.compile(r"/\S*/earshot-\w+(?=/models)")  # of a server's files, in command lines
+_FOLDER = re.compile(r"/\S*/earshot-\w+(?=/models)")  # a server's files, in command lines
 _SHARED = Path("/dev/shm")
 
 
@@ -158,7 +158,7 @@ class Stage:
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the count of requests, if there were any, and of those that break each rule."""
+        """Add the number of requests, if there were any, and the number that breaks each rule."""
         if not self.outcomes:
             return
         self.add("requests", len(self.outcomes))

@@ -53,8 +53,8 @@ WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
-_BANDS, _BANDS_SPREAD = 80, 4.0  # of the noise in a window
-_SPREAD = 2.0 * TINY.width**-0.5  # of the random weights: large, so that logits lie apart
+_BANDS, _BANDS_SPREAD = 80, 4.0  # the bands of a window's noise
+_SPREAD = 2.0 * TINY.width**-0.5  # the random weights': large, so that logits lie apart
 WAIT_S = 60.0
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "pydantic")
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
@@ -176,7 +176,7 @@ def make_checkpoint(folder: Path) -> Any:
 def write_config(
     work: Path, precision: Precision, runtime: RuntimeName, python: str = ""
 ) -> BuildProduct:
-    """Write `<work>/<precision>.toml` and return what it says."""
+    """Write `<work>/<precision>.toml` and return its content."""
     config = BuildProduct(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
