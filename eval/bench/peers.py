@@ -189,8 +189,9 @@ def measure_vllm(shape: Shape, device: str, seconds: float, say: Say) -> Iterato
     if kind != "cuda":
         raise UnavailableError(f"vLLM's wheel runs on GPUs only, and runtime.device is {device!r}")
     os.environ.update(ENVIRONMENT)
-    if index:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(int(index))
+    if index:  # leaves only one of the visible GPUs
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)] if visible else index
     import vllm  # noqa: PLC0415 - only a peer, and reads the environment
 
     with tempfile.TemporaryDirectory(prefix="earshot-vllm-") as folder:
@@ -205,12 +206,6 @@ def measure_vllm(shape: Shape, device: str, seconds: float, say: Say) -> Iterato
             decode = _decoder(model, shape, options, WINDOW_S)
             yield throughput(system, decode, _IN_FLIGHT, seconds, note)
             yield mlperf(system, decode, _IN_FLIGHT, seconds, note)
-
-
-def _visible(index: int) -> str:
-    """Return the CUDA_VISIBLE_DEVICES that leaves only one of the visible GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[index] if visible else str(index)
 
 
 def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) -> Decode:

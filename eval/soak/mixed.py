@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 
 import psutil
@@ -132,7 +132,11 @@ class _Mixed:
                 raise EarshotError(f"{api}, {file}, without load: {answer}")
         self._began_s, self._quiet_requests = time.monotonic(), len(stage.outcomes)
         with crowd(2) as pool:
-            clients, disruptions = pool.submit(self._clients), pool.submit(self._disrupt)
+            numbers = itertools.islice(itertools.count(), stage.actions)
+            clients = pool.submit(
+                closed_loop, self._act, numbers, at_once=_AT_ONCE, stop=self._stopped
+            )
+            disruptions = pool.submit(self._disrupt)
             try:
                 with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
                     while self._share < 1 and not clients.done() and server.process.poll() is None:
@@ -162,10 +166,6 @@ class _Mixed:
         minutes = (time.monotonic() - self._began_s) / 60 / self._stage.minutes
         actions = len(self._stage.outcomes) - self._quiet_requests
         return min(1.0, max(minutes, actions / (self._stage.actions or float("inf"))))
-
-    def _clients(self) -> None:
-        numbers: Iterator[int] = itertools.islice(itertools.count(), self._stage.actions)
-        closed_loop(self._act, numbers, at_once=_AT_ONCE, stop=self._stopped)
 
     def _act(self, number: int) -> None:
         rng = random.Random(f"{self._stage.seed}/{number}")

@@ -134,7 +134,10 @@ def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str 
         report(place)
     with checks.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
-    for precision in _precisions(runtime):
+    precisions: tuple[Precision, ...] = ("fp16",)
+    if runtime == "tensorrt_llm" and not 10 <= limits.find_gpu("cuda").compute_capability[0] < 12:
+        precisions = ("fp16", "int8")  # which Blackwell lacks
+    for precision in precisions:
         with checks.check(f"{precision}: build"):
             config = write_config(work, precision, runtime, python)
             compile_engine(work / f"{precision}.toml")
@@ -156,14 +159,6 @@ def _find(python: str) -> tuple[RuntimeName, str]:
     gpu = limits.find_gpu("cuda")
     place = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
     return "tensorrt_llm_api" if uses_llm_api else "tensorrt_llm", place
-
-
-def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
-    """Return the precisions that the runtime has on this GPU."""
-    if runtime == "tensorrt_llm_api":
-        return ("fp16",)
-    blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
-    return ("fp16",) if blackwell else ("fp16", "int8")
 
 
 def make_checkpoint(folder: Path) -> Any:
