@@ -125,7 +125,7 @@ class RuntimeSession:
             "mlperf": self.mlperf,
         }
 
-    def load(
+    def make_load(
         self,
         batch: int | None = None,
         seconds: float = WINDOW_S,
@@ -145,7 +145,7 @@ class RuntimeSession:
 
     def throughput(self, *, words: bool = False) -> Iterator[Measurement]:
         """Measure windows of 30 s that arrive as others end, with or without word times."""
-        load = self.load(words=words)
+        load = self.make_load(words=words)
         figures = self._closed_loop(load, itertools.repeat(THROUGHPUT_TOKENS))
         name, rtfx = "words" if words else "throughput", figures["windows_per_s"] * WINDOW_S
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, self.config.slots)
@@ -154,7 +154,7 @@ class RuntimeSession:
 
     def latency(self) -> Iterator[Measurement]:
         """Measure one request at a time; the value is the median."""
-        load, ideal_s = self.load(1, self._plan.request_s, self._short), self._ideal_s(1)
+        load, ideal_s = self.make_load(1, self._plan.request_s, self._short), self._ideal_s(1)
 
         def send() -> None:
             load.submit([REQUEST_TOKENS])
@@ -181,7 +181,7 @@ class RuntimeSession:
         The first tells how many windows the second needs to last. It is also the rate that the
         second would reach in MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        load, seconds, wall_s = self.load(), self._plan.seconds, 0.0
+        load, seconds, wall_s = self.make_load(), self._plan.seconds, 0.0
         always_full = self._closed_loop(load, mlperf_lengths())
         count = max(2 * self.config.slots, math.ceil(always_full["windows_per_s"] * seconds))
         while wall_s < seconds:
@@ -206,7 +206,7 @@ class RuntimeSession:
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
-        load = self.load(None, self._plan.request_s, self._short)
+        load = self.make_load(None, self._plan.request_s, self._short)
         saturated = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
         ideal_s, max_rate = self._ideal_s(self.config.slots), saturated["windows_per_s"]
         ideal, name = 1 / ideal_s if ideal_s else None, "open loop, saturated"

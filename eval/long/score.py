@@ -27,7 +27,7 @@ BLOCK_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class HeardSentence:
+class SentenceScore:
     """The outcome of a sentence."""
 
     minute: tuple[str, int]  # in which it begins: the recording's file, and the number
@@ -37,19 +37,19 @@ class HeardSentence:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeardRecording:
+class RecordingScore:
     """The outcome of a recording."""
 
-    sentences: tuple[HeardSentence, ...]
+    sentences: tuple[SentenceScore, ...]
     lost_in_stretches: int  # lost words, `RUN` and more in a row
     repeated: int  # added words, `RUN` and more in a row that stand near by as well
     made_up: int  # added words in other stretches
     unspoken: int  # characters of text outside speech
 
 
-def hear(
+def score_recording(
     recording: AnnotatedRecording, segments: Sequence[TimedText], normalize: Normalize
-) -> HeardRecording:
+) -> RecordingScore:
     """Compare the answer of a system with the text of a recording.
 
     Args:
@@ -70,13 +70,11 @@ def hear(
         minute = recording.file, int(sentence.start_s // BLOCK_S)
         characters = char_counts(" ".join(words), " ".join(heard))
         at_cut = any(_overlap_s(sentence, *cut) >= -NEAR_CUT_S for cut in cuts)
-        outcomes.append(HeardSentence(minute, counts, characters, at_cut))
+        outcomes.append(SentenceScore(minute, counts, characters, at_cut))
     lost = repeated = made_up = 0
     for chunk in alignment:
-        lost_words, added_words = (
-            chunk.ref_end_idx - chunk.ref_start_idx,
-            chunk.hyp_end_idx - chunk.hyp_start_idx,
-        )
+        lost_words = chunk.ref_end_idx - chunk.ref_start_idx
+        added_words = chunk.hyp_end_idx - chunk.hyp_start_idx
         if chunk.type == "delete" and lost_words >= RUN:
             lost += lost_words
         elif chunk.type == "insert" and added_words >= RUN:
@@ -90,7 +88,7 @@ def hear(
             overlaps = (_overlap_s(one, segment.start_s, segment.end_s) for one in sentences)
             if max(overlaps) <= TOUCH_S:
                 unspoken += len(normalize(segment.text, None))
-    return HeardRecording(tuple(outcomes), lost, repeated, made_up, unspoken)
+    return RecordingScore(tuple(outcomes), lost, repeated, made_up, unspoken)
 
 
 def _overlap_s(sentence: Stretch, start_s: float, end_s: float) -> float:
@@ -173,7 +171,7 @@ class LongFormScore:
     by_kind: dict[Kind, LongFormResult]
     rtfx: float
     errors: tuple[str, ...]  # calls that failed
-    sentences: tuple[HeardSentence, ...]
+    sentences: tuple[SentenceScore, ...]
 
     @property
     def name(self) -> str:
@@ -195,35 +193,34 @@ def score_long(
         recordings: the recordings with their reference texts.
         normalize: applied to both texts.
     """
-    by_kind: dict[Kind, list[HeardRecording]] = {}
+    by_kind: dict[Kind, list[RecordingScore]] = {}
     for recording, call in zip(recordings, calls, strict=True):
         segments = call.prediction.segments if call.prediction else ()
-        by_kind.setdefault(recording.kind, []).append(hear(recording, segments, normalize))
-    all_heard = list(itertools.chain(*by_kind.values()))
+        outcome = score_recording(recording, segments, normalize)
+        by_kind.setdefault(recording.kind, []).append(outcome)
+    outcomes = list(itertools.chain(*by_kind.values()))
     return LongFormScore(
         facts=facts,
-        overall=_long_form_result(all_heard),
-        by_kind={kind: _long_form_result(heard_of_kind) for kind, heard_of_kind in by_kind.items()},
+        overall=_long_form_result(outcomes),
+        by_kind={kind: _long_form_result(some) for kind, some in by_kind.items()},
         rtfx=sum(call.duration_s for call in calls) / sum(call.latency_s for call in calls),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error is not None),
-        sentences=tuple(sentence for heard in all_heard for sentence in heard.sentences),
+        sentences=tuple(sentence for outcome in outcomes for sentence in outcome.sentences),
     )
 
 
-def _long_form_result(recordings: Sequence[HeardRecording]) -> LongFormResult:
-    sentences = [sentence for heard in recordings for sentence in heard.sentences]
+def _long_form_result(outcomes: Sequence[RecordingScore]) -> LongFormResult:
+    sentences = [sentence for outcome in outcomes for sentence in outcome.sentences]
+    names = ("lost_in_stretches", "repeated", "made_up", "unspoken")
     return LongFormResult(
-        cer=rate(_by_minute(sentences, lambda sentence: sentence.characters)),
-        wer=rate(_by_minute(sentences, lambda sentence: sentence.words)),
-        lost_in_stretches=sum(heard.lost_in_stretches for heard in recordings),
-        repeated=sum(heard.repeated for heard in recordings),
-        made_up=sum(heard.made_up for heard in recordings),
-        unspoken=sum(heard.unspoken for heard in recordings),
+        rate(_by_minute(sentences, lambda sentence: sentence.characters)),
+        rate(_by_minute(sentences, lambda sentence: sentence.words)),
+        **{name: sum(getattr(outcome, name) for outcome in outcomes) for name in names},
     )
 
 
 def _by_minute(
-    sentences: Sequence[HeardSentence], part: Callable[[HeardSentence], Counts]
+    sentences: Sequence[SentenceScore], part: Callable[[SentenceScore], Counts]
 ) -> list[Counts]:
     """Sum edits by minutes of recordings; minutes without speech are left out."""
     minutes: dict[tuple[str, int], Counts] = {}

@@ -18,7 +18,7 @@ from eval.accuracy.predictions import Kept, TimedCall, keys_of
 from eval.accuracy.run import listen
 from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
-from eval.long import HEARING_NOBODY
+from eval.long import WITHOUT_SPEECH_SYSTEMS
 from eval.long.compose import at_level, faded, music, noise
 from eval.long.systems import open_system, prepare_names
 from eval.record import Check, ReportSection, Result, Run, Table
@@ -54,7 +54,7 @@ class MadeClip:
     language: str | None = None
 
 
-def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
+def make_clips(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     """Make the clips of a seed.
 
     Args:
@@ -184,7 +184,7 @@ MAX_INVENTED = 1.0  # % of the clips without speech
 
 
 @dataclasses.dataclass(frozen=True)
-class HallucinationScore:
+class InventedTextScore:
     """Counts of the clips in which one system wrote text."""
 
     system: str
@@ -197,19 +197,21 @@ class HallucinationScore:
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
-def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool) -> Result:
+def measure_without_speech(
+    run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool
+) -> Result:
     """Make clips from the speech of `eval.manifest`, transcribe them, and count the texts.
 
     Args:
         run: its `config.eval` says the speech, its half, and the CPU threads of every system.
-        systems: their names; None is `HEARING_NOBODY`.
+        systems: their names; None is `WITHOUT_SPEECH_SYSTEMS`.
         seed: the seed of all random draws.
         again: whether the former answers of these systems are dropped.
 
     Raises:
         EarshotError: a system, a recording, or something that they need is missing or failed.
     """
-    config, names = run.config.eval, systems or HEARING_NOBODY
+    config, names = run.config.eval, systems or WITHOUT_SPEECH_SYSTEMS
     folder = run.folder / "without-speech"
     prepare_names(names, run)
     speech = find_clips(config.manifest, half=config.half).clips
@@ -228,7 +230,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
     """Write the clips of a seed, each to a file named after its kind."""
     clips = []
-    for number, made in enumerate(make(speech, seed)):
+    for number, made in enumerate(make_clips(speech, seed)):
         file = f"{made.kind}/{number:03}.wav"
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +240,7 @@ def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
     return clips
 
 
-def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
+def score(name: str, calls: Sequence[TimedCall]) -> InventedTextScore:
     """Count the texts of a system; the kind of a clip is the name's first part."""
     normalize = normalizer(DEFAULT)
     clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
@@ -249,10 +251,10 @@ def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
         with_text[kind] += bool(call.text.strip())
         if kind in SPOKEN:
             spoken += char_counts(*compared_texts(call, normalize))
-    return HallucinationScore(name, clips, with_text, spoken)
+    return InventedTextScore(name, clips, with_text, spoken)
 
 
-def table_of(scores: Sequence[HallucinationScore]) -> Table:
+def table_of(scores: Sequence[InventedTextScore]) -> Table:
     """Tabulate the figures."""
     header = ("", "invented", *NOBODY, "lost", "added")
     rows = []
@@ -266,7 +268,7 @@ def table_of(scores: Sequence[HallucinationScore]) -> Table:
     return Table(header, rows, note=note)
 
 
-def check_of(ours: HallucinationScore) -> Check:
+def check_of(ours: InventedTextScore) -> Check:
     """Check the limit of our system as it is configured."""
     invented, clips = ours.invented()
     name = f"{ours.system} writes text of at most {MAX_INVENTED:g} % of the clips without speech"

@@ -90,7 +90,7 @@ def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, q
     assert asked.runtime.draft_tokens == 3
     engine = random_engine(tiny, "int8", 1)
     session = RuntimeSession(RuntimeBench(engine, asked, plan, ceilings, quiet))
-    load = session.load()
+    load = session.make_load()
     load.submit([120, 100])
     load.drain()
     gauges = session.runtime.gauges()
