@@ -28,7 +28,6 @@ from serve.transcriber.window_info import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
 _MAX_UNTIMED = 64  # windows with words that are not timed yet; at more the load waits
-_LATE_S = 0.010  # an arrival that is submitted later than this after its due time counts as late
 _OTHER_TOKEN = 1000  # a token of text
 _TOP_LOGIT = 1e4  # above all others
 _HASH_PRIME = 10_007
@@ -291,7 +290,7 @@ def offline(load: WindowLoad, lengths: Sequence[int], in_flight: int) -> float:
 
 def open_loop(
     load: WindowLoad, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
-) -> tuple[list[float], int, int]:
+) -> tuple[list[float], int]:
     """Submit windows when they are due, independent of earlier ones.
 
     All due windows are submitted before each poll, and latency counts from the due time: a runtime
@@ -307,12 +306,10 @@ def open_loop(
 
     Returns:
         the latency (s) of each window, or the time that an unfinished one waited; the number of
-        windows that were submitted more than `_LATE_S` after their due time; the number of
         unfinished windows.
     """
-    due_s: dict[int, float] = {}  # by job id, as the next two
-    submitted_s: dict[int, float] = {}
-    ended_s: dict[int, float] = {}
+    due_s: dict[int, float] = {}  # by job id
+    ended_s: dict[int, float] = {}  # likewise
     began_s = time.perf_counter()
 
     def now() -> float:
@@ -322,9 +319,7 @@ def open_loop(
         due_count = bisect.bisect_right(arrivals, now())
         for start in range(len(due_s), due_count, load.batch):
             batch = arrivals[start : min(start + load.batch, due_count)]
-            ids = load.submit([length] * len(batch))
-            due_s.update(zip(ids, batch, strict=True))
-            submitted_s.update(dict.fromkeys(ids, now()))
+            due_s.update(zip(load.submit([length] * len(batch)), batch, strict=True))
         coming = arrivals[len(due_s) :]
         wait_s = max(0.0, coming[0] - now()) if coming else 1.0
         if load.in_flight:
@@ -335,9 +330,6 @@ def open_loop(
     coming, end_s = arrivals[len(due_s) :], now()
     load.cancel()
     counted = [job_id for job_id in due_s if due_s[job_id] >= warm_s]
-    waits_s = [end_s - due for due in coming]
-    return (
-        [ended_s.get(job_id, end_s) - due_s[job_id] for job_id in counted] + waits_s,
-        sum(submitted_s[job_id] - due_s[job_id] > _LATE_S for job_id in counted),
-        sum(job_id not in ended_s for job_id in counted) + len(coming),
-    )
+    latency_s = [ended_s.get(job_id, end_s) - due_s[job_id] for job_id in counted]
+    unfinished = sum(job_id not in ended_s for job_id in counted) + len(coming)
+    return [*latency_s, *(end_s - due for due in coming)], unfinished
