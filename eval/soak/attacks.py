@@ -224,7 +224,7 @@ KILLERS: dict[str, Client] = {
 # ---------------------------------------------------------------- floods
 
 _FLOOD_S = 1.0  # duration of a flood among other clients
-_CONNECT_EVERY_S = 0.0005
+_CONNECT_EVERY_S = 0.0005  # all connections of a flood together
 _UNKNOWN = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\n"
 _INFER = b"POST /v2/models/whisper/infer HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -244,7 +244,7 @@ def flood(name: str, address: str, seconds: float | None = None, connections: in
         connections: the number of connections; 0 takes the flood's own.
     """
     content, usual_connections = FLOODS[name]
-    start, repeated = content()
+    (start, repeated), count = content(), connections or usual_connections
     host, _, port = address.rpartition(":")
 
     async def send(connection: socket.socket) -> None:
@@ -254,11 +254,10 @@ def flood(name: str, address: str, seconds: float | None = None, connections: in
             await loop.sock_sendall(connection, repeated)
             await asyncio.sleep(0)
 
-    async def keep_connected(turn: asyncio.Lock) -> None:
+    async def keep_connected(index: int) -> None:
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(index * _CONNECT_EVERY_S)
         while True:
-            async with turn:
-                await asyncio.sleep(_CONNECT_EVERY_S)
             with contextlib.suppress(OSError), socket.socket() as connection:
                 connection.setblocking(False)
                 await loop.sock_connect(connection, (host, int(port)))
@@ -269,11 +268,10 @@ def flood(name: str, address: str, seconds: float | None = None, connections: in
                 finally:
                     sender.cancel()
                     await asyncio.gather(sender, return_exceptions=True)
+            await asyncio.sleep(count * _CONNECT_EVERY_S)
 
     async def flood_all() -> None:
-        turn = asyncio.Lock()
-        clients = [keep_connected(turn) for _ in range(connections or usual_connections)]
-        await asyncio.wait_for(asyncio.gather(*clients), seconds)
+        await asyncio.wait_for(asyncio.gather(*map(keep_connected, range(count))), seconds)
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(flood_all())
