@@ -17,7 +17,6 @@ from eval.bench.peers import PEERS, check_peers, measure_peer
 from eval.bench.table import OURS, Measurement, ratio, refused, table_of
 from eval.bench.workloads import (
     RuntimeBench,
-    RuntimeSession,
     measure_start,
     release_memory,
     system_name,
@@ -232,7 +231,7 @@ def variants(
 
 
 def ablate(bench: RuntimeBench) -> Iterator[Measurement]:
-    """Yield throughput and latency of every variant, or a row that says why it cannot run."""
+    """Yield opening, throughput and latency of every variant, or the reason of a refusal."""
     engine, config = bench.engine, bench.config
     for name, runtime, precision in variants(config, bench.plan.slots[0]):
         bench.say(f"ablation: {name}")
@@ -242,13 +241,5 @@ def ablate(bench: RuntimeBench) -> Iterator[Measurement]:
             engine=dataclasses.replace(engine, manifest=manifest),
             config=dataclasses.replace(config, runtime=runtime),
         )
-        try:
-            session = RuntimeSession(variant)
-        except UnavailableError as error:
-            yield refused("ablation, throughput", name, "RTFx", error)
-            continue
-        for workload in ("throughput", "latency"):
-            for row in session.workloads[workload]():
-                yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)
-        session.runtime.close()
-        del session  # frees the GPU's memory for the next variant
+        for row in variant.measure_runtime(("throughput", "latency")):
+            yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)

@@ -70,9 +70,9 @@ class RuntimeBench:
         for slots in self.plan.slots:
             if names := self.plan.workloads_with(slots):
                 config = dataclasses.replace(self.config, runtime=with_slots(self.config, slots))
-                yield from dataclasses.replace(self, config=config)._run(names)
+                yield from dataclasses.replace(self, config=config).measure_runtime(names)
 
-    def _run(self, names: Sequence[str]) -> Iterator[Measurement]:
+    def measure_runtime(self, names: Sequence[str]) -> Iterator[Measurement]:
         """Run workloads on one runtime, whose memory is free afterwards."""
         runtime = self.config.runtime
         try:
