@@ -7,13 +7,14 @@ processes, which check every answer.
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from eval.bench import BenchPlan
+from eval.bench import BenchPlan, table
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS
 from eval.clients import wav
@@ -59,9 +60,9 @@ def timed_request(client: TritonClient, audio: bytes, clip: NoiseClip) -> float:
     Raises:
         EarshotError: it failed, or the answer does not cover the whole clip.
     """
-    began = time.monotonic()
+    began_s = time.monotonic()
     transcript = client.transcribe(audio, language="en", timestamps=False, max_tokens=clip.tokens)
-    latency_s = time.monotonic() - began
+    latency_s = time.monotonic() - began_s
     if not transcript.text or transcript.duration != clip.seconds:
         raise EarshotError(
             f"an answer of {len(transcript.text)} characters to {transcript.duration:.3f} s of "
@@ -194,9 +195,9 @@ def through_server(
         EarshotError: the server did not start, or as `load_server`.
     """
     in_flight = config.runtime.slots + config.runtime.encoder_batch
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     with running(single_try(config, in_flight), engine=str(folder)) as server:
-        ready_s = time.perf_counter() - began
+        ready_s = time.perf_counter() - began_s
         yield Measurement("start", SYSTEM, ready_s, "s", detail="from engine folder to ready")
         say(f"throughput through Triton: {in_flight} requests in flight")
         clips = [NoiseClip(WINDOW_S, THROUGHPUT_TOKENS)] * _CLIPS
@@ -212,16 +213,11 @@ def through_server(
 def _latency(server: RunningServer, requests: int) -> Measurement:
     """Measure one clip of 10 s at a time."""
     clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.settled(*COUNTED)
-    audio, answered = noise(REQUEST_S, 0), list[NoiseClip]()
     with TritonClient(server.grpc) as client:
-
-        def send() -> None:
-            timed_request(client, audio, clip)
-            answered.append(clip)
-
+        send = functools.partial(timed_request, client, noise(REQUEST_S, 0), clip)
         detail = f"10 s as WAV, {REQUEST_TOKENS} tokens"
         row = measure_latency(SYSTEM, send, requests, None, detail)
-    check_counters(server, before, answered)
+    check_counters(server, before, [clip] * (table.WARM_REQUESTS + requests))
     return row
 
 
