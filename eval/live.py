@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 import selectors
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -52,16 +53,16 @@ class StreamingSystem:
     """Ways to make text of whole recordings and of streams.
 
     Attributes:
-        whole: transcribes a recording.
+        transcribe: transcribes a recording.
         play: streams audio as it is spoken; see `serve.cli.live_client.transcribe_live`.
-        changed: counts the words of hypotheses so far that did not stay; raises an EarshotError if
-            a process of the server has ended.
+        count_changed_words: counts the words of interim texts so far that did not stay; raises an
+            EarshotError if a process of the server has ended.
         loop: makes the event loop in which streams are played; None: asyncio's own.
     """
 
-    whole: Callable[[Request], Transcript]
+    transcribe: Callable[[Request], Transcript]
     play: Callable[[Iterable[Samples], dict[str, Any]], AsyncIterator[Heard]]
-    changed: Callable[[], float]
+    count_changed_words: Callable[[], float]
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 
 
@@ -81,7 +82,7 @@ def open_system(config: EvaluationProduct, decode_s: float) -> Iterator[Streamin
         with open_transcriber(config) as transcriber:
             simulated = Simulated(transcriber, config.live, decode_s)
             yield StreamingSystem(
-                transcriber.transcribe, simulated.play, simulated.changed, JumpingLoop
+                transcriber.transcribe, simulated.play, simulated.count_changed_words, JumpingLoop
             )
         return
     timeout_s = config.transcriber.request_timeout_s
@@ -94,7 +95,7 @@ def open_system(config: EvaluationProduct, decode_s: float) -> Iterator[Streamin
 
 
 class Simulated:
-    """Sessions by a clock that stands while anything works and jumps to when there is more to do.
+    """Sessions by a clock that stands during all work and jumps to the next thing to do.
 
     So streams run as fast as they are decoded, and the result depends neither on the machine nor on
     its other work. Streams share one decoder, which makes one text after another.
@@ -106,9 +107,7 @@ class Simulated:
     """
 
     def __init__(self, transcriber: Transcriber, config: LiveConfig, decode_s: float) -> None:
-        self._transcriber = transcriber
-        self._config = config
-        self._decode_s = decode_s
+        self._transcriber, self._config, self._decode_s = transcriber, config, decode_s
         self._registry = CollectorRegistry()
         self._metrics = LiveMetrics(self._registry, ())
         self._decoder = asyncio.Lock()
@@ -118,36 +117,12 @@ class Simulated:
         self, blocks: Iterable[Samples], transcription: dict[str, Any]
     ) -> AsyncIterator[Heard]:
         """Stream through a session in this process."""
-        wire = _Wire(self)
-        work = asyncio.create_task(wire.work())
-        self._streams += 1
-        try:
-            async for news in converse(wire, blocks, transcription, pace=1.0, wait_s=_WAIT_S):
-                yield news
-        finally:
-            self._streams -= 1
-            work.cancel()
-            await asyncio.wait((work,))
-
-    def changed(self) -> float:
-        """Count the words that did not stay."""
-        return self._registry.get_sample_value(_CHANGED) or 0.0
-
-    def session(self, send: "asyncio.Queue[Event | Exception]") -> LiveSession:
-        """Make a session that puts its events into a queue."""
-
-        async def transcribe(_model: str | None, window: UpdateWindow) -> Transcript:
-            async with self._decoder:
-                request = window.request(self._config, np.concatenate(window.audio))
-                transcript = self._transcriber.transcribe(request)
-                await asyncio.sleep(self._decode_s)
-            return transcript
-
-        return LiveSession(
+        events = asyncio.Queue[Event | Exception]()
+        session = LiveSession(
             self._config,
             str,
-            transcribe,
-            send.put,
+            self._transcribe,
+            events.put,
             lambda _: None,
             VadModel(),
             InlineExecutor(),
@@ -156,27 +131,51 @@ class Simulated:
             SessionSettings(),
             [],
         )
+        work = asyncio.create_task(_run(session, events))
+        self._streams += 1
+        try:
+            connection = _SessionConnection(session, events)
+            async for heard in converse(
+                connection, blocks, transcription, pace=1.0, wait_s=_WAIT_S
+            ):
+                yield heard
+        finally:
+            self._streams -= 1
+            work.cancel()
+            await asyncio.wait((work,))
+
+    async def _transcribe(self, _model: str | None, window: UpdateWindow) -> Transcript:
+        async with self._decoder:
+            request = window.request(self._config, np.concatenate(window.audio))
+            transcript = self._transcriber.transcribe(request)
+            await asyncio.sleep(self._decode_s)
+        return transcript
+
+    def count_changed_words(self) -> float:
+        """Count the words of interim texts that did not stay."""
+        return self._registry.get_sample_value(_CHANGED) or 0.0
 
 
-class _Wire:
+async def _run(session: LiveSession, events: "asyncio.Queue[Event | Exception]") -> None:
+    try:
+        await session.start()
+        await session.work()
+    except Exception as error:  # noqa: BLE001 - raised by `recv`
+        await events.put(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SessionConnection:
     """Stands for the connection to a session in this process."""
 
-    def __init__(self, system: Simulated) -> None:
-        self._events = asyncio.Queue[Event | Exception]()
-        self._session = system.session(self._events)
-
-    async def work(self) -> None:
-        try:
-            await self._session.start()
-            await self._session.work()
-        except Exception as error:  # noqa: BLE001 - raised by `recv`
-            await self._events.put(error)
+    session: LiveSession
+    events: "asyncio.Queue[Event | Exception]"
 
     async def send(self, message: str) -> None:
-        await self._session.handle(message)
+        await self.session.handle(message)
 
     async def recv(self) -> str:
-        event = await self._events.get()
+        event = await self.events.get()
         if isinstance(event, Exception):
             raise event
         return to_json(event)
@@ -196,18 +195,18 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     """An event loop with a clock on which only waiting takes time; it never really waits."""
 
     def __init__(self) -> None:
-        self._jumps = _Jumps()
-        super().__init__(self._jumps)
+        self._selector_clock = _JumpingSelector()
+        super().__init__(self._selector_clock)
 
     def time(self) -> float:
-        return self._jumps.waited_s
+        return self._selector_clock.time_s
 
 
-class _Jumps(selectors.SelectSelector):
-    waited_s = 0.0
+class _JumpingSelector(selectors.SelectSelector):
+    time_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.waited_s += max(0.0, timeout or 0.0)
+        self.time_s += max(0.0, timeout or 0.0)
         return super().select(None if timeout is None else 0.0)
 
 
@@ -218,21 +217,19 @@ TimedWord = tuple[str, float]
 def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
     """Return the words of one utterance with the times at which they became final.
 
-    A word counts as there with its last letter; a mark may follow it later.
+    A word is final with its last letter; a punctuation mark may follow it later.
 
     Args:
         deltas: times (s of the stream) and texts, in order.
     """
-    times, text = list[float](), ""
-    for at_s, delta in deltas:
+    character_times, text = list[float](), ""
+    for time_s, delta in deltas:
         text += delta
-        times += [at_s] * len(delta)
-    words, begin = list[TimedWord](), 0
-    for word in text.split():
-        begin = text.index(word, begin)
-        letters = [i for i, character in enumerate(word) if character.isalnum()] or [0]
-        words.append((word, times[begin + letters[-1]]))
-        begin += len(word)
+        character_times += [time_s] * len(delta)
+    words = []
+    for match in re.finditer(r"\S+", text):
+        letters = [i for i in range(*match.span()) if text[i].isalnum()] or [match.start()]
+        words.append((match[0], character_times[letters[-1]]))
     return words
 
 
@@ -244,30 +241,32 @@ def latencies(
 ) -> list[float]:
     """Measure the seconds from the end of each word in the audio to its final text.
 
-    Words that were misheard tell nothing.
+    Words that were misheard are left out.
     """
-    mine, theirs = ([normalize(word, language) for word, _ in words] for words in (final, spoken))
-    return [final[i][1] - spoken[j][1] for i, j in in_common(mine, theirs)]
+    ours, spoken_words = (
+        [normalize(word, language) for word, _ in words] for words in (final, spoken)
+    )
+    return [final[i][1] - spoken[j][1] for i, j in in_common(ours, spoken_words)]
 
 
 def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
-    """Make passages of the clips of `eval.manifest` and `eval.half`, of the groups in turn.
+    """Make passages of the clips of `eval.manifest` and `eval.half`, the groups in turn.
 
-    The clips of each speaker are joined. Where that or the place itself makes passages the other
-    clips are left out, else they are taken as they are.
+    The clips of each speaker are joined. If there are passages, shorter clips are left out; if
+    there are none, the clips are taken as they are.
 
     Args:
         config: the product; only clips in `eval.gate_groups` are taken if there are any.
         join_s: the maximum length of joined clips; a passage lasts at least half of it.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no clips with text.
         EarshotError: a clip cannot be read.
     """
     speech = config.eval.manifest
-    drawn = find_clips(speech, half=config.eval.half).clips
-    groups = {clip.group for clip in drawn} & set(config.eval.gate_groups)
-    clips = [clip for clip in drawn if clip.text and (not groups or clip.group in groups)]
+    found = find_clips(speech, half=config.eval.half).clips
+    groups = {clip.group for clip in found} & set(config.eval.gate_groups)
+    clips = [clip for clip in found if clip.text and (not groups or clip.group in groups)]
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")
     alone = [clip for clip in clips if not clip.speaker]
@@ -276,8 +275,8 @@ def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
     by_group: dict[str, list[Clip]] = {}
     for clip in long:
         by_group.setdefault(clip.group, []).append(clip)
-    turns = itertools.zip_longest(*(by_group[group] for group in sorted(by_group)))
-    return [clip for turn in turns for clip in turn if clip is not None]
+    rounds = itertools.zip_longest(*(by_group[group] for group in sorted(by_group)))
+    return [clip for clips in rounds for clip in clips if clip is not None]
 
 
 # ---------------------------------------------------------------- run
@@ -320,23 +319,24 @@ class Level:
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MAX_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
-        of = f"with {self.streams} stream{'s' * (self.streams > 1)}"
+        suffix = f"with {self.streams} stream{'s' * (self.streams > 1)}"
         return (
-            Check(f"every utterance has its text {of}", not self.failed, f"{self.failed} failed"),
-            Check(f"{late} {of}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
-            Check(f"{worse} {of}", points <= MAX_WORSE, f"{points:+.2f} points"),
+            Check(
+                f"every utterance has its text {suffix}", not self.failed, f"{self.failed} failed"
+            ),
+            Check(f"{late} {suffix}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
+            Check(f"{worse} {suffix}", points <= MAX_WORSE, f"{points:+.2f} points"),
         )
 
     @property
     def row(self) -> list[str]:
         """Return the row of the report."""
+        times_s, rates = (self.p50_s, self.p95_s, self.p99_s), (self.cer, self.whole_cer)
         return [
             str(self.streams),
-            *(f"{seconds:.2f}" for seconds in (self.p50_s, self.p95_s, self.p99_s)),
-            f"{self.changed_per_word:.2f}",
-            str(self.words),
-            f"{100 * self.matched / max(1, self.words):.0f} %",
-            *(f"{rate:.2f} %" for rate in (self.cer, self.whole_cer, self.from_whole)),
+            *(f"{value:.2f}" for value in (*times_s, self.changed_per_word)),
+            *(str(self.words), f"{100 * self.matched / max(1, self.words):.0f} %"),
+            *(f"{rate:.2f} %" for rate in (*rates, self.from_whole)),
         ]
 
 
@@ -347,8 +347,8 @@ def live(
 
     Args:
         run: its record is kept anew with each number of streams.
-        streams: how many at a time, one after another; the last must be good.
-        clips: how many each of them plays.
+        streams: the numbers of streams at a time, one after another; the checks are of the last.
+        clips: the number of clips that each stream plays.
         join_s: as in `passages`.
         simulate: `decode_s` of `open_system`.
 
@@ -356,13 +356,13 @@ def live(
         EarshotError: a server did not start, or has failed.
     """
     whole, levels = dict[str, Transcript](), list[Level]()
-    played = passages(run.config, join_s)
+    clips_in_turn = passages(run.config, join_s)
     with open_system(run.config, simulate) as system:
         for count in streams:
             # Streams next to each other play different clips.
             shares = [
-                [played[(index * 5 + i) % len(played)] for i in range(clips)]
-                for index in range(count)
+                [clips_in_turn[(stream * 5 + i) % len(clips_in_turn)] for i in range(clips)]
+                for stream in range(count)
             ]
             levels.append(_level(system, shares, whole, run.say))
             run.say("; ".join(map(" ".join, zip(HEADER, levels[-1].row, strict=True))))
@@ -373,13 +373,11 @@ def live(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Played:
-    """One clip, streamed."""
-
+class _StreamedClip:
     clip: Clip
     text: str
     words: list[TimedWord]  # that became final
-    failed: int
+    failed: int  # utterances
 
 
 def _level(
@@ -403,51 +401,48 @@ def _level(
     say(f"transcribing {len(new)} whole recordings …")
     for file, clip in new.items():
         request = Request(clip.path.read_bytes(), language=clip.language, word_timestamps=True)
-        whole[file] = system.whole(request)
-    all_s = max(sum(clip.duration_s for clip in share) for share in shares)
-    say(f"{len(shares)} streams, {all_s:.0f} s at the pace of speech …")
-    played = list[_Played]()
+        whole[file] = system.transcribe(request)
+    total_s = max(sum(clip.duration_s for clip in share) for share in shares)
+    say(f"{len(shares)} streams, {total_s:.0f} s at the pace of speech …")
+    streamed = list[_StreamedClip]()
 
-    async def stream(clips: Sequence[Clip], wait_s: float) -> None:
+    async def play_share(clips: Sequence[Clip], wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         for clip in clips:
-            played.append(await _play(system, clip))
-            say(f"  {len(played)} of {sum(map(len, shares))} clips; {clip.file}")
+            streamed.append(await _play(system, clip))
+            say(f"  {len(streamed)} of {sum(map(len, shares))} clips; {clip.file}")
 
-    async def streams() -> None:
-        works = (stream(share, index * _APART_S) for index, share in enumerate(shares))
-        await asyncio.gather(*works)
+    async def play_all() -> None:
+        plays = (play_share(share, index * _APART_S) for index, share in enumerate(shares))
+        await asyncio.gather(*plays)
 
-    changed = system.changed()
+    changed = system.count_changed_words()
     with asyncio.Runner(loop_factory=system.loop) as runner:
-        runner.run(streams())
-    changed = system.changed() - changed
-    times = [latency for one in played for latency in _latencies(one, whole[one.clip.file])]
+        runner.run(play_all())
+    changed = system.count_changed_words() - changed
+    times = [latency for one in streamed for latency in _latencies(one, whole[one.clip.file])]
     if not times:
         raise EarshotError("no word became final that is in the whole clips; expected most")
-    words = sum(len(one.words) for one in played)
+    words = sum(len(one.words) for one in streamed)
     p50_s, p95_s, p99_s = map(float, np.percentile(times, (50, 95, 99)))
-    texts = [
-        [
-            _NORMALIZE(text, one.clip.language)
-            for text in (one.clip.text, whole[one.clip.file].text, one.text)
-        ]
-        for one in played
-    ]
-    said, heard_whole, heard_live = zip(*texts, strict=True)
+    texts = []
+    for one in streamed:
+        clip_texts = one.clip.text, whole[one.clip.file].text, one.text
+        texts.append([_NORMALIZE(text, one.clip.language) for text in clip_texts])
+    references, whole_texts, live_texts = zip(*texts, strict=True)
     return Level(
         streams=len(shares),
-        audio_s=sum(one.clip.duration_s for one in played),
+        audio_s=sum(one.clip.duration_s for one in streamed),
         words=words,
         matched=len(times),
         p50_s=p50_s,
         p95_s=p95_s,
         p99_s=p99_s,
         changed_per_word=changed / max(1, words),
-        cer=_cer(said, heard_live),
-        whole_cer=_cer(said, heard_whole),
-        from_whole=_cer(heard_whole, heard_live),
-        failed=sum(one.failed for one in played),
+        cer=_cer(references, live_texts),
+        whole_cer=_cer(references, whole_texts),
+        from_whole=_cer(whole_texts, live_texts),
+        failed=sum(one.failed for one in streamed),
     )
 
 
@@ -457,24 +452,25 @@ def _cer(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     return 100 * total.errors / total.length
 
 
-def _latencies(played: _Played, whole: Transcript) -> list[float]:
+def _latencies(streamed: _StreamedClip, whole: Transcript) -> list[float]:
     words = [word for segment in whole.segments for word in segment.words or ()]
     spoken = [(word.word.strip(), word.end) for word in words]
-    return latencies(played.words, spoken, _NORMALIZE, played.clip.language)
+    return latencies(streamed.words, spoken, _NORMALIZE, streamed.clip.language)
 
 
-async def _play(system: StreamingSystem, clip: Clip) -> _Played:
+async def _play(system: StreamingSystem, clip: Clip) -> _StreamedClip:
     blocks = decode(clip.path.read_bytes(), AudioLimits(clip.duration_s + 60))
-    wanted = {} if clip.language is None else {"language": clip.language}
-    deltas: dict[str, list[tuple[float, str]]] = {}
+    options = {} if clip.language is None else {"language": clip.language}
+    deltas: dict[str, list[tuple[float, str]]] = {}  # by utterance
     transcripts, failed = list[str](), 0
-    async for news in system.play(list(blocks), wanted):
-        kind = news.event["type"].rpartition(".")[2]
-        if kind == "delta":
-            delta = news.at_s, news.event["delta"]
-            deltas.setdefault(news.event["item_id"], []).append(delta)
-        elif kind == "completed":
-            transcripts.append(news.event["transcript"])
-        failed += kind == "failed"
+    async for heard in system.play(list(blocks), options):
+        event = heard.event
+        match event["type"].rpartition(".")[2]:
+            case "delta":
+                deltas.setdefault(event["item_id"], []).append((heard.at_s, event["delta"]))
+            case "completed":
+                transcripts.append(event["transcript"])
+            case "failed":
+                failed += 1
     words = [word for utterance in deltas.values() for word in final_words(utterance)]
-    return _Played(clip, " ".join(transcripts), words, failed)
+    return _StreamedClip(clip, " ".join(transcripts), words, failed)

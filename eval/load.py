@@ -1,17 +1,16 @@
 """The load generator for servers and systems: a closed loop, an open loop, and client processes."""
 
+import asyncio
 import contextlib
-import heapq
 import itertools
 import multiprocessing
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from multiprocessing.synchronize import Event
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from eval.processes import ChildProcess, Send, wait_for_any
 from serve.contract.errors import DeadlineError
@@ -19,6 +18,7 @@ from serve.contract.errors import DeadlineError
 STALL_S = 120.0  # no answer for so long: the server is stuck
 MAX_PROCESSES = 6
 _CONNECTIONS = 512  # threads of an open loop
+_NO_ITEM: Any = object()  # after the last one
 T = TypeVar("T")
 
 
@@ -44,25 +44,20 @@ def closed_loop(
     """
     remaining, lock, ended = iter(items), threading.Lock(), stop or threading.Event()
 
-    def take_items() -> Iterator[T]:
+    def run_worker() -> None:
         while not ended.is_set():
             with lock:
-                try:
-                    item = next(remaining)
-                except StopIteration:
-                    return
-            yield item
-
-    def run_worker() -> None:
-        for item in take_items():
+                item = next(remaining, _NO_ITEM)
+            if item is _NO_ITEM:
+                return
             work(item)
 
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="load")
-    loops = [pool.submit(run_worker) for _ in range(at_once)]
+    workers = [pool.submit(run_worker) for _ in range(at_once)]
     try:
-        done, _ = wait(loops, return_when=FIRST_EXCEPTION)
-        for loop in done:
-            loop.result()
+        done, _ = wait(workers, return_when=FIRST_EXCEPTION)
+        for worker in done:
+            worker.result()
     finally:
         ended.set()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -84,43 +79,33 @@ def open_loop(
     Args:
         work: called with one item; returns the seconds after which the item comes again, or None.
         arrivals: due times (s from now) and items.
-        seconds: after which no item begins and the loop returns.
+        seconds: after which no item begins; the loop returns when the items in work are done.
+
+    Raises:
+        Exception: the first one that `work` raised.
     """
-    numbers, changed = itertools.count(), threading.Condition()
-    coming = [(due_s, next(numbers), item) for due_s, item in arrivals]
-    heapq.heapify(coming)
-    left, began_s = len(coming), time.monotonic()
-
-    def visit(item: T) -> None:
-        nonlocal left
-        again_s = None
-        try:
-            again_s = work(item)
-        finally:
-            with changed:
-                if again_s is None:
-                    left -= 1
-                else:
-                    due_s = time.monotonic() - began_s + again_s
-                    heapq.heappush(coming, (due_s, next(numbers), item))
-                changed.notify()
-
     pool = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="load")
+
+    async def run_item(due_s: float, item: T) -> None:
+        wait_s: float | None = due_s
+        while wait_s is not None:
+            await asyncio.sleep(wait_s)
+            wait_s = await asyncio.get_running_loop().run_in_executor(pool, work, item)
+
+    async def run_items() -> None:
+        items = asyncio.gather(*(run_item(*arrival) for arrival in arrivals))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(items, seconds)
+
     try:
-        with changed:
-            while left and (now_s := time.monotonic() - began_s) < seconds:
-                if coming and coming[0][0] <= now_s:
-                    pool.submit(visit, heapq.heappop(coming)[2])
-                else:
-                    until_s = min(coming[0][0], seconds) if coming else seconds
-                    changed.wait(until_s - now_s)
+        asyncio.run(run_items())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def processes_for(requests: int, most: int = MAX_PROCESSES) -> int:
+def processes_for(requests: int, max_processes: int = MAX_PROCESSES) -> int:
     """Return the number of client processes for `requests` in flight: at most half of the cores."""
-    return max(1, min(most, (os.cpu_count() or 1) // 2, requests))
+    return max(1, min(max_processes, (os.cpu_count() or 1) // 2, requests))
 
 
 class ClientProcesses(Generic[T]):
@@ -150,10 +135,9 @@ class ClientProcesses(Generic[T]):
         self._children = contextlib.ExitStack()
         for i in range(processes):
             threads = in_flight // processes + (i < in_flight % processes)
-            given = (opened, (*arguments, i), threads, self._stop)
-            child = ChildProcess(f"client process {i}", _keep_in_flight, given, log=None)
+            child_arguments = (opened, (*arguments, i), threads, self._stop)
+            child = ChildProcess(f"client process {i}", _keep_in_flight, child_arguments, log=None)
             self._running.append(self._children.enter_context(child))
-        self.pids = tuple(child.pid for child in self._running)
 
     def __enter__(self) -> "ClientProcesses[T]":
         """Return itself; leaving the block ends the processes."""
@@ -173,10 +157,10 @@ class ClientProcesses(Generic[T]):
         """
         answers: list[T] = []
         while self._running and not answers:
-            ready = wait_for_any(self._running, STALL_S)
-            if not ready:
+            children = wait_for_any(self._running, STALL_S)
+            if not children:
                 raise DeadlineError(f"no request was answered for {STALL_S:.0f} s")
-            for child in ready:
+            for child in children:
                 answer: T | None = child.receive(STALL_S)
                 if answer is None:
                     self._running.remove(child)
@@ -201,11 +185,6 @@ def _keep_in_flight(
 ) -> None:
     """Work in a client process: keep `threads` requests in flight until told to stop."""
 
-    def numbers() -> Iterator[int]:
-        for number in itertools.count():
-            if stop.is_set():
-                return
-            yield number
-
+    numbers = itertools.takewhile(lambda _: not stop.is_set(), itertools.count())
     with opened(*arguments) as ask:
-        closed_loop(lambda number: send(ask(number)), numbers(), at_once=threads)
+        closed_loop(lambda number: send(ask(number)), numbers, at_once=threads)

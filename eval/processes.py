@@ -101,7 +101,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         return f"; its log is {self._kept_log}" if self._kept_log else ""
 
     def __exit__(self, *_: object) -> None:
-        """End the child: wait if its work is done, else terminate it; then kill what still runs."""
+        """Wait for the child if its work is done, else terminate it; kill its descendants."""
         subprocesses = descendants(self.pid)
         if not self._has_ended(FINISH_TIMEOUT_S if self.finished else 0.0):
             self._process.terminate()

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class DeviceIdle:
 class DeviceTimeline:
     """The device's work and idle times during a load."""
 
-    seconds: float  # of the load
+    seconds: float  # length of the load
     busy_s: float
     phases: tuple[PhaseTime, ...]
     kernels: tuple[Kernel, ...]  # the longest first
@@ -112,34 +112,33 @@ def read_timeline(path: Path) -> DeviceTimeline:
 
 def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     """Add up the events of a trace; see `read_timeline`."""
-    by_kind: dict[str, list[TraceSlice]] = collections.defaultdict(list)
+    slices: dict[str, list[TraceSlice]] = collections.defaultdict(list)  # by category
     for event in events:
         if event.get("ph") == "X":
-            by_kind[event.get("cat", "")].append(_slice(event))
-    ranges = by_kind["user_annotation"]
-    load = next((part for part in ranges if part.name == LOAD), None)
+            slices[event.get("cat", "")].append(_slice(event))
+    ranges = slices["user_annotation"]
+    load = next((one for one in ranges if one.name == LOAD), None)
     if load is None:
         raise ValueError(f"the trace has no range {LOAD}")
-    phases = _TracePhases(part for part in ranges if part.name in PHASES)
-    work = [one for one in _work(by_kind, phases) if load.begin <= one[0].begin < load.end]
-    work.sort(key=lambda one: one[0].begin)
-    calls: collections.Counter[tuple[str, str]] = collections.Counter()
-    spent: dict[tuple[str, str], float] = collections.defaultdict(float)
-    busy: dict[str, float] = collections.defaultdict(float)
-    idle: dict[str, float] = collections.defaultdict(float)
-    for part, phase, own in work:
-        calls[part.name, phase] += 1
-        spent[part.name, phase] += own / _US
-        busy[phase] += own / _US
-    gaps = [
-        DeviceIdle((begin - load.begin) / _US, (end - begin) / _US, phases.at(begin), after, before)
-        for begin, end, after, before in _gaps(load, [part for part, _, _ in work])
+    phases: PhaseRanges = collections.defaultdict(list)
+    for one in sorted(ranges, key=lambda one: one.begin):
+        if one.name in PHASES:
+            phases[one.thread].append(one)
+    work = [one for one in _work(slices, phases) if load.begin <= one[0].begin < load.end]
+    durations: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for piece, phase, own_us in work:
+        durations[piece.name, phase].append(own_us / _US)
+    kernels = [Kernel(*key, len(times), sum(times)) for key, times in durations.items()]
+    gaps = list(_gaps(load, [piece for piece, _, _ in work], phases))
+    times = [
+        PhaseTime(
+            name,
+            sum(kernel.seconds for kernel in kernels if kernel.phase == name),
+            sum(gap.seconds for gap in gaps if gap.phase == name),
+        )
+        for name in (*PHASES, BETWEEN)
     ]
-    for gap in gaps:
-        idle[gap.phase] += gap.seconds
     seconds = (load.end - load.begin) / _US
-    times = [PhaseTime(name, busy[name], idle[name]) for name in (*PHASES, BETWEEN)]
-    kernels = [Kernel(*key, calls[key], spent[key]) for key in calls]
     return DeviceTimeline(
         seconds,
         seconds - sum(gap.seconds for gap in gaps),
@@ -156,81 +155,74 @@ def _slice(event: Mapping[str, Any]) -> TraceSlice:
     return TraceSlice(str(event["name"]), begin, end, thread, correlation)
 
 
-class _TracePhases:
-    """The phases of a trace, by thread and time; they do not overlap within a thread."""
+PhaseRanges = dict[object, list[TraceSlice]]
+"""The phases of each thread, in order; they do not overlap within a thread."""
 
-    def __init__(self, ranges: Iterable[TraceSlice]) -> None:
-        self._ranges: dict[object, list[TraceSlice]] = collections.defaultdict(list)
-        for part in sorted(ranges, key=lambda part: part.begin):
-            self._ranges[part.thread].append(part)
 
-    @property
-    def threads(self) -> set[object]:
-        """Return the threads that have phases."""
-        return set(self._ranges)
-
-    def of(self, part: TraceSlice) -> str:
-        """Return the phase in which something began, by the thread that did it."""
-        return self._at(part.thread, part.begin)
-
-    def at(self, moment: float) -> str:
-        """Return the phase that any thread is in."""
-        found = (self._at(thread, moment) for thread in self._ranges)
-        return next((phase for phase in found if phase != BETWEEN), BETWEEN)
-
-    def _at(self, thread: object, moment: float) -> str:
-        ranges = self._ranges.get(thread, [])
-        index = bisect.bisect_right(ranges, moment, key=lambda part: part.begin) - 1
-        return ranges[index].name if index >= 0 and moment < ranges[index].end else BETWEEN
+def _phase_at(phases: PhaseRanges, moment: float, threads: Iterable[object]) -> str:
+    """Return the phase that one of these threads is in."""
+    for thread in threads:
+        ranges = phases.get(thread, [])
+        index = bisect.bisect_right(ranges, moment, key=lambda one: one.begin) - 1
+        if index >= 0 and moment < ranges[index].end:
+            return ranges[index].name
+    return BETWEEN
 
 
 def _work(
-    by_kind: Mapping[str, list[TraceSlice]], phases: _TracePhases
+    slices: Mapping[str, list[TraceSlice]], phases: PhaseRanges
 ) -> list[tuple[TraceSlice, str, float]]:
-    """Return the work of the device, each with its phase and its own time in microseconds."""
-    on_gpu = [part for kind in _ON_GPU for part in by_kind[kind]]
-    if on_gpu:
-        launches = {part.correlation: part for kind in _LAUNCHES for part in by_kind[kind]}
-        return [
-            (part, phases.of(launches.get(part.correlation, part)), part.end - part.begin)
-            for part in on_gpu
-        ]
-    operators = [part for part in by_kind["cpu_op"] if part.thread in phases.threads]
-    return [(part, phases.of(part), own) for part, own in _own_times(operators)]
+    """Return the device's work in order, each piece with its phase and its own microseconds.
+
+    Work belongs to the phase in which it began, on the thread that did or launched it.
+    """
+    launches = {one.correlation: one for kind in _LAUNCHES for one in slices[kind]}
+    pieces = [(one, one.end - one.begin) for kind in _ON_GPU for one in slices[kind]]
+    if not pieces:
+        pieces = _own_times(one for one in slices["cpu_op"] if one.thread in phases)
+        launches = {}
+    work = []
+    for piece, own_us in sorted(pieces, key=lambda pair: pair[0].begin):
+        launch = launches.get(piece.correlation, piece)
+        work.append((piece, _phase_at(phases, launch.begin, [launch.thread]), own_us))
+    return work
 
 
-def _own_times(parts: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]]:
+def _own_times(operators: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]]:
     """Return each operator with its time without that of the operators that it calls."""
-    ordered = sorted(parts, key=lambda part: (part.begin, -part.end))
-    own = [part.end - part.begin for part in ordered]
+    ordered = sorted(operators, key=lambda one: (one.begin, -one.end))
+    own_us = [one.end - one.begin for one in ordered]
     callers: dict[object, list[int]] = collections.defaultdict(list)  # under way, by thread
-    for index, part in enumerate(ordered):
-        calling = callers[part.thread]
-        while calling and ordered[calling[-1]].end <= part.begin:
-            calling.pop()
-        if calling:
-            own[calling[-1]] -= part.end - part.begin
-        calling.append(index)
-    return [(part, max(0.0, seconds)) for part, seconds in zip(ordered, own, strict=True)]
+    for index, operator in enumerate(ordered):
+        stack = callers[operator.thread]
+        while stack and ordered[stack[-1]].end <= operator.begin:
+            stack.pop()
+        if stack:
+            own_us[stack[-1]] -= operator.end - operator.begin
+        stack.append(index)
+    return [(one, max(0.0, own)) for one, own in zip(ordered, own_us, strict=True)]
 
 
-def _gaps(load: TraceSlice, work: Sequence[TraceSlice]) -> Iterable[tuple[float, float, str, str]]:
-    """Yield begin and end of the times without work, and the work before and after each."""
-    reached, last = load.begin, "the load's begin"
-    for part in work:
-        if part.begin > reached:
-            yield reached, part.begin, last, part.name
-        if part.end > reached:
-            reached, last = part.end, part.name
-    if load.end > reached:
-        yield reached, load.end, last, "the load's end"
+def _gaps(
+    load: TraceSlice, work: Sequence[TraceSlice], phases: PhaseRanges
+) -> Iterator[DeviceIdle]:
+    """Yield the times of a load without work."""
+    busy_until, previous = load.begin, "the load's begin"
+    after_load = TraceSlice("the load's end", load.end, load.end, None)
+    for piece in (*work, after_load):
+        if piece.begin > busy_until:
+            at_s, seconds = (busy_until - load.begin) / _US, (piece.begin - busy_until) / _US
+            phase = _phase_at(phases, busy_until, phases)
+            yield DeviceIdle(at_s, seconds, phase, previous, piece.name)
+        if piece.end > busy_until:
+            busy_until, previous = piece.end, piece.name
 
 
 TRACE = "trace.json.gz"
 NSYS = "profile.nsys-rep"
 UNDER_NSYS = "EARSHOT_PROFILE_UNDER_NSYS"
 """Environment variable of the process that Nsight Systems records."""
-_KERNELS = 25  # of each phase
+_KERNELS = 25  # shown for each phase
 
 
 def profiled(
@@ -247,15 +239,15 @@ def profiled(
 
     Args:
         run: the run; its folder gets both.
-        clips: where they are; None: the config's `eval.manifest`.
-        requests: how many, after a warm-up.
-        at_once: how many at a time.
+        clips: the place of the clips; None: the config's `eval.manifest`.
+        requests: the number of requests after a warm-up.
+        at_once: the number of requests at a time.
         words: whether words are timed.
-        random_weights: an engine of the configured shape is made up.
-        nsys: the load runs under Nsight Systems instead.
+        random_weights: whether an engine of the configured shape is made up.
+        nsys: whether the load runs under Nsight Systems instead.
 
     Raises:
-        ConfigError: the device is none that can be profiled so.
+        ConfigError: the device cannot be profiled so.
         UnavailableError: Nsight Systems is not installed.
         EarshotError: the engine cannot be opened, or a request failed.
     """
@@ -268,22 +260,23 @@ def profiled(
     load = [Request(files[i % len(files)], word_timestamps=words) for i in range(requests)]
     with _opened(config, random_weights) as transcriber:
 
-        def answer(requests: Sequence[Request]) -> list[Transcript]:
+        def transcribe(requests: Sequence[Request]) -> list[Transcript]:
             with ThreadPoolExecutor(at_once) as pool:
-                answers = list(pool.map(transcriber.transcribe, requests))
+                transcripts = list(pool.map(transcriber.transcribe, requests))
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
-            return answers
+            return transcripts
 
         run.say(f"warm-up: {at_once} requests")
-        answer(load[:at_once])
+        transcribe(load[:at_once])
         run.say(f"{requests} requests, {at_once} at a time")
         if under_nsys:
-            _marked(lambda: answer(load))
+            with _marked():
+                transcribe(load)
             return Result()
         with _recorded(device, run.folder / TRACE):
-            answers = answer(load)
-    audio_s = sum(answer.duration for answer in answers)
+            transcripts = transcribe(load)
+    audio_s = sum(transcript.duration for transcript in transcripts)
     about = f"{requests} requests on {device}, {audio_s:.0f} s of audio"
     return result_of(read_timeline(run.folder / TRACE), about)
 
@@ -330,12 +323,13 @@ def _recorded(device: str, path: Path) -> Iterator[None]:
 # ---------------------------------------------------------------- Nsight Systems
 
 
-def _marked(work: Callable[[], object]) -> None:
-    """Work between the marks that Nsight Systems waits for, with its own ranges."""
+@contextlib.contextmanager
+def _marked() -> Iterator[None]:
+    """Run a block between the marks that Nsight Systems waits for, with its own ranges."""
     Stopwatch.ranges = torch.cuda.nvtx.range
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     try:
-        work()
+        yield
     finally:
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         Stopwatch.ranges = None
@@ -357,8 +351,8 @@ def _under_nsys(run: Run, device: str) -> Result:
         )
     if not device.startswith("cuda"):
         raise ConfigError(f'--nsys needs runtime.device = "cuda", got {device!r}; leave it out')
+    run.folder.mkdir(parents=True, exist_ok=True)
     report = run.folder / NSYS
-    report.parent.mkdir(parents=True, exist_ok=True)
     options = (
         "--trace=cuda,nvtx,osrt",
         "--cuda-graph-trace=node",  # each kernel of a graph by itself
@@ -366,9 +360,8 @@ def _under_nsys(run: Run, device: str) -> Result:
         *("--force-overwrite=true", f"-o{report}"),
     )
     command = [program, "profile", *options, *sys.orig_argv]
-    done = subprocess.run(command, env={**os.environ, UNDER_NSYS: "1"}, check=False)
-    if done.returncode:
-        raise EarshotError(f"{program} ended with status {done.returncode}; see above")
+    if status := subprocess.call(command, env={**os.environ, UNDER_NSYS: "1"}):
+        raise EarshotError(f"{program} ended with status {status}; see above")
     run.show(f"To open in Nsight Systems: {report}")
     return Result()
 
@@ -378,15 +371,10 @@ def _under_nsys(run: Run, device: str) -> Result:
 
 def result_of(timeline: DeviceTimeline, about: str) -> Result:
     """Return the result of a load: a card, and a section each for phases, kernels and gaps."""
-    phases = [
-        (
-            phase.name,
-            _ms(phase.busy_s),
-            _ms(phase.idle_s),
-            f"{(phase.busy_s + phase.idle_s) / timeline.seconds:.1%}",
-        )
-        for phase in timeline.phases
-    ]
+    phases = []
+    for phase in timeline.phases:
+        share = (phase.busy_s + phase.idle_s) / timeline.seconds
+        phases.append((phase.name, _ms(phase.busy_s), _ms(phase.idle_s), f"{share:.1%}"))
     gaps = [
         (gap.phase, _ms(gap.at_s), _ms(gap.seconds), f"`{gap.after}`", f"`{gap.before}`")
         for gap in timeline.gaps
@@ -418,19 +406,14 @@ _ABOUT_GAPS = "Times in which the device did nothing, with the work before and a
 
 def _kernels(timeline: DeviceTimeline, phase: str) -> Table:
     """Tabulate the kernels of a phase, the longest first."""
-    mine = [kernel for kernel in timeline.kernels if kernel.phase == phase]
-    rows = [
-        (
-            f"`{kernel.name}`",
-            f"{kernel.calls:,}",
-            _ms(kernel.seconds),
-            f"{1e6 * kernel.seconds / kernel.calls:.1f}",
-            f"{kernel.seconds / timeline.busy_s:.1%}",
-        )
-        for kernel in mine[:_KERNELS]
-    ]
+    kernels = [kernel for kernel in timeline.kernels if kernel.phase == phase]
+    rows = []
+    for kernel in kernels[:_KERNELS]:
+        call_us, share = 1e6 * kernel.seconds / kernel.calls, kernel.seconds / timeline.busy_s
+        numbers = (f"{kernel.calls:,}", _ms(kernel.seconds), f"{call_us:.1f}", f"{share:.1%}")
+        rows.append((f"`{kernel.name}`", *numbers))
     header = ("name", "calls", "ms", "µs a call", "of the busy time")
-    return Table(header, rows, f"{phase}: {len(mine)} names", folded="closed", prose=True)
+    return Table(header, rows, f"{phase}: {len(kernels)} names", folded="closed", prose=True)
 
 
 def _ms(seconds: float) -> str:

@@ -10,6 +10,7 @@ tokens as well, and timestamps beyond those that may come first, so that an answ
 """
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -68,24 +69,11 @@ class Shape:
     def dims(self) -> Dims:
         """Return the network's sizes as an engine states them."""
         width, heads, ffn = self.width, self.width // HEAD_DIM, 4 * self.width
-        return Dims(
-            n_mels=self.n_mels,
-            n_audio_ctx=1500,
-            n_audio_state=width,
-            n_audio_head=heads,
-            n_audio_layer=self.encoder_layers,
-            n_audio_ffn=ffn,
-            n_vocab=self.n_vocab,
-            n_text_ctx=448,
-            n_text_state=width,
-            n_text_head=heads,
-            n_text_layer=self.decoder_layers,
-            n_text_ffn=ffn,
-        )
+        encoder = (self.n_mels, 1500, width, heads, self.encoder_layers, ffn)
+        return Dims(*encoder, self.n_vocab, 448, width, heads, self.decoder_layers, ffn)
 
 
-def _english(width: int, encoder_layers: int, decoder_layers: int) -> Shape:
-    return Shape(width, encoder_layers, decoder_layers, multilingual=False, pieces=50_256)
+_english = functools.partial(Shape, multilingual=False, pieces=50_256)
 
 
 PUBLISHED = {
@@ -306,16 +294,15 @@ class RandomEngine(Engine):
 
     def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """Make random tensors as `Engine.load_weights` gives them."""
-        generator = torch.Generator(device).manual_seed(0)
+        generator, manifest = torch.Generator(device).manual_seed(0), self.manifest
         weights = {}
-        manifest = self.manifest
         specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
         for name, spec in specs.items():
             if spec.dtype == torch.int8:
                 value = torch.randint(-127, 128, spec.shape, generator=generator, device=device)
             elif name.endswith("scale"):
-                depth = self.manifest.dims.n_audio_state
-                value = torch.full(spec.shape, depth**-0.5 / 64, device=device)
+                scale = manifest.dims.n_audio_state**-0.5 / 64
+                value = torch.full(spec.shape, scale, device=device)
             else:
                 value = torch.randn(spec.shape, generator=generator, device=device)
                 value = value * 0.02 + ("norm.weight" in name)
@@ -329,15 +316,21 @@ class RandomEngine(Engine):
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
     def load_tokenizer(self) -> str:
-        """Make a byte-level tokenizer with the tokens of the shape."""
-        return str(byte_level_tokenizer(_pieces(self.shape)).to_str())
+        """Make a byte-level tokenizer: bytes, made-up words, the special tokens of the shape.
+
+        Words are a blank and up to four characters, about as long as Whisper's.
+        """
+        alphabet = byte_alphabet()
+        words = [f"Ġ{id:x}" for id in range(len(alphabet), self.shape.pieces)]
+        pieces = [*alphabet, *words, *special_tokens(self.shape)]
+        return str(byte_level_tokenizer(pieces).to_str())
 
 
 def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
     """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
-    allowed_timestamps = range(first_timestamp, first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1)
+    first_suppressed_timestamp = first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1
     facts = TokenizerFacts(
         eot=ids[END],
         sot=ids[START],
@@ -349,20 +342,18 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         translate=ids["<|translate|>"],
         languages={"en": ids["<|en|>"]},
         suppress_tokens=(
-            *range(ids[END], allowed_timestamps.start),
-            *range(allowed_timestamps.stop, dims.n_vocab),
+            *range(ids[END], first_timestamp),
+            *range(first_suppressed_timestamp, dims.n_vocab),
         ),
         begin_suppress_tokens=(220,),
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),
     )
     source = CheckpointSource("random", "0" * 64)
+    draft = Draft(source, draft_layers, dims.n_text_ffn) if draft_layers else None
     manifest = Manifest(
-        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}
+        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}, draft
     )
-    if draft_layers:
-        draft = Draft(manifest.source, draft_layers, dims.n_text_ffn)
-        manifest = dataclasses.replace(manifest, draft=draft)
     return RandomEngine(Path(), manifest, shape)
 
 
@@ -386,30 +377,21 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
     Raises:
         UnavailableError: the disk is full or fails.
     """
-    weights, tokenizer = folder / WEIGHTS_FILE, folder / TOKENIZER_FILE
-    filters = folder / MEL_FILTERS_FILE
-    tensors = engine.load_weights(device)
+    weights = engine.load_weights(device)
+    contents = {
+        WEIGHTS_FILE: save({name: tensor.cpu() for name, tensor in weights.items()}),
+        TOKENIZER_FILE: engine.load_tokenizer().encode(),
+        MEL_FILTERS_FILE: save({"mel_filters": engine.load_mel_filters()}),
+    }
     try:
-        weights.write_bytes(save({name: tensor.cpu() for name, tensor in tensors.items()}))
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
     except OSError as error:
         raise UnavailableError(
             f"cannot write an engine to {folder}: {error.strerror}; free some space there or set "
             "TMPDIR"
         ) from error
-    tokenizer.write_text(engine.load_tokenizer(), encoding="utf-8")
-    filters.write_bytes(save({"mel_filters": engine.load_mel_filters()}))
-    paths = (weights, tokenizer, filters)
-    files = {path.name: FileFacts(sha256_of(path), path.stat().st_size) for path in paths}
+    files = {name: FileFacts(sha256_of(folder / name), len(contents[name])) for name in contents}
     manifest = dataclasses.replace(engine.manifest, files=files)
     (folder / MANIFEST_FILE).write_text(manifest_to_json(manifest), encoding="utf-8")
     return Engine(folder, manifest)
-
-
-def _pieces(shape: Shape) -> list[str]:
-    """Make a byte-level vocabulary by id: bytes, made-up words, special tokens.
-
-    Words are a blank and up to four characters, about as long as Whisper's.
-    """
-    alphabet = byte_alphabet()
-    words = [f"Ġ{id:x}" for id in range(len(alphabet), shape.pieces)]
-    return [*alphabet, *words, *special_tokens(shape)]

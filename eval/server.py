@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,12 +69,10 @@ class RunningServer:
     ) -> None:
         server = config.server
         self.config, self.folder, self.keys = config, folder, tuple(keys)
-        self.http, self.grpc, self.metrics = (
-            f"{server.host}:{port}"
-            for port in (server.http_port, server.grpc_port, server.metrics_port)
-        )
+        ports = server.http_port, server.grpc_port, server.metrics_port
+        self.http, self.grpc, self.metrics = (f"{server.host}:{port}" for port in ports)
         self.toml, self.log = folder / "server.toml", log or folder / "log"
-        self.server_log = folder / "server.log"  # of Triton and the engine; `log` is the command's
+        self.server_log = folder / "server.log"  # Triton's and the engine's; `log` is the command's
         self._engine = engine
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         self.process = self._start()
@@ -92,7 +91,7 @@ class RunningServer:
             )
 
     @property
-    def at(self) -> Addresses:
+    def addresses(self) -> Addresses:
         """Return the addresses, with the first key."""
         return Addresses(self.http, self.grpc, self.keys[0] if self.keys else "")
 
@@ -128,7 +127,7 @@ class RunningServer:
         return by_role
 
     def pids(self) -> dict[str, int]:
-        """Return the server's process ids, without those that each read one file."""
+        """Return the process ids by role, without the sandboxes that each read one file."""
         processes = self.processes().items()
         return {role: process.pid for role, process in processes if "sandbox " not in role}
 
@@ -171,25 +170,23 @@ class RunningServer:
             DeadlineError: they go on changing.
             EarshotError: as `counters`.
         """
-        end, last = time.monotonic() + _SETTLE_S, self.counters(*names)
-        while time.monotonic() < end:
+        end_s, counts = time.monotonic() + _SETTLE_S, self.counters(*names)
+        while time.monotonic() < end_s:
             time.sleep(_PUBLISHED_S)
-            now = self.counters(*names)
-            if now == last:
-                return now
-            last = now
+            former, counts = counts, self.counters(*names)
+            if counts == former:
+                return counts
         raise DeadlineError(
-            f"the server still works {_SETTLE_S:.0f} s after its last request: {last}"
+            f"the server still works {_SETTLE_S:.0f} s after its last request: {counts}"
         )
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time so far by role, summed over the processes of a role."""
-        spent: dict[str, float] = {}
+        spent_s = defaultdict[str, float](float)
         for role, process in self.processes().items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                kind, seconds = role.partition(" ")[0], sum(process.cpu_times()[:2])
-                spent[kind] = spent.get(kind, 0.0) + seconds
-        return spent
+                spent_s[role.partition(" ")[0]] += sum(process.cpu_times()[:2])
+        return spent_s
 
     def peak_memory_bytes(self) -> int:
         """Sum its processes' largest resident memory, each at its own peak."""
@@ -232,28 +229,29 @@ def running(
         EarshotError: the server did not become ready; the message ends with its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="earshot-eval-", ignore_cleanup_errors=True) as name:
-        folder, made = Path(name), [new_key() for _ in range(keys)]
-        server = dataclasses.replace(
-            for_this_machine(config.server), usage_file=config.server.usage_file
+        folder, key_list = Path(name), [new_key() for _ in range(keys)]
+        keys_file = folder / "keys.toml"
+        for number, key in enumerate(key_list):
+            add_key(keys_file, f"client-{number}", {"sha256": hash_of(key)})
+        section = dataclasses.replace(
+            for_this_machine(config.server),
+            usage_file=config.server.usage_file,
+            keys_file=str(keys_file) if keys else "",
         )
-        if made:
-            server = dataclasses.replace(server, keys_file=str(folder / "keys.toml"))
-        for number, key in enumerate(made):
-            add_key(folder / "keys.toml", f"client-{number}", {"sha256": hash_of(key)})
-        config = dataclasses.replace(config, server=server)
-        found = RunningServer(config, folder, made, engine, log)
+        config = dataclasses.replace(config, server=section)
+        server = RunningServer(config, folder, key_list, engine, log)
         try:
-            found.wait_until_ready()
-            yield found
+            server.wait_until_ready()
+            yield server
         finally:
-            if found.process.poll() is None:
+            if server.process.poll() is None:
                 # The first signal asks for a drain, the second cuts it short; files are removed.
-                found.process.send_signal(signal.SIGTERM)
+                server.process.send_signal(signal.SIGTERM)
                 time.sleep(POLL_S)
-                found.process.send_signal(signal.SIGTERM)
+                server.process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    found.process.wait(_STOP_GRACE_S)
-            found.end()
+                    server.process.wait(_STOP_GRACE_S)
+            server.end()
 
 
 # ---------------------------------------------------------------- processes and metrics

@@ -13,7 +13,7 @@ WORKLOADS = {
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
 }
-DRAFT_LAYERS = 2  # of the draft decoder, as distil-large-v3 has
+DRAFT_LAYERS = 2  # the draft decoder's, as in distil-large-v3
 DRAFT_TOKENS = 3  # proposed in one step if the configuration names none
 
 
@@ -25,10 +25,10 @@ class BenchPlan:
     # Throughput with each; latency and open-loop with the first, mlperf with the last.
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # shortest time of a throughput figure, without its warm-up
-    beam_size: int = 1  # of every request; 1 = greedy; replaces the default
+    beam_size: int = 1  # every request's; 1 = greedy; replaces the default
     draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
-    requests: int = 200  # counted of the latency workload, through Triton too
-    request_s: float = 10.0  # of audio, for requests of latency and open-loop
+    requests: int = 200  # counted requests of the latency workload, also through Triton
+    request_s: float = 10.0  # audio in a request of latency and open-loop
     ablate: bool = False  # measure each option of the runtime too
     through_server: bool = False
     devices: tuple[str, ...] = ()  # measure only a server on each of these in turn
@@ -36,7 +36,7 @@ class BenchPlan:
 
     def workloads_with(self, slots: int) -> list[str]:
         """List the workloads that run with `slots` slots, in order."""
-        first, last = slots == self.slots[0], slots == self.slots[-1]
-        fits = {"latency": first, "throughput": True, "words": True}
-        fits |= {"open-loop": first, "mlperf": last}
-        return [name for name, fit in fits.items() if fit and name in self.workloads]
+        is_first, is_last = slots == self.slots[0], slots == self.slots[-1]
+        runs = {"latency": is_first, "throughput": True, "words": True}
+        runs |= {"open-loop": is_first, "mlperf": is_last}
+        return [name for name, wanted in runs.items() if wanted and name in self.workloads]

@@ -7,14 +7,12 @@ could be faster than the floor.
 
 import contextlib
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import benchmark
 
 from eval.bench.table import Measurement
 from serve.contract.config import CrossPrecision, Precision, RuntimeConfig
@@ -23,6 +21,7 @@ from serve.native.kernels.choose import compute_dtype
 
 PROMPT_TOKENS = 4  # start, language, task, no timestamps
 ATTENTION_WINDOWS = 8
+_WARM_CALLS, _CALLS = 3, 20
 _FP8 = torch.float8_e4m3fn
 
 
@@ -44,7 +43,7 @@ class Ceilings:
             ("copy, read + write", self.memory, "TB/s"),
         ):
             if rate is not None:
-                yield Measurement("ceiling", name, rate / 1e12, unit, None)
+                yield Measurement("ceiling", name, rate / 1e12, unit)
 
 
 def measure_ceilings(config: RuntimeConfig, dims: Dims) -> Ceilings:
@@ -59,30 +58,23 @@ def measure_ceilings(config: RuntimeConfig, dims: Dims) -> Ceilings:
     dtype = compute_dtype(config.kernels, device, config.compute_type)
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        product_s = median_seconds(lambda: a @ b, device)
-        fp8_s = median_seconds(_fp8_product(a, b), device) if _has_fp8(device) else None
+        has_fp8 = on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         source = torch.randn(floats, device=device)
         target = torch.empty_like(source)
-        copy_s = median_seconds(lambda: target.copy_(source), device)
-        attention = _attention(device, dims, dtype)
-    return Ceilings(
-        2 * side**3 / product_s,
-        None if fp8_s is None else 2 * side**3 / fp8_s,
-        attention,
-        2 * source.nbytes / copy_s,
-    )
-
-
-def _has_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        return Ceilings(
+            product=2 * side**3 / mean_seconds(lambda: a @ b),
+            fp8_product=2 * side**3 / mean_seconds(_fp8_product(a, b)) if has_fp8 else None,
+            attention=_attention(device, dims, dtype),
+            memory=2 * source.nbytes / mean_seconds(lambda: target.copy_(source)),
+        )
 
 
 def _fp8_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Return a product with one scale for each side and fast accumulation, the fastest kind."""
     scale = torch.ones((), device=a.device)
-    left, right = a.to(_FP8), b.to(_FP8).t()
+    a_fp8, b_fp8 = a.to(_FP8), b.to(_FP8).t()
     return lambda: torch._scaled_mm(
-        left, right, scale_a=scale, scale_b=scale, out_dtype=torch.float16, use_fast_accum=True
+        a_fp8, b_fp8, scale_a=scale, scale_b=scale, out_dtype=torch.float16, use_fast_accum=True
     )
 
 
@@ -93,39 +85,23 @@ def _attention(device: torch.device, dims: Dims, dtype: torch.dtype) -> float:
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(order, set_priority=True), torch.inference_mode():
-        seconds = median_seconds(lambda: F.scaled_dot_product_attention(q, k, v), device)
+        seconds = mean_seconds(lambda: F.scaled_dot_product_attention(q, k, v))
     return 4 * windows * dims.n_audio_head * dims.n_audio_ctx**2 * HEAD_DIM / seconds
 
 
-def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Return the median time of a call, by the device's own clock on CUDA."""
-    for _ in range(3):
-        work()
-    time_one = _on_gpu if device.type == "cuda" else _on_cpu
-    return statistics.median(time_one(work) for _ in range(repeats))
-
-
-def _on_cpu(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _on_gpu(work: Callable[[], object]) -> float:
-    event: Any = torch.cuda.Event  # its annotations are incomplete
-    begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+def mean_seconds(work: Callable[[], object]) -> float:
+    """Return the mean time of a call on the current device, after a warm-up."""
+    threads = torch.get_num_threads()
+    timer = benchmark.Timer("work()", globals={"work": work}, num_threads=threads)
+    timer.timeit(_WARM_CALLS)
+    return timer.timeit(_CALLS).mean
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderWork:
     """Operations to encode one window and project its cross keys and values."""
 
-    products: float  # of the layers' matrices: these may be FP8
+    products: float  # the layers' matrices: these may be FP8
     attention: float
     rest: float  # convolutions, cross keys and values
 
@@ -178,9 +154,7 @@ class Floor:
     def encode_s(self) -> float:
         """Return the seconds that encoding one window takes."""
         work, ceilings = encoder_work(self.manifest.dims), self.ceilings
-        product = ceilings.product
-        if self.fp8 and ceilings.fp8_product is not None:
-            product = ceilings.fp8_product
+        product = (self.fp8 and ceilings.fp8_product) or ceilings.product
         attention_s, rest_s = work.attention / ceilings.attention, work.rest / ceilings.product
         return work.products / product + attention_s + rest_s
 

@@ -6,6 +6,7 @@ itself cannot force the length of a text. vLLM computes log-mels one by one on o
 can limit its throughput. So it is measured a second time with log-mels on the GPU.
 """
 
+import functools
 import itertools
 import math
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.bench.table import Measurement, percentiles_ms, refused
+from eval.bench.table import Measurement, measure_latency, refused
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
 from eval.processes import ChildProcess, Send
 from eval.random_whisper import END, Shape, prompt_ids, special_ids, write_peer_checkpoint
@@ -53,12 +54,9 @@ def seconds_of(decode: Decode, lengths: Sequence[int]) -> float:
 
 def latency(system: str, decode: Decode, note: str) -> Measurement:
     """Measure one window at a time; `decode` makes its 10 s of sound itself."""
-    for _ in range(3):
-        seconds_of(decode, [REQUEST_TOKENS])
-    times = [seconds_of(decode, [REQUEST_TOKENS]) for _ in range(REQUESTS)]
-    figures = {**percentiles_ms(times), "requests": REQUESTS}
     detail = f"10 s of sound in 30 s, {REQUEST_TOKENS} tokens; {note}"
-    return Measurement("latency", system, figures["p50_ms"], "ms", None, detail, figures)
+    send = functools.partial(seconds_of, decode, [REQUEST_TOKENS])
+    return measure_latency(system, send, REQUESTS, None, detail)
 
 
 def throughput(
@@ -105,7 +103,7 @@ _COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8"
 
 
 def measure_ctranslate2(
-    shape: Shape, device: str, seconds: float, progress: Say, batch: int = _BATCH
+    shape: Shape, device: str, seconds: float, say: Say, batch: int = _BATCH
 ) -> Iterator[Measurement]:
     """Measure, for each compute type, one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
@@ -113,7 +111,7 @@ def measure_ctranslate2(
 
     with tempfile.TemporaryDirectory(prefix="earshot-ctranslate2-") as folder:
         source, converted = Path(folder) / "checkpoint", Path(folder) / "converted"
-        progress(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
+        say(f"CTranslate2 {ctranslate2.__version__}: converting random weights")
         write_peer_checkpoint(source, shape)
         converter = TransformersConverter(str(source), load_as_float16=True)
         converter.convert(str(converted), quantization="float16")
@@ -123,7 +121,7 @@ def measure_ctranslate2(
                 str(converted), device=kind, device_index=int(index or 0), compute_type=compute_type
             )
             system = f"CTranslate2 {compute_type}"
-            progress(system)
+            say(system)
             decode = _ctranslate2_decoder(model, shape, device, batch)
             yield latency(system, decode, "log-mel at hand on the device, not timed")
             note = f"batches of {batch}; log-mel at hand on the device, not timed"
@@ -181,7 +179,7 @@ _SETTINGS: dict[str, Any] = {
 _LOG_MELS = {"CPU": {}, "GPU": {"device": "cuda"}}  # where -> options of the feature extractor
 
 
-def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> Iterator[Measurement]:
+def measure_vllm(shape: Shape, device: str, seconds: float, say: Say) -> Iterator[Measurement]:
     """Measure one request, throughput and MLPerf-shaped load, with log-mels on CPU and GPU.
 
     Raises:
@@ -191,28 +189,23 @@ def measure_vllm(shape: Shape, device: str, seconds: float, progress: Say) -> It
     if kind != "cuda":
         raise UnavailableError(f"vLLM's wheel runs on GPUs only, and runtime.device is {device!r}")
     os.environ.update(ENVIRONMENT)
-    if index:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(int(index))
+    if index:  # leaves only one of the visible GPUs
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)] if visible else index
     import vllm  # noqa: PLC0415 - only a peer, and reads the environment
 
     with tempfile.TemporaryDirectory(prefix="earshot-vllm-") as folder:
         write_peer_checkpoint(Path(folder), shape)
-        progress(f"vLLM {vllm.__version__}: starting, which takes a minute or two")
+        say(f"vLLM {vllm.__version__}: starting, which takes a minute or two")
         model = vllm.LLM(model=folder, **_SETTINGS)
         for where, options in _LOG_MELS.items():
             system, note = f"vLLM fp16, log-mel on {where}", "log-mel timed"
-            progress(system)
+            say(system)
             request = _decoder(model, shape, options, REQUEST_S)
             yield latency(system, request, note)
             decode = _decoder(model, shape, options, WINDOW_S)
             yield throughput(system, decode, _IN_FLIGHT, seconds, note)
             yield mlperf(system, decode, _IN_FLIGHT, seconds, note)
-
-
-def _visible(index: int) -> str:
-    """Return the CUDA_VISIBLE_DEVICES that leaves only one of the visible GPUs."""
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return ours.split(",")[index] if ours else str(index)
 
 
 def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) -> Decode:
@@ -228,10 +221,13 @@ def _decoder(model: Any, shape: Shape, options: dict[str, str], seconds: float) 
         sounds = [noise[start : start + length] for start in itertools.islice(starts, len(lengths))]
         prompts = [
             {
-                "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (s, SAMPLE_RATE)}},
+                "encoder_prompt": {
+                    "prompt": "",
+                    "multi_modal_data": {"audio": (sound, SAMPLE_RATE)},
+                },
                 "decoder_prompt": prompt,
             }
-            for s in sounds
+            for sound in sounds
         ]
         limits = [
             vllm.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
@@ -279,7 +275,7 @@ def check_peers(names: Sequence[str]) -> None:
 
 
 def measure_peer(
-    name: str, shape: Shape, device: str, seconds: float, progress: Say
+    name: str, shape: Shape, device: str, seconds: float, say: Say
 ) -> Iterator[Measurement]:
     """Yield the rows of one installed peer; if it fails, the last row has the reason."""
     measure, _ = PEERS[name]
@@ -291,10 +287,10 @@ def measure_peer(
                 if isinstance(message, Measurement):
                     yield message
                 else:
-                    progress(message)
+                    say(message)
         except EarshotError as error:
             for line in child.last_lines(_LOG_LINES):
-                progress(f"{name}: {line}")
+                say(f"{name}: {line}")
             yield refused("throughput", name, "RTFx", error)
 
 

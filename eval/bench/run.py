@@ -5,21 +5,20 @@ import dataclasses
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
-from eval.bench.floor import Ceilings, measure_ceilings
+from eval.bench.floor import measure_ceilings
 from eval.bench.peers import PEERS, check_peers, measure_peer
 from eval.bench.table import OURS, Measurement, ratio, refused, table_of
 from eval.bench.workloads import (
-    RuntimeSession,
+    RuntimeBench,
     measure_start,
     release_memory,
-    run_workloads,
     system_name,
     with_slots,
 )
@@ -27,52 +26,55 @@ from eval.config import EvaluationProduct, changed
 from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision, RuntimeConfig
-from serve.contract.devices import counted, first_of, names_of
-from serve.contract.engine import Engine
+from serve.contract.devices import counted, first_of
 from serve.contract.errors import ConfigError, UnavailableError
 
-_SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # beyond those of the runtime
+_SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # besides the runtime's
 
 
-def bench(run: Run, *, peers: tuple[str, ...] | None, **of_plan: Any) -> Result:
+def bench(
+    run: Run,
+    *,
+    peers: tuple[str, ...] | None,
+    devices: Sequence[str] | None = None,
+    **settings: Any,
+) -> Result:
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
         run: the run; its config is for a GPU.
         peers: their names; None: all that are installed.
-        of_plan: the fields of `BenchPlan`.
+        devices: measure only a server on each of these.
+        settings: the other fields of `BenchPlan`.
 
     Raises:
         EarshotError: as `check` and `measurements`, or the record cannot be written.
     """
-    devices = tuple(of_plan.pop("devices", None) or ())
     if peers is None:
         peers = () if devices else installed_peers(run.say)
-    plan = BenchPlan(**of_plan, peers=peers, devices=devices)
-    run.flags["peers"] = plan.peers
+    run.flags["peers"] = peers
+    plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
     config = configured(run.config, plan)
     check(config, plan)
     cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
     run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
-    engine = engine_for(config, plan)
+    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
+    shape = published_shape(config.build.checkpoint)
+    engine = random_engine(shape, config.build.precision, layers)
     rows: list[Measurement] = []
     _keep(run, rows, complete=False)
-    measure = scaling if plan.devices else measurements
-    for measurement in measure(engine, config, plan, run.say):
+    for measurement in (scaling if devices else measurements)(engine, config, plan, run.say):
         rows.append(measurement)
         _keep(run, rows, complete=False)
         run.say(str(measurement))
-    checks: tuple[Check, ...] = ()
-    if plan.devices:
-        from eval.bench.server import scaling_check  # noqa: PLC0415 - needs the server's packages
+    if not devices:
+        return _keep(run, rows, complete=True)
+    from eval.bench.server import scaling_check  # noqa: PLC0415 - needs the server's packages
 
-        checks = (scaling_check(rows, os.cpu_count() or 1),)
-    return _keep(run, rows, complete=True, checks=checks)
+    return _keep(run, rows, scaling_check(rows, os.cpu_count() or 1), complete=True)
 
 
-def _keep(
-    run: Run, measured: Sequence[Measurement], *, complete: bool, checks: tuple[Check, ...] = ()
-) -> Result:
+def _keep(run: Run, measured: Sequence[Measurement], *checks: Check, complete: bool) -> Result:
     """Keep the rows so far, each with how many times as fast Earshot is."""
     rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
     sections = (ReportSection("Figures", [table_of(measured)]),) if measured else ()
@@ -81,7 +83,7 @@ def _keep(
     return result
 
 
-def installed_peers(progress: Say) -> tuple[str, ...]:
+def installed_peers(say: Say) -> tuple[str, ...]:
     """Return the peers that this machine has, and report each that it lacks."""
     installed = []
     for name in PEERS:
@@ -89,7 +91,7 @@ def installed_peers(progress: Say) -> tuple[str, ...]:
             check_peers([name])
             installed.append(name)
         except UnavailableError as error:
-            progress(f"left out: {error}")
+            say(f"left out: {error}")
     return tuple(installed)
 
 
@@ -110,11 +112,9 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
         ConfigError: a name is unknown, or the config is not for a GPU.
         UnavailableError: there is no GPU, or a peer or the server is not installed.
     """
-    for kind, names, known in (
-        ("workloads", plan.workloads, WORKLOADS),
-        ("peers", plan.peers, PEERS),
-    ):
-        if unknown := sorted(set(names) - set(known)):
+    known_names: dict[str, Iterable[str]] = {"workloads": WORKLOADS, "peers": PEERS}
+    for kind, known in known_names.items():
+        if unknown := sorted({*getattr(plan, kind)} - {*known}):
             raise ConfigError(f"unknown {kind}: {', '.join(unknown)}; known: {', '.join(known)}")
     missing = missing_packages(_SERVER_PACKAGES)
     if (plan.through_server or plan.devices) and missing:
@@ -123,47 +123,33 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
             f"{flag} needs the packages {', '.join(missing)}, which are not installed"
         )
     check_peers(plan.peers)
-    device = config.runtime.device
-    if not plan.devices and not device.startswith("cuda"):
-        raise ConfigError(f'bench needs runtime.device = "cuda", got {device!r}')
-    if not plan.devices and (len(names_of(device)) > 1 or device.endswith("*")):
+    device, count = config.runtime.device, torch.cuda.device_count()
+    if not plan.devices and not re.fullmatch(r"cuda(:\d+)?", device):
         raise ConfigError(
-            f"bench measures one GPU, got runtime.device = {device!r}; name one, such as cuda:0, "
-            "or measure several by --device"
+            f'bench needs runtime.device = "cuda" or one GPU such as "cuda:0", got {device!r}; '
+            "measure several by --device"
         )
-    count = torch.cuda.device_count()
-    for named in plan.devices or (device,):
-        numbers = [int(number) for number in re.findall(r"\d+", named)] or [0]
-        if named.startswith("cuda") and max(numbers) >= count:
+    for name in plan.devices or (device,):
+        numbers = [int(number) for number in re.findall(r"\d+", name)] or [0]
+        if name.startswith("cuda") and max(numbers) >= count:
             raise UnavailableError(
-                f"the device {named!r} is not there: torch sees {count} CUDA devices here"
+                f"the device {name!r} is not there: torch sees {count} CUDA devices here"
             )
 
 
-def engine_for(config: EvaluationProduct, plan: BenchPlan) -> RandomEngine:
-    """Make an engine of the configured shape, with a draft if the plan has one.
-
-    Raises:
-        ConfigError: the shape is not a published one.
-    """
-    shape = published_shape(config.build.checkpoint)
-    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
-    return random_engine(shape, config.build.precision, layers)
-
-
 def scaling(
-    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, progress: Say
+    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, say: Say
 ) -> Iterator[Measurement]:
     """Measure a server on each of the plan's devices, one after another; raises as `check`."""
     from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
 
-    each = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
-    with on_disk(engine, first_of(each[0]).device, progress) as folder:
-        yield from measure_scaling(config, folder, each, plan.seconds, progress)
+    runtimes = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
+    with on_disk(engine, first_of(runtimes[0]).device, say) as folder:
+        yield from measure_scaling(config, folder, runtimes, plan.seconds, say)
 
 
 def measurements(
-    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, progress: Say
+    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, say: Say
 ) -> Iterator[Measurement]:
     """Measure everything in the plan, one after the other.
 
@@ -172,46 +158,47 @@ def measurements(
         EarshotError: something failed that is no refusal.
     """
     device = config.runtime.device
-    progress("ceilings of this machine")
+    say("ceilings of this machine")
     ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
     yield from ceilings.measurements()
+    runtime_bench = RuntimeBench(engine, config, plan, ceilings, say)
     needs_folder = "start" in plan.workloads or plan.through_server
-    with on_disk(engine, device, progress) if needs_folder else contextlib.nullcontext() as folder:
+    with on_disk(engine, device, say) if needs_folder else contextlib.nullcontext() as folder:
         if folder is not None and "start" in plan.workloads:
             try:
                 yield measure_start(folder, config.runtime)
             except UnavailableError as error:
                 yield refused("start", OURS, "s", error)
-        reached = None  # in process with the slots that the server has
-        for row in run_workloads(engine, config, plan, ceilings, progress):
+        in_process = None  # throughput with the slots that the server has
+        for row in runtime_bench.run():
             if (row.workload, row.system) == ("throughput", system_name(config.runtime)):
-                reached = row.value
+                in_process = row.value
             yield row
         if plan.ablate:
-            yield from ablate(engine, config, plan, ceilings, progress)
+            yield from ablate(runtime_bench)
         if folder is not None and plan.through_server:
             from eval.bench.server import through_server  # noqa: PLC0415 - needs more packages
 
             release_memory(device)
             try:
-                yield from through_server(config, folder, reached, plan, progress)
+                yield from through_server(config, folder, in_process, plan, say)
             except UnavailableError as error:
                 yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
     for name in plan.peers:
-        progress(f"peer {name}")
+        say(f"peer {name}")
         release_memory(device)
-        yield from measure_peer(name, engine.shape, device, plan.seconds, progress)
+        yield from measure_peer(name, engine.shape, device, plan.seconds, say)
 
 
 @contextlib.contextmanager
-def on_disk(engine: RandomEngine, device: str, progress: Say) -> Iterator[Path]:
+def on_disk(engine: RandomEngine, device: str, say: Say) -> Iterator[Path]:
     """Give the engine as a temporary folder, made on a device.
 
     Raises:
         UnavailableError: the disk has no room for it.
     """
     with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
-        progress(f"writing the engine to {name}")
+        say(f"writing the engine to {name}")
         write_engine(engine, Path(name), device)
         release_memory(device)
         yield Path(name)
@@ -243,23 +230,16 @@ def variants(
     yield f"weights {other_precision}", full, other_precision
 
 
-def ablate(
-    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, progress: Say
-) -> Iterator[Measurement]:
-    """Yield throughput and latency of every variant, or a row that says why it cannot run."""
-    for name, runtime, precision in variants(config, plan.slots[0]):
-        progress(f"ablation: {name}")
+def ablate(bench: RuntimeBench) -> Iterator[Measurement]:
+    """Yield opening, throughput and latency of every variant, or the reason of a refusal."""
+    engine, config = bench.engine, bench.config
+    for name, runtime, precision in variants(config, bench.plan.slots[0]):
+        bench.say(f"ablation: {name}")
         manifest = dataclasses.replace(engine.manifest, precision=precision)
-        varied = dataclasses.replace(config, runtime=runtime)
-        try:
-            session = RuntimeSession(
-                dataclasses.replace(engine, manifest=manifest), varied, plan, ceilings
-            )
-        except UnavailableError as error:
-            yield refused("ablation, throughput", name, "RTFx", error)
-            continue
-        for workload in ("throughput", "latency"):
-            for row in session.workloads[workload]():
-                yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)
-        session.runtime.close()
-        del session  # frees the GPU's memory for the next variant
+        variant = dataclasses.replace(
+            bench,
+            engine=dataclasses.replace(engine, manifest=manifest),
+            config=dataclasses.replace(config, runtime=runtime),
+        )
+        for row in variant.measure_runtime(("throughput", "latency")):
+            yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)

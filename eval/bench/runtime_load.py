@@ -4,12 +4,13 @@ It calls `Runtime.submit` and `poll` in one thread, as the transcriber does; the
 `eval.load` would measure threads.
 """
 
+import bisect
 import collections
 import concurrent.futures
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,10 +28,10 @@ from serve.transcriber.active import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
 _MAX_UNTIMED = 64  # windows with words that are not timed yet; at more the load waits
-_LATE_S = 0.010  # an arrival that is submitted later than this after its due time counts as late
 _OTHER_TOKEN = 1000  # a token of text
 _TOP_LOGIT = 1e4  # above all others
 _HASH_PRIME = 10_007
+_job_ids = itertools.count()  # shared: a runtime may still report jobs of an earlier load
 
 
 def accepting(share: float) -> type[NativeRuntime]:
@@ -86,59 +87,49 @@ def joules_so_far(device: str) -> float | None:
         return None
 
 
-class NoiseWindows:
-    """Makes jobs, each of one window of noise.
+MakeJobs = Callable[[Sequence[int]], list[Job]]
+"""Makes a job for each length in tokens."""
+
+
+def noise_jobs(
+    engine: Engine,
+    device: torch.device | str,
+    batch: int,
+    seconds: float = WINDOW_S,
+    beam_size: int = 1,
+    words: bool = False,
+    short: ShortEncoder = "off",
+) -> MakeJobs:
+    """Return a function that makes jobs, at most a batch, each of one window of noise.
 
     Args:
         engine: with end-of-text suppressed, so that every window reaches its length.
-        device: computes the log-mels.
+        device: computes the log-mels; the host does not wait for them.
         batch: the number of windows that get log-mels together.
         seconds: the noise in each window; silence fills the rest up to 30 s.
         beam_size: each job's beam size.
         words: whether the text of a job is aligned with its audio.
         short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
     """
-
-    _ids = itertools.count()  # shared: a runtime may still report jobs of an earlier load
-
-    def __init__(
-        self,
-        engine: Engine,
-        device: torch.device | str,
-        batch: int,
-        seconds: float = WINDOW_S,
-        beam_size: int = 1,
-        words: bool = False,
-        short: ShortEncoder = "off",
-    ) -> None:
-        facts, device = engine.manifest.tokenizer, torch.device(device)
-        assert facts.transcribe is not None
-        self.batch = batch
-        self._prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
-        self._beam_size = beam_size
-        self._align_frames = engine.manifest.dims.n_audio_ctx if words else 0
-        self._log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
-        noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
-        noise[:, round(seconds * SAMPLE_RATE) :] = 0
-        noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
-        self._samples = noise.pin_memory() if device.type == "cuda" else noise
+    facts, device = engine.manifest.tokenizer, torch.device(device)
+    assert facts.transcribe is not None
+    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
+    align_frames = engine.manifest.dims.n_audio_ctx if words else 0
+    log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
+    noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
+    noise[:, round(seconds * SAMPLE_RATE) :] = 0
+    noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
+    samples = noise.pin_memory() if device.type == "cuda" else noise
 
     @torch.inference_mode()
-    def jobs(self, lengths: Sequence[int]) -> list[Job]:
-        """Make a job per length in tokens, at most `batch`. The host does not wait for log-mels."""
-        assert len(lengths) <= self.batch
-        return [
-            Job(
-                next(self._ids),
-                features,
-                self._prompt,
-                DecodingOptions(timestamps=False, max_tokens=length, beam_size=self._beam_size),
-                align_frames=self._align_frames,
-            )
-            for features, length in zip(
-                self._log_mel(self._samples[: len(lengths)]), lengths, strict=True
-            )
-        ]
+    def make_jobs(lengths: Sequence[int]) -> list[Job]:
+        jobs = []
+        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
+            options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
+            jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
+        return jobs
+
+    return make_jobs
 
 
 class WindowLoad:
@@ -146,14 +137,14 @@ class WindowLoad:
 
     Args:
         runtime: idle, and used by nothing else meanwhile.
-        windows: makes the jobs.
+        make_jobs: makes the jobs of windows, at most a batch.
+        batch: the number of windows that are submitted together.
     """
 
-    def __init__(self, runtime: Runtime, windows: NoiseWindows) -> None:
-        self.runtime = runtime
-        self.batch = windows.batch
-        self._windows = windows
-        self._tokens_left: dict[int, int] = {}  # by job id
+    def __init__(self, runtime: Runtime, make_jobs: MakeJobs, batch: int) -> None:
+        self.runtime, self.batch = runtime, batch
+        self._make_jobs = make_jobs
+        self._missing_tokens: dict[int, int] = {}  # by job id
         self._progress_s = time.perf_counter()
         self._timers = concurrent.futures.ThreadPoolExecutor(2)  # as many as a transcriber has
         self._timing: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
@@ -161,25 +152,25 @@ class WindowLoad:
     @property
     def in_flight(self) -> int:
         """Count the windows in the runtime."""
-        return len(self._tokens_left)
+        return len(self._missing_tokens)
 
     def submit(self, lengths: Sequence[int]) -> list[int]:
         """Submit a window for each length, at most a batch; return their ids."""
-        if not self._tokens_left:
+        if not self._missing_tokens:
             self._progress_s = time.perf_counter()
-        jobs = self._windows.jobs(lengths)
+        jobs = self._make_jobs(lengths)
         for job in jobs:
-            self._tokens_left[job.id] = job.options.max_tokens
+            self._missing_tokens[job.id] = job.options.max_tokens
             self.runtime.submit(job)
         return [job.id for job in jobs]
 
     def fill(self, lengths: Iterator[int], in_flight: int) -> None:
         """Submit windows until `in_flight` are in the runtime, or there are no more lengths."""
         while (room := in_flight - self.in_flight) > 0:
-            taken = list(itertools.islice(lengths, min(room, self.batch)))
-            if not taken:
+            batch = list(itertools.islice(lengths, min(room, self.batch)))
+            if not batch:
                 return
-            self.submit(taken)
+            self.submit(batch)
 
     def poll(self, timeout_s: float = 1.0) -> list[int]:
         """Let the runtime work; return the ids of the windows that ended.
@@ -192,7 +183,7 @@ class WindowLoad:
         now = time.perf_counter()
         if ended:
             self._progress_s = now
-        elif self._tokens_left and now - self._progress_s > STALL_S:
+        elif self._missing_tokens and now - self._progress_s > STALL_S:
             raise DeadlineError(
                 f"no window ended for {STALL_S:.0f} s, with {self.in_flight} in the runtime; "
                 "expected one every few seconds"
@@ -203,18 +194,19 @@ class WindowLoad:
         """Count the tokens of an event; return whether its window has ended."""
         if event.error is not None:
             raise event.error
-        self._tokens_left[event.job_id] -= len(event.tokens)
+        self._missing_tokens[event.job_id] -= len(event.tokens)
         if event.finished is None:
             return False
         if event.alignment is not None and event.alignment.matrix is not None:
             self._timing.append(self._timers.submit(monotonic_path, event.alignment.matrix))
-        left = self._tokens_left.pop(event.job_id)
-        assert left == 0 or event.finished == "cancelled", f"{left} tokens short: {event.finished}"
+        missing = self._missing_tokens.pop(event.job_id)
+        complete = missing == 0 or event.finished == "cancelled"
+        assert complete, f"{missing} tokens short: {event.finished}"
         return True
 
     def drain(self) -> None:
         """Wait until the runtime is empty and all words are timed."""
-        while self._tokens_left:
+        while self._missing_tokens:
             self.poll()
         self.wait_for_words(0)
 
@@ -225,7 +217,7 @@ class WindowLoad:
 
     def cancel(self) -> None:
         """Cancel every window."""
-        for job_id in self._tokens_left:
+        for job_id in self._missing_tokens:
             self.runtime.cancel(job_id)
         self.drain()
 
@@ -296,17 +288,9 @@ def offline(load: WindowLoad, lengths: Sequence[int], in_flight: int) -> float:
     return time.perf_counter() - began
 
 
-class OpenLoopResult(NamedTuple):
-    """The outcome of arrivals that did not wait for one another."""
-
-    latency_s: list[float]  # from due to last token; of an unfinished window, the time waited
-    late: int  # submitted more than `_LATE_S` after they were due
-    unfinished: int
-
-
 def open_loop(
     load: WindowLoad, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
-) -> OpenLoopResult:
+) -> tuple[list[float], int]:
     """Submit windows when they are due, independent of earlier ones.
 
     All due windows are submitted before each poll, and latency counts from the due time: a runtime
@@ -319,36 +303,33 @@ def open_loop(
         length: the length of each window, in tokens.
         warm_s: arrivals before this time are not counted.
         drain_s: how long to wait after the last.
+
+    Returns:
+        the latency (s) of each window, or the time that an unfinished one waited; the number of
+        unfinished windows.
     """
-    coming = collections.deque(arrivals)
-    due_at: dict[int, float] = {}
-    submitted_at: dict[int, float] = {}
-    ended_at: dict[int, float] = {}
-    began = time.perf_counter()
+    due_s: dict[int, float] = {}  # by job id
+    ended_s: dict[int, float] = {}  # likewise
+    began_s = time.perf_counter()
 
     def now() -> float:
-        return time.perf_counter() - began
+        return time.perf_counter() - began_s
 
-    while (coming or load.in_flight) and now() < arrivals[-1] + drain_s:
-        at = now()
-        while coming and coming[0] <= at:
-            due = [coming.popleft()]
-            while coming and coming[0] <= at and len(due) < load.batch:
-                due.append(coming.popleft())
-            ids = load.submit([length] * len(due))
-            due_at.update(zip(ids, due, strict=True))
-            submitted_at.update(dict.fromkeys(ids, now()))
-        until = max(0.0, coming[0] - now()) if coming else 1.0
+    while (len(due_s) < len(arrivals) or load.in_flight) and now() < arrivals[-1] + drain_s:
+        due_count = bisect.bisect_right(arrivals, now())
+        for start in range(len(due_s), due_count, load.batch):
+            batch = arrivals[start : min(start + load.batch, due_count)]
+            due_s.update(zip(load.submit([length] * len(batch)), batch, strict=True))
+        coming = arrivals[len(due_s) :]
+        wait_s = max(0.0, coming[0] - now()) if coming else 1.0
         if load.in_flight:
-            ended = load.poll(min(until, 1.0))
-            ended_at.update(dict.fromkeys(ended, now()))
+            ended = load.poll(min(wait_s, 1.0))
+            ended_s.update(dict.fromkeys(ended, now()))
         else:
-            time.sleep(until)
-    gave_up = now()
+            time.sleep(wait_s)
+    coming, end_s = arrivals[len(due_s) :], now()
     load.cancel()
-    counted = [i for i, due_s in due_at.items() if due_s >= warm_s]
-    return OpenLoopResult(
-        [ended_at.get(i, gave_up) - due_at[i] for i in counted] + [gave_up - due for due in coming],
-        sum(submitted_at[i] - due_at[i] > _LATE_S for i in counted),
-        sum(i not in ended_at for i in counted) + len(coming),
-    )
+    counted = [job_id for job_id in due_s if due_s[job_id] >= warm_s]
+    latency_s = [ended_s.get(job_id, end_s) - due_s[job_id] for job_id in counted]
+    unfinished = sum(job_id not in ended_s for job_id in counted) + len(coming)
+    return [*latency_s, *(end_s - due for due in coming)], unfinished

@@ -7,15 +7,16 @@ processes, which check every answer.
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from eval.bench import BenchPlan
-from eval.bench.table import OURS, Measurement, percentiles_ms
-from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, WARM_REQUESTS
+from eval.bench import BenchPlan, table
+from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms
+from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS
 from eval.clients import wav
 from eval.config import EvaluationProduct, changed
 from eval.load import MAX_PROCESSES, ClientProcesses, processes_for
@@ -29,11 +30,11 @@ from serve.wire.client import TritonClient
 
 SYSTEM = f"{OURS}, through Triton"
 COUNTED = tuple(f"earshot_{name}_total" for name in ("windows", "retries", "tokens"))
-MIN_EFFICIENCY = 0.975  # of the first device's throughput, for each engine
-MIN_S, MAX_S = 10.0, 30.0  # of the clips for several devices
+MIN_EFFICIENCY = 0.975  # each engine's share of the first one's throughput
+MIN_S, MAX_S = 10.0, 30.0  # shortest and longest clip for several devices
 LENGTHS = 16  # different ones
 _TOKENS_PER_S = THROUGHPUT_TOKENS / WINDOW_S
-_CLIPS = 4  # of one length, in each client process
+_CLIPS = 4  # clips of one length in each client process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,39 +43,6 @@ class NoiseClip:
 
     seconds: float
     tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class NoiseAnswer:
-    """A request that has ended as it should."""
-
-    latency_s: float
-    clip: NoiseClip
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedServer:
-    """A period in which a server had as many requests as it can process."""
-
-    answers: list[NoiseAnswer]
-    in_flight: int
-    wall_s: float
-    cores: dict[str, float]  # busy ones, by role of the server's processes
-
-    def row(self, system: str, detail: str, figures: dict[str, float]) -> Measurement:
-        """Return the throughput in seconds of audio a second."""
-        count, audio_s = len(self.answers), sum(answer.clip.seconds for answer in self.answers)
-        figures = {
-            "requests_per_s": count / self.wall_s,
-            **percentiles_ms([answer.latency_s for answer in self.answers]),
-            "requests": count,
-            "in_flight": self.in_flight,
-            "seconds": self.wall_s,
-            **{f"{role}_cores": busy for role, busy in self.cores.items()},
-            **figures,
-        }
-        rtfx = audio_s / self.wall_s
-        return Measurement("throughput", system, rtfx, "RTFx", None, detail, figures)
 
 
 # ---------------------------------------------------------------- requests
@@ -86,31 +54,36 @@ def noise(seconds: float, seed: int) -> bytes:
     return wav(samples.astype(np.float32))
 
 
-def timed_request(client: TritonClient, audio: bytes, clip: NoiseClip) -> NoiseAnswer:
-    """Send one request and wait for its answer.
+def timed_request(client: TritonClient, audio: bytes, clip: NoiseClip) -> float:
+    """Send one request, wait for its answer, and return the seconds.
 
     Raises:
         EarshotError: it failed, or the answer does not cover the whole clip.
     """
-    began = time.monotonic()
+    began_s = time.monotonic()
     transcript = client.transcribe(audio, language="en", timestamps=False, max_tokens=clip.tokens)
-    latency_s = time.monotonic() - began
+    latency_s = time.monotonic() - began_s
     if not transcript.text or transcript.duration != clip.seconds:
         raise EarshotError(
             f"an answer of {len(transcript.text)} characters to {transcript.duration:.3f} s of "
             f"sound; expected text for {clip.seconds} s"
         )
-    return NoiseAnswer(latency_s, clip)
+    return latency_s
 
 
 @contextlib.contextmanager
 def noise_requests(
     address: str, clips: Sequence[NoiseClip], process: int
-) -> Iterator[Callable[[int], NoiseAnswer]]:
+) -> Iterator[Callable[[int], tuple[float, NoiseClip]]]:
     """Give a function that sends the n-th request, with each clip in turn."""
-    files = [(noise(clip.seconds, process * len(clips) + i), clip) for i, clip in enumerate(clips)]
+    files = [noise(clip.seconds, process * len(clips) + i) for i, clip in enumerate(clips)]
     with TritonClient(address) as client:
-        yield lambda number: timed_request(client, *files[number % len(files)])
+
+        def send(number: int) -> tuple[float, NoiseClip]:
+            index = number % len(clips)
+            return timed_request(client, files[index], clips[index]), clips[index]
+
+        yield send
 
 
 def scaling_clips() -> list[NoiseClip]:
@@ -149,29 +122,40 @@ def load_server(
     in_flight: int,
     processes: int,
     seconds: float,
-) -> LoadedServer:
-    """Keep requests in flight, and count for `seconds` once twice as many are answered.
+) -> Measurement:
+    """Keep requests in flight; measure for `seconds` once twice as many are answered.
 
     Raises:
         EarshotError: a request failed, or the server's counters do not match the answers.
     """
-    before, kept = server.settled(*COUNTED), list[NoiseAnswer]()
-    given = (server.grpc, tuple(clips))
-    with ClientProcesses(noise_requests, given, in_flight, processes) as clients:
+    before, counted = server.settled(*COUNTED), list[tuple[float, NoiseClip]]()
+    arguments = (server.grpc, tuple(clips))
+    with ClientProcesses(noise_requests, arguments, in_flight, processes) as clients:
         while len(clients.answered) < 2 * in_flight:
             clients.answers()
-        busy, began = server.cpu_s(), time.monotonic()
-        while (wall_s := time.monotonic() - began) < seconds:
-            kept += clients.answers()
-        spent = server.cpu_s()
+        cpu_s, began_s = server.cpu_s(), time.monotonic()
+        while (wall_s := time.monotonic() - began_s) < seconds:
+            counted += clients.answers()
+        cores = {
+            f"{role}_cores": (now_s - cpu_s.get(role, 0.0)) / wall_s
+            for role, now_s in server.cpu_s().items()
+        }
         clients.finish()
-    check_counters(server, before, clients.answered)
-    cores = {role: (now - busy.get(role, 0.0)) / wall_s for role, now in spent.items()}
-    return LoadedServer(kept, in_flight, wall_s, cores)
+    check_counters(server, before, [clip for _, clip in clients.answered])
+    figures = {
+        "requests_per_s": len(counted) / wall_s,
+        **percentiles_ms([latency_s for latency_s, _ in counted]),
+        "requests": len(counted),
+        "in_flight": in_flight,
+        "seconds": wall_s,
+        **cores,
+    }
+    rtfx = sum(clip.seconds for _, clip in counted) / wall_s
+    return Measurement("throughput", SYSTEM, rtfx, "RTFx", figures=figures)
 
 
 def check_counters(
-    server: RunningServer, before: dict[str, float], answers: Sequence[NoiseAnswer]
+    server: RunningServer, before: dict[str, float], answered: Sequence[NoiseClip]
 ) -> None:
     """Check that each request was one window, decoded once, to its full length in tokens.
 
@@ -179,11 +163,11 @@ def check_counters(
         EarshotError: the server's counters say otherwise.
     """
     after = server.settled(*COUNTED)
-    moved = [after[name] - before[name] for name in COUNTED]
-    expected = [len(answers), 0, sum(answer.clip.tokens for answer in answers)]
-    if moved != expected:
+    counts = [after[name] - before[name] for name in COUNTED]
+    expected = [len(answered), 0, sum(clip.tokens for clip in answered)]
+    if counts != expected:
         raise EarshotError(
-            f"{len(answers)} answers cost the server {', '.join(COUNTED)} of {moved}; expected "
+            f"{len(answered)} answers cost the server {', '.join(COUNTED)} of {counts}; expected "
             f"{expected}"
         )
 
@@ -196,7 +180,7 @@ def through_server(
     folder: Path,
     in_process: float | None,
     plan: BenchPlan,
-    progress: Say,
+    say: Say,
 ) -> Iterator[Measurement]:
     """Start a server, load it, then send single requests; yield a row of each.
 
@@ -205,36 +189,36 @@ def through_server(
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         in_process: throughput (RTFx) of the same runtime without a server, to compare with.
         plan: the duration of the load, and the number of single requests.
-        progress: receives lines of progress.
+        say: receives lines of progress.
 
     Raises:
         EarshotError: the server did not start, or as `load_server`.
     """
     in_flight = config.runtime.slots + config.runtime.encoder_batch
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     with running(single_try(config, in_flight), engine=str(folder)) as server:
-        ready_s = time.perf_counter() - began
-        yield Measurement("start", SYSTEM, ready_s, "s", None, "from engine folder to ready")
-        progress(f"throughput through Triton: {in_flight} requests in flight")
+        ready_s = time.perf_counter() - began_s
+        yield Measurement("start", SYSTEM, ready_s, "s", detail="from engine folder to ready")
+        say(f"throughput through Triton: {in_flight} requests in flight")
         clips = [NoiseClip(WINDOW_S, THROUGHPUT_TOKENS)] * _CLIPS
-        load = load_server(server, clips, in_flight, processes_for(in_flight), plan.seconds)
-        rtfx = len(load.answers) * WINDOW_S / load.wall_s
-        figures = {} if in_process is None else {"of_in_process": rtfx / in_process}
-        yield load.row(SYSTEM, f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens", figures)
-        progress("one request at a time through Triton")
+        row = load_server(server, clips, in_flight, processes_for(in_flight), plan.seconds)
+        if (share := row.speed_against(in_process)) is not None:
+            row.figures["of_in_process"] = share
+        detail = f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens"
+        yield dataclasses.replace(row, detail=detail)
+        say("one request at a time through Triton")
         yield _latency(server, plan.requests)
 
 
 def _latency(server: RunningServer, requests: int) -> Measurement:
     """Measure one clip of 10 s at a time."""
     clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.settled(*COUNTED)
-    audio = noise(REQUEST_S, 0)
     with TritonClient(server.grpc) as client:
-        answers = [timed_request(client, audio, clip) for _ in range(WARM_REQUESTS + requests)]
-    check_counters(server, before, answers)
-    met = percentiles_ms([answer.latency_s for answer in answers[WARM_REQUESTS:]])
-    figures, detail = {**met, "requests": requests}, f"10 s as WAV, {REQUEST_TOKENS} tokens"
-    return Measurement("latency", SYSTEM, met["p50_ms"], "ms", None, detail, figures)
+        send = functools.partial(timed_request, client, noise(REQUEST_S, 0), clip)
+        detail = f"10 s as WAV, {REQUEST_TOKENS} tokens"
+        row = measure_latency(SYSTEM, send, requests, None, detail)
+    check_counters(server, before, [clip] * (table.WARM_REQUESTS + requests))
+    return row
 
 
 # ---------------------------------------------------------------- several devices
@@ -245,7 +229,7 @@ def measure_scaling(
     folder: Path,
     runtimes: Sequence[RuntimeConfig],
     seconds: float,
-    progress: Say,
+    say: Say,
 ) -> Iterator[Measurement]:
     """Start a server with each of these runtimes in turn and load it; yield a row of each.
 
@@ -254,7 +238,7 @@ def measure_scaling(
         folder: an engine with end-of-text suppressed, as `write_engine` writes it.
         runtimes: with their devices counted.
         seconds: the duration of each load.
-        progress: receives lines of progress.
+        say: receives lines of progress.
 
     Raises:
         EarshotError: a server did not start, or as `load_server`.
@@ -263,21 +247,22 @@ def measure_scaling(
         engines = len(names_of(runtime.device))
         in_flight = engines * 4 * runtime.slots  # the gateway's queue is never empty
         served = single_try(dataclasses.replace(config, runtime=runtime), in_flight)
-        progress(f"{runtime.device}: {in_flight} requests in flight")
+        say(f"{runtime.device}: {in_flight} requests in flight")
         with running(served, engine=str(folder)) as server:
             processes = processes_for(in_flight, MAX_PROCESSES * engines)
-            load = load_server(server, scaling_clips(), in_flight, processes, seconds)
-        detail = f"{MIN_S:g} to {MAX_S:g} s of sound as WAV"
-        yield load.row(f"{SYSTEM}, {runtime.device}", detail, {"engines": engines})
+            row = load_server(server, scaling_clips(), in_flight, processes, seconds)
+        row.figures["engines"] = engines
+        system, detail = f"{SYSTEM}, {runtime.device}", f"{MIN_S:g} to {MAX_S:g} s of sound as WAV"
+        yield dataclasses.replace(row, system=system, detail=detail)
 
 
 def scaling_check(rows: Sequence[Measurement], cores: int) -> Check:
     """Check that each engine adds enough; tell at which number of engines the CPU would limit."""
-    first, last = rows[0], rows[-1]
-    engines = last.figures["engines"]
-    speedup = (last.value or 0.0) / (first.value or 1.0)
-    efficiency = speedup * first.figures["engines"] / engines
-    busy = {name: cores for name, cores in last.figures.items() if name.endswith("_cores")}
+    single, largest = rows[0], rows[-1]
+    engines = largest.figures["engines"]
+    speedup = (largest.value or 0.0) / (single.value or 1.0)
+    efficiency = speedup * single.figures["engines"] / engines
+    busy = {name: count for name, count in largest.figures.items() if name.endswith("_cores")}
     detail = (
         f"{speedup:.3f} x the throughput with {engines:g} engines, {efficiency:.1%} of as many "
         f"single ones; the gateway has a core's work at {engines / busy['gateway_cores']:.1f} "

@@ -1,13 +1,15 @@
 """The rows of `python -m eval bench`: measured values beside the ideal ones."""
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from eval.record import Table
 
 OURS = "earshot"
+WARM_REQUESTS = 10
 _LESS_IS_BETTER = ("ms", "s")
 
 
@@ -19,7 +21,7 @@ class Measurement:
     system: str  # ours are "earshot", or "earshot, " and a setting
     value: float | None  # None: refused; `detail` says why
     unit: str
-    ideal: float | None  # in the same unit, from this machine's ceilings
+    ideal: float | None = None  # in the same unit, from this machine's ceilings
     detail: str = ""
     figures: dict[str, float] = dataclasses.field(default_factory=dict)  # further ones by name
 
@@ -39,26 +41,28 @@ class Measurement:
         number = _number(self.value)
         return f"{self.workload}; {self.system}: {number} {self.unit}; {self.text}"
 
+    def speed_against(self, reference: float | None) -> float | None:
+        """Return how many times as fast this row is as a value; None if there is none of both."""
+        if not self.value or not reference:
+            return None
+        less_is_better = self.unit in _LESS_IS_BETTER
+        return reference / self.value if less_is_better else self.value / reference
 
-def refused(workload: str, system: str, unit: str, why: Exception) -> Measurement:
+
+def refused(workload: str, system: str, unit: str, reason: Exception) -> Measurement:
     """Return the row of something that this machine cannot run."""
-    return Measurement(workload, system, None, unit, None, f"refused: {why}")
+    return Measurement(workload, system, None, unit, None, f"refused: {reason}")
 
 
 def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
-    """Return how many times as fast as this system our best one was at the same workload.
+    """Return how many times as fast as this peer our best row was at the same workload.
 
     None if there is nothing to compare: the row is ours, or we did not run the workload.
     """
     same = (row.workload, row.unit)
-    ours = [
-        other.value
-        for other in rows
-        if other.is_ours and other.value and (other.workload, other.unit) == same
-    ]
-    if row.is_ours or not row.value or not ours:
-        return None
-    return row.value / min(ours) if row.unit in _LESS_IS_BETTER else max(ours) / row.value
+    ours = [one for one in rows if one.is_ours and (one.workload, one.unit) == same]
+    speeds = [one.speed_against(row.value) for one in ours]
+    return None if row.is_ours else max(filter(None, speeds), default=None)
 
 
 def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
@@ -67,21 +71,42 @@ def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * float(np.percentile(latency_s, rank)) for name, rank in ranks.items()}
 
 
+def measure_latency(
+    system: str, send: Callable[[], object], requests: int, ideal_ms: float | None, detail: str
+) -> Measurement:
+    """Measure one request at a time, after some that are not counted; the value is the median.
+
+    Args:
+        system: the system's name.
+        send: sends a request and returns after its answer.
+        requests: the number of counted requests.
+        ideal_ms: the shortest time of a request on this machine; None: unknown.
+        detail: describes a request.
+    """
+    latency_s = list[float]()
+    for _ in range(WARM_REQUESTS + requests):
+        began_s = time.perf_counter()
+        send()
+        latency_s.append(time.perf_counter() - began_s)
+    figures = {**percentiles_ms(latency_s[WARM_REQUESTS:]), "requests": requests}
+    return Measurement("latency", system, figures["p50_ms"], "ms", ideal_ms, detail, figures)
+
+
 def table_of(rows: Sequence[Measurement]) -> Table:
     """Return the table of the report."""
     header = ["workload", "system", "measured", "ideal", "of ideal", "earshot is", "detail"]
-    cells = [
-        [
-            row.workload,
-            row.system,
-            f"{_number(row.value)} {row.unit}",
-            "" if row.ideal is None else _number(row.ideal),
-            _share(row),
-            "" if (times := ratio(row, rows)) is None else f"{times:.2f} x",
-            row.text,
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        share, times = row.speed_against(row.ideal), ratio(row, rows)
+        cells.append(
+            [
+                *(row.workload, row.system, f"{_number(row.value)} {row.unit}"),
+                "" if row.ideal is None else _number(row.ideal),
+                "" if share is None else f"{100 * share:.0f} %",
+                "" if times is None else f"{times:.2f} x",
+                row.text,
+            ]
+        )
     return Table(header, cells, prose=True)
 
 
@@ -93,11 +118,3 @@ def _number(value: float | None) -> str:
     if value == int(value):
         return f"{value:.0f}"
     return f"{value:.{0 if abs(value) >= 1000 else 2}f}"
-
-
-def _share(row: Measurement) -> str:
-    """Return the share of the ideal that was reached."""
-    if not row.value or row.ideal is None:
-        return ""
-    share = row.ideal / row.value if row.unit in _LESS_IS_BETTER else row.value / row.ideal
-    return f"{100 * share:.0f} %"

@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,15 +20,15 @@ import torch
 from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.runtime_load import (
-    NoiseWindows,
     WindowLoad,
     accepting,
     closed_loop,
     joules_so_far,
+    noise_jobs,
     offline,
     open_loop,
 )
-from eval.bench.table import OURS, Measurement, percentiles_ms, refused
+from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
 from eval.config import EvaluationProduct
 from eval.load import poisson
 from eval.record import Say
@@ -43,41 +43,80 @@ from serve.transcriber.active import encoder_frames
 THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_MIN, MLPERF_MAX = 75, 4, 200
-WARM_REQUESTS = 10
-_SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # of the saturated rate
+_SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # shares of the saturated rate
 _DRAIN_S = 30.0  # longest wait for the last arrivals
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeBench:
+    """The conditions of the workloads.
+
+    Attributes:
+        engine: with end-of-text suppressed.
+        config: the config of the runtime, and how much of short audio it encodes.
+        plan: the bench's plan.
+        ceilings: the machine's ceilings.
+        say: receives lines of progress.
+    """
+
+    engine: Engine
+    config: EvaluationProduct
+    plan: BenchPlan
+    ceilings: Ceilings
+    say: Say
+
+    def run(self) -> Iterator[Measurement]:
+        """Run the plan's workloads one after another; a refusal of the machine becomes a row."""
+        for slots in self.plan.slots:
+            if names := self.plan.workloads_with(slots):
+                config = dataclasses.replace(self.config, runtime=with_slots(self.config, slots))
+                yield from dataclasses.replace(self, config=config).measure_runtime(names)
+
+    def measure_runtime(self, names: Sequence[str]) -> Iterator[Measurement]:
+        """Run workloads on one runtime, whose memory is free afterwards."""
+        runtime = self.config.runtime
+        try:
+            session = RuntimeSession(self)
+        except UnavailableError as error:
+            yield refused("opening", system_name(runtime), "s", error)
+            return
+        yield session.opening
+        for name in names:
+            self.say(f"workload {name} with {runtime.slots} slots")
+            yield from session.workloads[name]()
+        session.runtime.close()
 
 
 class RuntimeSession:
     """An open runtime, and the workloads on it.
 
     Args:
-        engine: with end-of-text suppressed.
-        config: the config of the runtime, and how much of short audio it encodes.
-        plan: the bench's plan.
-        ceilings: the machine's ceilings.
+        bench: the conditions.
 
     Raises:
         UnavailableError: the machine cannot run this configuration.
     """
 
-    def __init__(
-        self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
-    ) -> None:
-        self._engine, self._plan = engine, plan
-        self._short = config.transcriber.short_encoder
-        self.config = runtime = config.runtime
-        self._system = system_name(runtime)
-        runtime_class, accepted = NativeRuntime, plan.draft_acceptance
+    def __init__(self, bench: RuntimeBench) -> None:
+        self._engine, self._plan = bench.engine, bench.plan
+        self._short = bench.config.transcriber.short_encoder
+        self.config = config = bench.config.runtime
+        self._system = system_name(config)
+        runtime_class, accepted = NativeRuntime, bench.plan.draft_acceptance
         if accepted is not None:
             runtime_class = accepting(accepted)
-            self._system += f", drafts of {runtime.draft_tokens} with {100 * accepted:g} % right"
-        taken = release_memory(runtime.device)
-        began = time.perf_counter()
-        self.runtime = runtime_class(engine, runtime)
-        self._open_s = time.perf_counter() - began
-        self._held_bytes = release_memory(runtime.device) - taken
-        self._floor = Floor(engine.manifest, runtime, ceilings, self.runtime.fp8)
+            self._system += f", drafts of {config.draft_tokens} with {100 * accepted:g} % right"
+        memory_bytes, began_s = release_memory(config.device), time.perf_counter()
+        self.runtime = runtime_class(self._engine, config)
+        opening_s = time.perf_counter() - began_s
+        detail = f"weights made up on the device, no file is read; {self.runtime.description}"
+        gib = (release_memory(config.device) - memory_bytes) / 2**30
+        self.opening = Measurement(
+            "opening", self._system, opening_s, "s", None, detail, {"device_gib": gib}
+        )
+        # One for each slot, and a batch to encode.
+        self._in_flight = config.slots + config.encoder_batch
+        self._floor = Floor(bench.engine.manifest, config, bench.ceilings, self.runtime.fp8)
         self.workloads: dict[str, Callable[[], Iterator[Measurement]]] = {
             "latency": self.latency,
             "throughput": self.throughput,
@@ -86,41 +125,18 @@ class RuntimeSession:
             "mlperf": self.mlperf,
         }
 
-    def opened(self) -> Measurement:
-        """Return the cost of opening: time and, on a GPU, memory."""
-        detail = f"weights made up on the device, no file is read; {self.runtime.description}"
-        figures = {"device_gib": self._held_bytes / 2**30}
-        return self._row("opening", self._open_s, "s", None, detail, figures)
-
-    def _row(
+    def make_load(
         self,
-        workload: str,
-        value: float,
-        unit: str,
-        ideal: float | None,
-        detail: str,
-        figures: dict[str, float],
-    ) -> Measurement:
-        return Measurement(workload, self._system, value, unit, ideal, detail, figures)
-
-    def load(self, *, words: bool = False) -> WindowLoad:
-        """Return a load of windows of 30 s."""
-        return self._load_of(self.config.encoder_batch, WINDOW_S, "off", words)
-
-    def _requests(self, batch: int) -> WindowLoad:
-        """Return a load of the plan's requests."""
-        return self._load_of(batch, self._plan.request_s, self._short, False)
-
-    def _load_of(self, batch: int, seconds: float, short: ShortEncoder, words: bool) -> WindowLoad:
-        beam_size = max(1, self.config.rows // self.config.slots)
-        device = self.config.device
-        windows = NoiseWindows(self._engine, device, batch, seconds, beam_size, words, short)
-        return WindowLoad(self.runtime, windows)
-
-    @property
-    def _in_flight(self) -> int:
-        """Count the windows that keep the runtime full: one per slot, and a batch to encode."""
-        return self.config.slots + self.config.encoder_batch
+        batch: int | None = None,
+        seconds: float = WINDOW_S,
+        short: ShortEncoder = "off",
+        words: bool = False,
+    ) -> WindowLoad:
+        """Return a load of windows; the parameters are those of `noise_jobs`."""
+        config, batch = self.config, batch or self.config.encoder_batch
+        beam_size = max(1, config.rows // config.slots)
+        jobs = noise_jobs(self._engine, config.device, batch, seconds, beam_size, words, short)
+        return WindowLoad(self.runtime, jobs, batch)
 
     def _closed_loop(self, load: WindowLoad, lengths: Iterator[int]) -> dict[str, float]:
         joules = functools.partial(joules_so_far, self.config.device)
@@ -129,24 +145,23 @@ class RuntimeSession:
 
     def throughput(self, *, words: bool = False) -> Iterator[Measurement]:
         """Measure windows of 30 s that arrive as others end, with or without word times."""
-        full = self._closed_loop(self.load(words=words), itertools.repeat(THROUGHPUT_TOKENS))
-        name, rtfx = "words" if words else "throughput", full["windows_per_s"] * WINDOW_S
+        load = self.make_load(words=words)
+        figures = self._closed_loop(load, itertools.repeat(THROUGHPUT_TOKENS))
+        name, rtfx = "words" if words else "throughput", figures["windows_per_s"] * WINDOW_S
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, self.config.slots)
         detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}"
-        yield self._row(name, rtfx, "RTFx", ideal, detail, full)
+        yield Measurement(name, self._system, rtfx, "RTFx", ideal, detail, figures)
 
     def latency(self) -> Iterator[Measurement]:
         """Measure one request at a time; the value is the median."""
-        load, times, requests = self._requests(batch=1), list[float](), self._plan.requests
-        for _ in range(WARM_REQUESTS + requests):
-            began = time.perf_counter()
+        load, ideal_s = self.make_load(1, self._plan.request_s, self._short), self._ideal_s(1)
+
+        def send() -> None:
             load.submit([REQUEST_TOKENS])
             load.drain()
-            times.append(time.perf_counter() - began)
-        met = percentiles_ms(times[WARM_REQUESTS:])
-        ideal_s, figures = self._ideal_s(1), {**met, "requests": requests}
-        ideal = 1e3 * ideal_s if ideal_s else None
-        yield self._row("latency", met["p50_ms"], "ms", ideal, self._request, figures)
+
+        ideal_ms = 1e3 * ideal_s if ideal_s else None
+        yield measure_latency(self._system, send, self._plan.requests, ideal_ms, self._request)
 
     def _ideal_s(self, slots: int) -> float | None:
         """Return the shortest time of a request; None: no floor of a shorter encoder is known."""
@@ -166,41 +181,46 @@ class RuntimeSession:
         The first tells how many windows the second needs to last. It is also the rate that the
         second would reach in MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        load, seconds, wall_s = self.load(), self._plan.seconds, 0.0
-        full = self._closed_loop(load, mlperf_lengths())
-        count = max(2 * self.config.slots, math.ceil(full["windows_per_s"] * seconds))
+        load, seconds, wall_s = self.make_load(), self._plan.seconds, 0.0
+        always_full = self._closed_loop(load, mlperf_lengths())
+        count = max(2 * self.config.slots, math.ceil(always_full["windows_per_s"] * seconds))
         while wall_s < seconds:
             lengths = list(itertools.islice(mlperf_lengths(), count))
             wall_s = offline(load, lengths, self._in_flight)
             count = math.ceil(1.2 * count * seconds / wall_s)
-        floors = [self._floor.window_s(length, self.config.slots) for length in lengths]
-        tokens, ideal = f"{statistics.mean(lengths):.1f} tokens", 1 / statistics.mean(floors)
+        floors_s = [self._floor.window_s(length, self.config.slots) for length in lengths]
+        tokens, ideal = f"{statistics.mean(lengths):.1f} tokens", 1 / statistics.mean(floors_s)
         rate, figures = len(lengths) / wall_s, {"windows": len(lengths), "seconds": wall_s}
         detail = f"windows at hand at the start, {tokens} on average, with fill and drain"
-        yield self._row("MLPerf-shaped", rate, "samples/s", ideal, detail, figures)
-        name, rate = "MLPerf-shaped, always full", full["windows_per_s"]
-        yield self._row(name, rate, "samples/s", ideal, "the same without fill and drain", full)
+        yield Measurement("MLPerf-shaped", self._system, rate, "samples/s", ideal, detail, figures)
+        name, rate = "MLPerf-shaped, always full", always_full["windows_per_s"]
+        yield Measurement(
+            name,
+            self._system,
+            rate,
+            "samples/s",
+            ideal,
+            "the same without fill and drain",
+            always_full,
+        )
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
-        load, seconds = self._requests(self.config.encoder_batch), self._plan.seconds
-        full = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
-        ideal_s, saturated = self._ideal_s(self.config.slots), full["windows_per_s"]
+        load = self.make_load(None, self._plan.request_s, self._short)
+        saturated = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
+        ideal_s, max_rate = self._ideal_s(self.config.slots), saturated["windows_per_s"]
         ideal, name = 1 / ideal_s if ideal_s else None, "open loop, saturated"
-        yield self._row(name, saturated, "requests/s", ideal, self._request, full)
+        yield Measurement(
+            name, self._system, max_rate, "requests/s", ideal, self._request, saturated
+        )
         for share in _SHARES:
-            warm_s, rate = seconds / 4, share * saturated
-            arrivals = poisson(rate, warm_s + seconds, seed=round(100 * share))
-            met = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, _DRAIN_S)
-            figures = {
-                "offered_per_s": rate,
-                **percentiles_ms(met.latency_s),
-                "arrivals": len(met.latency_s),
-                "late": met.late,
-                "unfinished": met.unfinished,
-            }
+            warm_s, rate = self._plan.seconds / 4, share * max_rate
+            arrivals = poisson(rate, warm_s + self._plan.seconds, seed=round(100 * share))
+            latency_s, unfinished = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, _DRAIN_S)
+            counts = {"arrivals": len(latency_s), "unfinished": unfinished}
+            figures = {"offered_per_s": rate, **percentiles_ms(latency_s), **counts}
             name = f"open loop, {100 * share:.0f} % load"
-            yield self._row(name, figures["p99_ms"], "ms", None, "p99", figures)
+            yield Measurement(name, self._system, figures["p99_ms"], "ms", None, "p99", figures)
 
 
 def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
@@ -220,40 +240,7 @@ def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
     runtime.close()
     size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
     detail = f"from a folder of {size:.2f} GiB in the page cache, whose files are checked meanwhile"
-    return Measurement("start", system_name(config), ready_s, "s", None, detail)
-
-
-def run_workloads(
-    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, progress: Say
-) -> Iterator[Measurement]:
-    """Run the plan's workloads, one after the other; a refusal of the machine becomes a row."""
-    for slots in plan.slots:
-        yield from _with_slots(engine, config, plan, slots, ceilings, progress)
-
-
-def _with_slots(
-    engine: Engine,
-    config: EvaluationProduct,
-    plan: BenchPlan,
-    slots: int,
-    ceilings: Ceilings,
-    progress: Say,
-) -> Iterator[Measurement]:
-    """Run the workloads with `slots` slots; the runtime's memory is free afterwards."""
-    names = plan.workloads_with(slots)
-    if not names:
-        return
-    config = dataclasses.replace(config, runtime=with_slots(config, slots))
-    try:
-        session = RuntimeSession(engine, config, plan, ceilings)
-    except UnavailableError as error:
-        yield refused("opening", system_name(config.runtime), "s", error)
-        return
-    yield session.opened()
-    for name in names:
-        progress(f"workload {name} with {slots} slots")
-        yield from session.workloads[name]()
-    session.runtime.close()
+    return Measurement("start", system_name(config), ready_s, "s", detail=detail)
 
 
 def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:

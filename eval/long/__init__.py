@@ -31,7 +31,7 @@ THEIRS_BATCHED: dict[str, dict[str, Any]] = {  # options of a call of BatchedInf
     "faster-whisper-batched-multilingual": {"multilingual": True},
 }
 NAMES = (*OURS, *THEIRS, *THEIRS_BATCHED)
-HEARING_NOBODY = (
+WITHOUT_SPEECH_SYSTEMS = (
     "earshot-parallel",
     "earshot-no-vad",
     "faster-whisper-default",

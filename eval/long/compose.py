@@ -35,18 +35,19 @@ KINDS: dict[Kind, str] = {
 }
 
 Content = Literal["speech", "silence", "noise", "tones"]
+"""The sound of a stretch; noise and tones are alone, speech is one sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
     """Some seconds of a recording; stretches follow each other without a gap."""
 
-    what: Content  # noise and tones are alone; speech is one sentence
+    what: Content
     start_s: float
     end_s: float
-    text: str = ""  # of speech
-    language: str | None = None  # code, of speech
-    snr_db: float | None = None  # speech or a pause under noise: how much less the noise is
+    text: str = ""  # the spoken sentence
+    language: str | None = None  # code of the speech
+    snr_db: float | None = None  # for speech or a pause under noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +58,8 @@ class AnnotatedRecording:
     kind: Kind
     duration: float  # s
     stretches: tuple[Stretch, ...]
-    text: str  # of all sentences
-    language: str | None  # of the first sentence
+    text: str  # all sentences
+    language: str | None  # the first sentence's
 
     @property
     def sentences(self) -> tuple[Stretch, ...]:
@@ -104,10 +105,10 @@ def level_db(samples: Samples) -> float:
     return float(10.0 * np.log10(np.mean(np.square(samples, dtype=np.float64))))
 
 
-def at_level(samples: npt.NDArray[np.floating[Any]], wanted_db: float) -> Samples:
+def at_level(samples: npt.NDArray[np.floating[Any]], target_db: float) -> Samples:
     """Return the same sound, louder or quieter."""
     power = np.mean(np.square(samples, dtype=np.float64))
-    return np.asarray(samples * (10.0 ** (wanted_db / 20.0) / np.sqrt(power)), dtype=np.float32)
+    return np.asarray(samples * (10.0 ** (target_db / 20.0) / np.sqrt(power)), dtype=np.float32)
 
 
 def faded(samples: Samples, seconds: float = FADE_S) -> Samples:
@@ -120,28 +121,28 @@ def faded(samples: Samples, seconds: float = FADE_S) -> Samples:
     return out
 
 
-def noise(count: int, slope: float, wanted_db: float, rng: np.random.Generator) -> Samples:
+def noise(count: int, slope: float, target_db: float, rng: np.random.Generator) -> Samples:
     """Make stationary noise.
 
     Args:
         count: samples.
         slope: its power falls with frequency to this power: 0 white, 1 pink, 2 brown.
-        wanted_db: its level.
+        target_db: its level.
         rng: draws it.
     """
     size = min(count, round(_TILE_S * SAMPLE_RATE))
     hertz = np.fft.rfftfreq(size, 1.0 / SAMPLE_RATE)
     phases = rng.standard_normal(len(hertz)) + 1j * rng.standard_normal(len(hertz))
     spectrum = phases * np.maximum(hertz, _LOWEST_HZ) ** (-slope / 2.0) * (hertz >= _LOWEST_HZ)
-    return np.resize(at_level(np.fft.irfft(spectrum, size), wanted_db), count)
+    return np.resize(at_level(np.fft.irfft(spectrum, size), target_db), count)
 
 
-def music(count: int, wanted_db: float, rng: np.random.Generator) -> Samples:
+def music(count: int, target_db: float, rng: np.random.Generator) -> Samples:
     """Make a chord every four beats, whole or one note after another.
 
     Args:
         count: samples.
-        wanted_db: its level.
+        target_db: its level.
         rng: draws key, tempo, chords and the timbre of each note.
     """
     out = np.zeros(count, np.float32)
@@ -154,9 +155,9 @@ def music(count: int, wanted_db: float, rng: np.random.Generator) -> Samples:
         for number in range(3):
             octave, step = divmod(degree + 2 * number, len(scale))
             hertz = root_hz * 2.0 ** (octave + scale[step] / 12.0)
-            first = start + number * apart
-            _add_note(out[first : first + 6 * beat], hertz, rng)
-    return at_level(out, wanted_db)
+            onset = start + number * apart
+            _add_note(out[onset : onset + 6 * beat], hertz, rng)
+    return at_level(out, target_db)
 
 
 def _add_note(out: Samples, hertz: float, rng: np.random.Generator) -> None:
@@ -228,41 +229,39 @@ def write_script(
         items.append((Stretch(what, end_s, end_s + seconds, text, language, snr_db), clip))
         end_s += seconds
 
-    def quiet(low_s: float, high_s: float) -> None:
+    def add_quiet(bounds_s: tuple[float, float]) -> None:
         """Add nothing but the room."""
-        add("silence", float(rng.uniform(low_s, high_s)))
+        add("silence", float(rng.uniform(*bounds_s)))
 
-    def scene(language: str) -> None:
+    def add_scene(language: str) -> None:
         """Add some sentences with pauses between them, perhaps under noise."""
         under_noise = rng.random() < _UNDER_NOISE.get(kind, 0.0)
         snr_db = round(float(rng.uniform(*SNR_DB)), 1) if under_noise else None
-        low_s, high_s = READING_PAUSE_S if kind == "reading" else PAUSE_S
+        min_s, max_s = READING_PAUSE_S if kind == "reading" else PAUSE_S
         for number in range(int(rng.integers(*SCENE, endpoint=True))):
             if number:
-                share = float(rng.random()) ** 2  # most are short
-                add(
-                    "noise" if under_noise else "silence", low_s * (high_s / low_s) ** share, snr_db
-                )
+                pause_s = min_s * (max_s / min_s) ** float(rng.random()) ** 2  # most are short
+                add("noise" if under_noise else "silence", pause_s, snr_db)
             clip = next(decks[language])
             add("speech", clip.duration_s, snr_db, clip)
 
     turns = itertools.cycle(languages)
     language = next(turns)
-    quiet(*AROUND_S)
-    scene(language)
+    add_quiet(AROUND_S)
+    add_scene(language)
     while end_s < seconds:
         if kind == "reading":
-            quiet(*READING_PAUSE_S)
+            add_quiet(READING_PAUSE_S)
         else:
-            chances = _BREAKS[kind]
-            what = rng.choice(list(chances), p=list(chances.values()))
-            quiet(*AROUND_S)
+            shares = _BREAKS[kind]
+            what = rng.choice(list(shares), p=list(shares.values()))
+            add_quiet(AROUND_S)
             add(what, float(rng.uniform(*BREAK_S[what])))
-            quiet(*AROUND_S)
+            add_quiet(AROUND_S)
         if end_s - changed_s >= LANGUAGE_S:
             language, changed_s = next(turns), end_s
-        scene(language)
-    quiet(*AROUND_S)
+        add_scene(language)
+    add_quiet(AROUND_S)
     return items
 
 
@@ -272,10 +271,10 @@ def write_script(
 CACHE = Path(".cache") / "long"
 MANIFEST = "manifest.jsonl"
 
-_SPEECH_DB = (-27.0, -20.0)  # of a sentence
-_ROOM_DB = (-75.0, -55.0)  # of a recording; pink
+_SPEECH_DB = (-27.0, -20.0)  # level of a sentence
+_ROOM_DB = (-75.0, -55.0)  # level of a recording's room; pink noise
 _TONES_DB = (-30.0, -20.0)
-_LIMITS = AudioLimits(600.0)  # of a clip of speech
+_LIMITS = AudioLimits(600.0)  # for a clip of speech
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,20 +293,20 @@ def plan(languages: Sequence[str], minutes: float | None = None) -> list[Planned
         languages: codes; the first of them are used.
         minutes: how long they last together, at least; None: every kind once, about half an hour.
     """
-    rows = [PlannedRecording("reading", (code,), 5.0) for code in languages[:3]]
+    each_kind = [PlannedRecording("reading", (code,), 5.0) for code in languages[:3]]
     if len(languages) > 1:
-        rows.append(PlannedRecording("languages", tuple(languages[:2]), 8.0))
+        each_kind.append(PlannedRecording("languages", tuple(languages[:2]), 8.0))
     kinds: tuple[Kind, ...] = ("noise", "tones", "pauses")
-    rows += [PlannedRecording(kind, (languages[0],), 5.0) for kind in kinds]
+    each_kind += [PlannedRecording(kind, (languages[0],), 5.0) for kind in kinds]
     if minutes is None:
-        return rows
+        return each_kind
     planned: list[PlannedRecording] = []
     while sum(row.minutes for row in planned) < minutes:
-        planned.append(rows[len(planned) % len(rows)])
+        planned.append(each_kind[len(planned) % len(each_kind)])
     return planned
 
 
-def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say) -> Path:
+def compose(speech: Sequence[Clip], minutes: float | None, seed: int, say: Say) -> Path:
     """Make recordings, unless they are there.
 
     Args:
@@ -315,7 +314,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
             language. Clips longer than a window become separate recordings.
         minutes: as in `plan`.
         seed: the seed of all random draws.
-        tell: gets a line on each that is made.
+        say: gets a line on each that is made.
 
     Returns:
         The folder of the recordings, with `MANIFEST`. Equal arguments give the same folder.
@@ -333,7 +332,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, tell: Say)
     digest.update(Path(__file__).read_bytes())
     folder = CACHE / digest.hexdigest()[:24]
     passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
-    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial, tell))
+    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial, say))
     return folder
 
 
@@ -349,13 +348,11 @@ def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
             key = code, clip.speaker and clip.group, clip.speaker
             by_speaker.setdefault(key, []).append(clip)
 
-    def rank(item: tuple[tuple[str, str, str], list[Clip]]) -> tuple[bool, float]:
-        (_, _, speaker), clips = item
-        return not speaker, -sum(clip.duration_s for clip in clips)
-
     chosen: dict[str, list[Clip]] = {}
-    for (code, _, _), clips in sorted(by_speaker.items(), key=rank):
-        chosen.setdefault(code, list({clip.text: clip for clip in clips}.values()))
+    duration_s = {key: sum(one.duration_s for one in clips) for key, clips in by_speaker.items()}
+    for key in sorted(by_speaker, key=lambda key: (not key[2], -duration_s[key])):
+        by_text = {clip.text: clip for clip in by_speaker[key]}
+        chosen.setdefault(key[0], list(by_text.values()))
     return chosen
 
 
@@ -365,7 +362,7 @@ def _make(
     sentences: Mapping[str, Sequence[Clip]],
     passages: Sequence[Clip],
     folder: Path,
-    tell: Say,
+    say: Say,
 ) -> None:
     recordings = []
 
@@ -376,7 +373,7 @@ def _make(
     def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
         made = recording(file, kind, stretches)
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
-        tell(f"composed {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
+        say(f"composed {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
         recordings.append(made)
 
     for number, row in enumerate(planned):
@@ -401,23 +398,23 @@ def render(
         sound: returns the samples of a clip.
         rng: draws levels, noise and tones.
     """
-    out = np.zeros(_sample(items[-1][0].end_s), np.float32)
-    out += noise(len(out), 1.0, float(rng.uniform(*_ROOM_DB)), rng)
+    length = _sample(items[-1][0].end_s)
+    out = noise(length, 1.0, float(rng.uniform(*_ROOM_DB)), rng)
     for stretch, clip in items:
-        place = out[_sample(stretch.start_s) : _sample(stretch.end_s)]
+        part = out[_sample(stretch.start_s) : _sample(stretch.end_s)]
         if clip is not None:
             samples = at_level(sound(clip), float(rng.uniform(*_SPEECH_DB)))
-            place[: len(samples)] += samples[: len(place)]
+            part[: len(samples)] += samples[: len(part)]
         elif stretch.what == "tones":
-            place += faded(music(len(place), float(rng.uniform(*_TONES_DB)), rng))
+            part += faded(music(len(part), float(rng.uniform(*_TONES_DB)), rng))
         elif stretch.what == "noise" and stretch.snr_db is None:
-            place += _noise(len(place), float(rng.uniform(*SNR_DB)), rng)
+            part += _noise(len(part), float(rng.uniform(*SNR_DB)), rng)
     stretches = [stretch for stretch, _ in items]
     for snr_db, together in itertools.groupby(stretches, lambda stretch: stretch.snr_db):
         if snr_db is not None:
             scene = list(together)
-            place = out[_sample(scene[0].start_s) : _sample(scene[-1].end_s)]
-            place += _noise(len(place), snr_db, rng)
+            part = out[_sample(scene[0].start_s) : _sample(scene[-1].end_s)]
+            part += _noise(len(part), snr_db, rng)
     return np.clip(out, -1.0, 1.0)
 
 

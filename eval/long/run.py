@@ -14,7 +14,7 @@ from eval.long import NAMES
 from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
 from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
 from eval.long.systems import open_system, prepare_names
-from eval.long.without_speech import without_speech as hear_without_speech
+from eval.long.without_speech import measure_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
@@ -62,7 +62,7 @@ def long(
         EarshotError: a system, or something that it needs, is missing or failed.
     """
     if without_speech:
-        return hear_without_speech(run, systems=systems, seed=seed, again=again)
+        return measure_without_speech(run, systems=systems, seed=seed, again=again)
     names, config = systems or NAMES, _fair(run.config)
     prepare_names(names, run)
     folder = compose(_speech(config), minutes, seed, run.say)
@@ -87,11 +87,11 @@ def _fair(config: EvaluationProduct) -> EvaluationProduct:
 
 def _speech(config: EvaluationProduct) -> list[Clip]:
     """Return the clips of the config's half that recordings are made of."""
-    of = config.eval
-    passages = PASSAGES if of.manifest == EvalConfig.manifest else ""
-    places = dict.fromkeys((of.manifest, of.heldout, passages))  # some may be equal
+    manifest, heldout, half = config.eval.manifest, config.eval.heldout, config.eval.half
+    passages = PASSAGES if manifest == EvalConfig.manifest else ""
+    places = dict.fromkeys((manifest, heldout, passages))  # some may be equal
     clips = [clip for place in places if place for clip in load_clips(place)]
-    return [clip for clip in clips if not of.half or clip.half in ("", of.half)]
+    return [clip for clip in clips if not half or clip.half in ("", half)]
 
 
 def _scored(

@@ -27,7 +27,7 @@ BLOCK_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class HeardSentence:
+class SentenceScore:
     """The outcome of a sentence."""
 
     minute: tuple[str, int]  # in which it begins: the recording's file, and the number
@@ -37,19 +37,19 @@ class HeardSentence:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeardRecording:
+class RecordingScore:
     """The outcome of a recording."""
 
-    sentences: tuple[HeardSentence, ...]
+    sentences: tuple[SentenceScore, ...]
     lost_in_stretches: int  # lost words, `RUN` and more in a row
     repeated: int  # added words, `RUN` and more in a row that stand near by as well
     made_up: int  # added words in other stretches
     unspoken: int  # characters of text outside speech
 
 
-def hear(
+def score_recording(
     recording: AnnotatedRecording, segments: Sequence[TimedText], normalize: Normalize
-) -> HeardRecording:
+) -> RecordingScore:
     """Compare the answer of a system with the text of a recording.
 
     Args:
@@ -60,41 +60,35 @@ def hear(
     sentences = recording.sentences
     spoken = [normalize(sentence.text, sentence.language).split() for sentence in sentences]
     answered = [word for segment in segments for word in normalize(segment.text, None).split()]
-    whole = " ".join(word for words in spoken for word in words)
-    alignment = jiwer.process_words([whole], [" ".join(answered)]).alignments[0]
+    reference = " ".join(word for words in spoken for word in words)
+    alignment = jiwer.process_words([reference], [" ".join(answered)]).alignments[0]
     cuts = _cut_regions(segments)
-    all_is_speech = len(sentences) == len(recording.stretches)
-    added = [
-        (part.hyp_start_idx, length)
-        for part in alignment
-        if part.type == "insert" and (length := part.hyp_end_idx - part.hyp_start_idx) >= RUN
-    ]
-    repeated = sum(length for start, length in added if _repeats(answered, start, length))
-    return HeardRecording(
-        sentences=tuple(
-            HeardSentence(
-                minute=(recording.file, int(sentence.start_s // BLOCK_S)),
-                words=words,
-                characters=char_counts(" ".join(said), " ".join(heard)),
-                at_cut=any(_overlap_s(sentence, *cut) >= -NEAR_CUT_S for cut in cuts),
-            )
-            for sentence, said, (words, heard) in zip(
-                sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
-            )
-        ),
-        lost_in_stretches=sum(
-            length
-            for part in alignment
-            if part.type == "delete" and (length := part.ref_end_idx - part.ref_start_idx) >= RUN
-        ),
-        repeated=repeated,
-        made_up=sum(length for _, length in added) - repeated,
-        unspoken=sum(
-            len(normalize(segment.text, None))
-            for segment in (() if all_is_speech else segments)
-            if all(_overlap_s(s, segment.start_s, segment.end_s) <= TOUCH_S for s in sentences)
-        ),
-    )
+    outcomes = []
+    for sentence, words, (counts, heard) in zip(
+        sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
+    ):
+        minute = recording.file, int(sentence.start_s // BLOCK_S)
+        characters = char_counts(" ".join(words), " ".join(heard))
+        at_cut = any(_overlap_s(sentence, *cut) >= -NEAR_CUT_S for cut in cuts)
+        outcomes.append(SentenceScore(minute, counts, characters, at_cut))
+    lost = repeated = made_up = 0
+    for chunk in alignment:
+        lost_words = chunk.ref_end_idx - chunk.ref_start_idx
+        added_words = chunk.hyp_end_idx - chunk.hyp_start_idx
+        if chunk.type == "delete" and lost_words >= RUN:
+            lost += lost_words
+        elif chunk.type == "insert" and added_words >= RUN:
+            if _repeats(answered, chunk.hyp_start_idx, added_words):
+                repeated += added_words
+            else:
+                made_up += added_words
+    unspoken = 0
+    if len(sentences) < len(recording.stretches):  # there is a time without speech
+        for segment in segments:
+            overlaps = (_overlap_s(one, segment.start_s, segment.end_s) for one in sentences)
+            if max(overlaps) <= TOUCH_S:
+                unspoken += len(normalize(segment.text, None))
+    return RecordingScore(tuple(outcomes), lost, repeated, made_up, unspoken)
 
 
 def _overlap_s(sentence: Stretch, start_s: float, end_s: float) -> float:
@@ -110,29 +104,28 @@ def _by_sentence(
     """Return the word edits of each sentence, and the words aligned to it."""
     owner = [number for number, words in enumerate(spoken) for _ in words]
     hits, substituted, lost, added = ([0] * len(spoken) for _ in range(4))
-    words: list[list[str]] = [[] for _ in spoken]
-    for part in alignment:
-        for at in range(part.ref_start_idx, part.ref_end_idx):
-            if part.type == "delete":
-                lost[owner[at]] += 1
+    heard: list[list[str]] = [[] for _ in spoken]
+    for chunk in alignment:
+        for index in range(chunk.ref_start_idx, chunk.ref_end_idx):
+            if chunk.type == "delete":
+                lost[owner[index]] += 1
                 continue
-            (hits if part.type == "equal" else substituted)[owner[at]] += 1
-            words[owner[at]].append(answered[part.hyp_start_idx + at - part.ref_start_idx])
-        if part.type == "insert":
-            number = owner[max(0, part.ref_start_idx - 1)]
-            added[number] += part.hyp_end_idx - part.hyp_start_idx
-            words[number] += answered[part.hyp_start_idx : part.hyp_end_idx]
+            (hits if chunk.type == "equal" else substituted)[owner[index]] += 1
+            heard[owner[index]].append(answered[chunk.hyp_start_idx + index - chunk.ref_start_idx])
+        if chunk.type == "insert":
+            number = owner[max(0, chunk.ref_start_idx - 1)]
+            added[number] += chunk.hyp_end_idx - chunk.hyp_start_idx
+            heard[number] += answered[chunk.hyp_start_idx : chunk.hyp_end_idx]
     counts = map(Counts, substituted, lost, added, hits)
-    return list(zip(counts, words, strict=True))
+    return list(zip(counts, heard, strict=True))
 
 
 def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
     """Return whether a stretch of the text occurs a second time nearby."""
     stretch = answered[start : start + length]
-    first = max(0, start - _FARTHEST - length + 1)
-    for other in range(first, start + _FARTHEST + length):
-        pairs = zip(stretch, answered[other : other + length], strict=False)
-        if other != start and sum(a == b for a, b in pairs) >= _ALIKE * length:
+    for begin in range(max(0, start - _FARTHEST - length + 1), start + _FARTHEST + length):
+        pairs = zip(stretch, answered[begin : begin + length], strict=False)
+        if begin != start and sum(a == b for a, b in pairs) >= _ALIKE * length:
             return True
     return False
 
@@ -178,7 +171,7 @@ class LongFormScore:
     by_kind: dict[Kind, LongFormResult]
     rtfx: float
     errors: tuple[str, ...]  # calls that failed
-    sentences: tuple[HeardSentence, ...]
+    sentences: tuple[SentenceScore, ...]
 
     @property
     def name(self) -> str:
@@ -200,35 +193,34 @@ def score_long(
         recordings: the recordings with their reference texts.
         normalize: applied to both texts.
     """
-    by_kind: dict[Kind, list[HeardRecording]] = {}
+    by_kind: dict[Kind, list[RecordingScore]] = {}
     for recording, call in zip(recordings, calls, strict=True):
         segments = call.prediction.segments if call.prediction else ()
-        by_kind.setdefault(recording.kind, []).append(hear(recording, segments, normalize))
-    all_heard = [heard for heard_of_kind in by_kind.values() for heard in heard_of_kind]
+        outcome = score_recording(recording, segments, normalize)
+        by_kind.setdefault(recording.kind, []).append(outcome)
+    outcomes = list(itertools.chain(*by_kind.values()))
     return LongFormScore(
         facts=facts,
-        overall=_long_form_result(all_heard),
-        by_kind={kind: _long_form_result(heard_of_kind) for kind, heard_of_kind in by_kind.items()},
+        overall=_long_form_result(outcomes),
+        by_kind={kind: _long_form_result(some) for kind, some in by_kind.items()},
         rtfx=sum(call.duration_s for call in calls) / sum(call.latency_s for call in calls),
         errors=tuple(f"{call.file}: {call.error}" for call in calls if call.error is not None),
-        sentences=tuple(sentence for heard in all_heard for sentence in heard.sentences),
+        sentences=tuple(sentence for outcome in outcomes for sentence in outcome.sentences),
     )
 
 
-def _long_form_result(recordings: Sequence[HeardRecording]) -> LongFormResult:
-    sentences = [sentence for heard in recordings for sentence in heard.sentences]
+def _long_form_result(outcomes: Sequence[RecordingScore]) -> LongFormResult:
+    sentences = [sentence for outcome in outcomes for sentence in outcome.sentences]
+    names = ("lost_in_stretches", "repeated", "made_up", "unspoken")
     return LongFormResult(
-        cer=rate(_by_minute(sentences, lambda sentence: sentence.characters)),
-        wer=rate(_by_minute(sentences, lambda sentence: sentence.words)),
-        lost_in_stretches=sum(heard.lost_in_stretches for heard in recordings),
-        repeated=sum(heard.repeated for heard in recordings),
-        made_up=sum(heard.made_up for heard in recordings),
-        unspoken=sum(heard.unspoken for heard in recordings),
+        rate(_by_minute(sentences, lambda sentence: sentence.characters)),
+        rate(_by_minute(sentences, lambda sentence: sentence.words)),
+        **{name: sum(getattr(outcome, name) for outcome in outcomes) for name in names},
     )
 
 
 def _by_minute(
-    sentences: Sequence[HeardSentence], part: Callable[[HeardSentence], Counts]
+    sentences: Sequence[SentenceScore], part: Callable[[SentenceScore], Counts]
 ) -> list[Counts]:
     """Sum edits by minutes of recordings; minutes without speech are left out."""
     minutes: dict[tuple[str, int], Counts] = {}
@@ -243,6 +235,8 @@ def _by_minute(
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
 CLEAR: tuple[Kind, ...] = ("reading", "passage")
+Gate = Callable[[str, LongFormScore, LongFormScore, float], Check]
+"""Compares our score with another one; gets the title of the check and the limit of CER."""
 
 
 def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Check]:
@@ -256,45 +250,45 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
     checks = []
     for name, rivals in RIVALS.items():
         ours = by_name.get(name)
-        heard = [by_name[rival] for rival in rivals if rival in by_name]
-        theirs = min(heard, key=lambda score: score.overall.cer.counts.errors, default=None)
-        titles = [f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best"]
+        run_rivals = [by_name[rival] for rival in rivals if rival in by_name]
+        best = min(run_rivals, key=lambda score: score.overall.cer.counts.errors, default=None)
+        gates: dict[str, Gate] = {
+            f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best": _cer_gate
+        }
         if name == OUR_DEFAULT:
-            titles.append(
+            gates[
                 f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points "
                 "above faster-whisper's best in the same sentences"
-            )
-        if ours is None or theirs is None:
-            missing = name if ours is None else "every rival of faster-whisper"
-            detail = f"{missing} is missing in this run"
-            checks += [Check(title, None, detail) for title in titles]
-            continue
-        checks.append(_cer_gate(titles[0], ours, theirs, max_cer_gap))
-        checks += [_cut_gate(title, ours, theirs) for title in titles[1:]]
+            ] = _cut_gate
+        for title, gate in gates.items():
+            if ours is None or best is None:
+                missing = name if ours is None else "every rival of faster-whisper"
+                checks.append(Check(title, None, f"{missing} is missing in this run"))
+            else:
+                checks.append(gate(title, ours, best, max_cer_gap))
     if ours := by_name.get(OUR_DEFAULT):
         peers = [score for score in scores if score.name in (*THEIRS, *THEIRS_BATCHED)]
         checks += coverage_gates(ours, peers)
     return [*checks, all_answered({score.name: score.errors for score in scores})]
 
 
-def _cer_gate(title: str, ours: LongFormScore, theirs: LongFormScore, limit: float) -> Check:
-    mine, others = (
-        _by_minute(score.sentences, lambda sentence: sentence.characters)
-        for score in (ours, theirs)
+def _cer_gate(title: str, ours: LongFormScore, best: LongFormScore, limit: float) -> Check:
+    our_minutes, their_minutes = (
+        _by_minute(score.sentences, lambda sentence: sentence.characters) for score in (ours, best)
     )
-    return gap_gate(title, mine, others, theirs.name, limit, "minutes")
+    return gap_gate(title, our_minutes, their_minutes, best.name, limit, "minutes")
 
 
-def _cut_gate(title: str, ours: LongFormScore, theirs: LongFormScore) -> Check:
+def _cut_gate(title: str, ours: LongFormScore, best: LongFormScore, _: float) -> Check:
     pairs = [
-        (_lost_or_added(mine.words), _lost_or_added(other.words))
-        for mine, other in zip(ours.sentences, theirs.sentences, strict=True)
-        if mine.at_cut
+        (_lost_or_added(our_sentence.words), _lost_or_added(their_sentence.words))
+        for our_sentence, their_sentence in zip(ours.sentences, best.sentences, strict=True)
+        if our_sentence.at_cut
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    mine, others = zip(*pairs, strict=True)
-    return gap_gate(title, mine, others, theirs.name, MAX_LOST_GAP, "sentences")
+    our_counts, their_counts = zip(*pairs, strict=True)
+    return gap_gate(title, our_counts, their_counts, best.name, MAX_LOST_GAP, "sentences")
 
 
 def _lost_or_added(words: Counts) -> Counts:
@@ -311,14 +305,14 @@ def coverage_gates(ours: LongFormScore, theirs: Sequence[LongFormScore]) -> list
     for kind in CLEAR:
         if kind not in ours.by_kind:
             continue
-        mine = ours.by_kind[kind].uncovered
-        others = [(score.by_kind[kind].uncovered, score.name) for score in theirs]
-        best, name = min(others, default=(MAX_UNCOVERED, ""))
-        told = f"{best:.2f} % ({name})" if name else "not run"
+        uncovered = ours.by_kind[kind].uncovered
+        peers = [(score.by_kind[kind].uncovered, score.name) for score in theirs]
+        best, name = min(peers, default=(MAX_UNCOVERED, ""))
         title = (
             f"words of kind {kind} lost or repeated in stretches: at most {MAX_UNCOVERED:g} %, and "
             "no more than faster-whisper's best"
         )
-        detail = f"{mine:.2f} %; faster-whisper's best: {told}"
-        checks.append(Check(title, mine <= min(MAX_UNCOVERED, best), detail))
+        peer_detail = f"{best:.2f} % ({name})" if name else "not run"
+        detail = f"{uncovered:.2f} %; faster-whisper's best: {peer_detail}"
+        checks.append(Check(title, uncovered <= min(MAX_UNCOVERED, best), detail))
     return checks

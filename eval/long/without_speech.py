@@ -18,7 +18,7 @@ from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall, keys
 from eval.accuracy.run import transcribe_remaining
 from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
 from eval.corpora.find import find_clips
-from eval.long import HEARING_NOBODY
+from eval.long import WITHOUT_SPEECH_SYSTEMS
 from eval.long.compose import at_level, faded, music, noise
 from eval.long.systems import open_system, prepare_names
 from eval.record import Check, ReportSection, Result, Run, Table
@@ -40,7 +40,7 @@ _SPEECH_DB = -25.0
 _QUIET = 0.1  # a likelier frame is no pause
 _SHORTEST_PAUSE = 9  # frames: 0.29 s
 _EDGE = 3  # frames of a pause on either side that may still be speech
-_LONGEST_S = 9.0  # of a recording: it fits into a window with the silence that is put around it
+_LONGEST_S = 9.0  # longest recording: it fits into a window with the silence around it
 _LIMITS = AudioLimits(_LONGEST_S + 1.0)
 
 
@@ -54,7 +54,7 @@ class MadeClip:
     language: str | None = None
 
 
-def make(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
+def make_clips(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     """Make the clips of a seed.
 
     Args:
@@ -113,12 +113,12 @@ def _hum(count: int, hertz: float, level_db: float, rng: np.random.Generator) ->
 def _keys(count: int, level_db: float, rng: np.random.Generator) -> Samples:
     """Make typing: bursts of a few milliseconds, each of another colour, in a quiet room."""
     out = noise(count, 1.0, -70.0, rng)
-    at = 0
-    while at < count:
+    start = 0
+    while start < count:
         burst = noise(_count(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng)
         burst *= np.exp(-np.arange(len(burst)) / _count(float(rng.uniform(0.002, 0.01))))
-        out[at : at + len(burst)] += 4.0 * burst[: count - at]
-        at += _count(float(rng.exponential(0.2) + 0.05))
+        out[start : start + len(burst)] += 4.0 * burst[: count - start]
+        start += _count(float(rng.exponential(0.2) + 0.05))
     return out.clip(-1.0, 1.0)
 
 
@@ -131,17 +131,17 @@ def _pauses(samples: Samples) -> list[Samples]:
     voice = VadModel().probabilities(np.pad(samples, (0, -len(samples) % FRAME)))
     quiet = np.concatenate(([False], voice < _QUIET, [False]))
     parts = (
-        samples[(first + _EDGE) * FRAME : (end - _EDGE) * FRAME]
-        for first, end in np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
-        if end - first >= _SHORTEST_PAUSE
+        samples[(begin + _EDGE) * FRAME : (end - _EDGE) * FRAME]
+        for begin, end in np.flatnonzero(np.diff(quiet)).reshape(-1, 2)
+        if end - begin >= _SHORTEST_PAUSE
     )
     return [pause for pause in parts if pause.any()]
 
 
 def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
     """Yield the pauses of the first recordings that have some."""
-    found = (_pauses(_read(clip)) for clip in speech)
-    return itertools.islice(filter(None, found), 15)
+    pauses = (_pauses(_read(clip)) for clip in speech)
+    return itertools.islice(filter(None, pauses), 15)
 
 
 def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
@@ -160,18 +160,21 @@ def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeC
 
 def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     for clip in speech[:20]:
-        before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
-        samples = np.pad(_read(clip), (before, after))
-        yield MadeClip("in silence", samples, clip.text, clip.language)
+        yield MadeClip("in silence", _padded(_read(clip), rng), clip.text, clip.language)
 
 
 def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     """Yield words with noise beneath them, 15 to 30 dB below."""
     for clip in speech[:20]:
-        before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
-        samples = np.pad(at_level(_read(clip), _SPEECH_DB), (before, after))
+        samples = _padded(at_level(_read(clip), _SPEECH_DB), rng)
         samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)
         yield MadeClip("in noise", samples, clip.text, clip.language)
+
+
+def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
+    """Put 1 to 10 s of silence before and after samples."""
+    before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
+    return np.pad(samples, (before, after))
 
 
 # ---------------------------------------------------------------- run
@@ -181,12 +184,12 @@ MAX_INVENTED = 1.0  # % of the clips without speech
 
 
 @dataclasses.dataclass(frozen=True)
-class HallucinationScore:
+class InventedTextScore:
     """Counts of the clips in which one system wrote text."""
 
     system: str
     clips: dict[str, int]  # by kind
-    with_text: dict[str, int]  # of these
+    with_text: dict[str, int]  # clips with text, by kind
     spoken: Counts  # characters of clips of `SPOKEN`
 
     def invented(self) -> tuple[int, int]:
@@ -194,24 +197,27 @@ class HallucinationScore:
         return sum(self.with_text[kind] for kind in NOBODY), sum(self.clips[k] for k in NOBODY)
 
 
-def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool) -> Result:
+def measure_without_speech(
+    run: Run, *, systems: tuple[str, ...] | None, seed: int, again: bool
+) -> Result:
     """Make clips from the speech of `eval.manifest`, transcribe them, and count the texts.
 
     Args:
         run: its `config.eval` says the speech, its half, and the CPU threads of every system.
-        systems: their names; None is `HEARING_NOBODY`.
+        systems: their names; None is `WITHOUT_SPEECH_SYSTEMS`.
         seed: the seed of all random draws.
         again: whether the former answers of these systems are dropped.
 
     Raises:
         EarshotError: a system, a recording, or something that they need is missing or failed.
     """
-    of, names, folder = run.config.eval, systems or HEARING_NOBODY, run.folder / "without-speech"
+    config, names = run.config.eval, systems or WITHOUT_SPEECH_SYSTEMS
+    folder = run.folder / "without-speech"
     prepare_names(names, run)
-    clips = _written(find_clips(of.manifest, half=of.half).clips, seed, folder / "clips")
-    sets: ClipSets = {"timed": clips}
+    speech = find_clips(config.manifest, half=config.half).clips
+    sets: ClipSets = {"timed": _written(speech, seed, folder / "clips")}
     keys = keys_of(sets)
-    conditions = dict.fromkeys(names, f"{run.config.name}, {of.threads} threads")
+    conditions = dict.fromkeys(names, f"{run.config.name}, {config.threads} threads")
     transcribe_remaining(
         conditions, run.config, sets, keys, folder, run.say, again=again, open_system=open_system
     )
@@ -226,7 +232,7 @@ def without_speech(run: Run, *, systems: tuple[str, ...] | None, seed: int, agai
 def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
     """Write the clips of a seed, each to a file named after its kind."""
     clips = []
-    for number, made in enumerate(make(speech, seed)):
+    for number, made in enumerate(make_clips(speech, seed)):
         file = f"{made.kind}/{number:03}.wav"
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +242,7 @@ def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
     return clips
 
 
-def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
+def score(name: str, calls: Sequence[TimedCall]) -> InventedTextScore:
     """Count the texts of a system; the kind of a clip is the name's first part."""
     normalize = normalizer(DEFAULT)
     clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
@@ -247,31 +253,25 @@ def score(name: str, calls: Sequence[TimedCall]) -> HallucinationScore:
         with_text[kind] += bool(call.text.strip())
         if kind in SPOKEN:
             spoken += char_counts(*compared_texts(call, normalize))
-    return HallucinationScore(name, clips, with_text, spoken)
+    return InventedTextScore(name, clips, with_text, spoken)
 
 
-def table_of(scores: Sequence[HallucinationScore]) -> Table:
+def table_of(scores: Sequence[InventedTextScore]) -> Table:
     """Tabulate the figures."""
     header = ("", "invented", *NOBODY, "lost", "added")
     rows = []
     for score in scores:
-        text, of = score.invented()
-        edits, length = score.spoken, max(1, score.spoken.length)
-        rows.append(
-            (
-                score.system,
-                f"{100 * text / max(1, of):.1f} %",
-                *(f"{score.with_text[kind]} of {score.clips[kind]}" for kind in NOBODY),
-                f"{100 * edits.deletions / length:.2f} %",
-                f"{100 * edits.insertions / length:.2f} %",
-            )
-        )
+        (invented, clips), length = score.invented(), max(1, score.spoken.length)
+        shares = [f"{score.with_text[kind]} of {score.clips[kind]}" for kind in NOBODY]
+        edits = (score.spoken.deletions, score.spoken.insertions)
+        rates = [f"{100 * count / length:.2f} %" for count in edits]
+        rows.append((score.system, f"{100 * invented / max(1, clips):.1f} %", *shares, *rates))
     note = "Clips with text, by kind; and characters lost and added in clips with speech."
     return Table(header, rows, note=note)
 
 
-def check_of(ours: HallucinationScore) -> Check:
+def check_of(ours: InventedTextScore) -> Check:
     """Check the limit of our system as it is configured."""
-    text, of = ours.invented()
+    invented, clips = ours.invented()
     name = f"{ours.system} writes text of at most {MAX_INVENTED:g} % of the clips without speech"
-    return Check(name, 100 * text <= MAX_INVENTED * of, f"{text} of {of} clips")
+    return Check(name, 100 * invented <= MAX_INVENTED * clips, f"{invented} of {clips} clips")

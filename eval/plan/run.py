@@ -1,4 +1,4 @@
-"""`python -m eval plan`: GPUs for a load, and what an hour of audio costs.
+"""`python -m eval plan`: GPUs for a load, and the cost of an hour of audio.
 
 Figures of one GPU come from a bench.json that `python -m eval bench` wrote, or from a committed
 table of the same form, which names its conditions.
@@ -6,7 +6,6 @@ table of the same form, which names its conditions.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,13 @@ class LoadLevel:
 class Measured:
     """One GPU."""
 
-    source: str  # where the figures are from
+    source: str  # the file of the figures
     conditions: str
     saturated_per_s: float  # requests of `REQUEST_S` of audio
     levels: tuple[LoadLevel, ...]  # ascending; with the time that the server adds to the runtime
-    server_s: float | None  # the added time; None: the file does not tell, and the levels lack it
+    server_s: float | None  # the added time; None: the file lacks it, and so do the levels
 
-    def p99_s(self, per_s: Sequence[float] | np.ndarray[Any, Any]) -> Any:
+    def p99_s(self, per_s: float | np.ndarray[Any, Any]) -> Any:
         """Return the p99 at loads, between those measured by a straight line.
 
         Below the smallest measured load it is that one's, above the greatest that one's.
@@ -80,14 +79,14 @@ class Measured:
         Raises:
             ConfigError: no measured load has so short a p99.
         """
-        first = self.levels[0]
-        if p99_s < first.p99_s:
+        smallest = self.levels[0]
+        if p99_s < smallest.p99_s:
             raise ConfigError(
-                f"--p99 {p99_s:g} cannot be promised: at {first.per_s:.0f} requests a second and "
-                f"GPU, the smallest load that {self.source} has, it is {first.p99_s:.3g} s; "
+                f"--p99 {p99_s:g} cannot be promised: at {smallest.per_s:.0f} requests a second "
+                f"and GPU, the smallest load that {self.source} has, it is {smallest.p99_s:.3g} s; "
                 "expected that or more"
             )
-        loads = np.linspace(first.per_s, self.levels[-1].per_s, 2000)
+        loads = np.linspace(smallest.per_s, self.levels[-1].per_s, 2000)
         return float(loads[self.p99_s(loads) <= p99_s][-1])
 
 
@@ -130,9 +129,8 @@ def _require_same(content: _BenchFile, config: EvaluationProduct, path: Path, me
         "build.precision": (config.build.precision, settings.get("precision")),
         "beam_size": (config.transcriber.beam_size, settings.get("beam_size")),
         "runtime.slots": (config.runtime.slots, slots),
+        **{f"runtime.{key}": (getattr(config.runtime, key), runtime.get(key)) for key in _SETTINGS},
     }
-    for key in _SETTINGS:
-        pairs[f"runtime.{key}"] = getattr(config.runtime, key), runtime.get(key)
     if pairs["runtime.encoder_precision"] == ("auto", "full"):
         del pairs["runtime.encoder_precision"]  # with FP8 a server does more than was measured
     for key, (expected, measured) in pairs.items():
@@ -152,11 +150,11 @@ def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
     saturated = direct.get(_SATURATED)
     if saturated is None or len(offered) < 2:
         raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
-    server_ms = None
+    server_s = None
     if "latency" in direct and "latency" in through:
-        server_ms = (through["latency"].value or 0) - (direct["latency"].value or 0)
+        server_s = ((through["latency"].value or 0) - (direct["latency"].value or 0)) / 1e3
     levels = [
-        LoadLevel(figures["offered_per_s"], (figures["p99_ms"] + (server_ms or 0)) / 1e3)
+        LoadLevel(figures["offered_per_s"], figures["p99_ms"] / 1e3 + (server_s or 0))
         for figures in offered
     ]
     return Measured(
@@ -164,7 +162,7 @@ def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
         content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
         saturated.value or 0.0,
         tuple(sorted(levels, key=lambda level: level.per_s)),
-        None if server_ms is None else server_ms / 1e3,
+        server_s,
     )
 
 
@@ -194,29 +192,28 @@ def steady(
     measured: Measured, load: float, p99_s: float, price: float | None
 ) -> list[tuple[str, str]]:
     """Return names and values: the GPUs and the cost of an even load."""
-    each = measured.max_per_s(p99_s)
-    gpus = math.ceil(load / each)
-    hours = load * REQUEST_S  # of audio in an hour
-    at_s = float(measured.p99_s([load / gpus])[0])
-    of_runtime = "; of the runtime alone, because the file lacks what a server adds"
+    max_per_s, saturated = measured.max_per_s(p99_s), measured.saturated_per_s
+    gpus = math.ceil(load / max_per_s)
+    audio_hours = load * REQUEST_S  # in an hour
+    expected_s = float(measured.p99_s(load / gpus))
+    limits = f"({max_per_s / saturated:.0%} of its maximum, {saturated:.0f})"
+    if measured.server_s is None:
+        limits += "; of the runtime alone, because the file lacks what a server adds"
+    cost = "unknown; give --price, of a GPU for an hour"
+    if price:
+        cost = f"{price * gpus / audio_hours:.5f} per hour of audio"
     return [
         ("measured", f"{measured.source}: {measured.conditions}"),
         (
             "one GPU",
-            f"{each:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
-            f"({each / measured.saturated_per_s:.0%} of its maximum, "
-            f"{measured.saturated_per_s:.0f}){of_runtime * (measured.server_s is None)}",
+            f"{max_per_s:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
+            f"{limits}",
         ),
         (
             "GPUs",
-            f"{gpus} for {load:g} requests a second, {load / gpus:.0f} each, p99 {at_s:.3f} s; "
-            "one more if one may fail",
+            f"{gpus} for {load:g} requests a second, {load / gpus:.0f} each, p99 {expected_s:.3f} "
+            "s; one more if one may fail",
         ),
-        ("audio", f"{hours:.0f} hours an hour, {hours / gpus:.0f} per GPU hour"),
-        (
-            "cost",
-            f"{price * gpus / hours:.5f} per hour of audio"
-            if price
-            else "unknown; give --price, of a GPU for an hour",
-        ),
+        ("audio", f"{audio_hours:.0f} hours an hour, {audio_hours / gpus:.0f} per GPU hour"),
+        ("cost", cost),
     ]

@@ -1,4 +1,4 @@
-"""A real server, attacked and starved, scenario by scenario, and what it survives."""
+"""Attack and starve a real server, scenario by scenario; report the limits that it keeps."""
 
 MIXED = "mixed"
 SCENARIOS = {

@@ -1,15 +1,14 @@
 """Hostile clients: floods, requests that ended or froze servers before, and harmful files."""
 
+import asyncio
 import contextlib
 import functools
 import http.client
 import io
 import itertools
 import json
-import math
 import os
 import select
-import selectors
 import socket
 import struct
 import time
@@ -38,12 +37,6 @@ from serve.speech.rate import SAMPLE_RATE
 _PIECE_S = 10.0  # longest wait for room to send one piece
 
 # ---------------------------------------------------------------- HTTP by hand
-
-
-def connect(address: str, timeout_s: float) -> socket.socket:
-    """Open a connection to host:port; raises OSError."""
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout_s)
 
 
 def head(host: str, **headers: object) -> bytes:
@@ -78,7 +71,8 @@ def upload(
         OSError: there is no connection.
     """
     end_s, sent = time.monotonic() + timeout_s, 0
-    with contextlib.closing(connect(address, timeout_s)) as connection:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout_s) as connection:
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         # A server may hang up after a refusal; its answer can still be read.
@@ -166,10 +160,10 @@ _WAV_CHUNKS = 10_000_000
 def _post(body: Callable[[], bytes], **headers: object) -> Client:
     """Return an attack that posts a body."""
 
-    def attack(at: Addresses, _: Ask) -> Answer:
+    def attack(server: Addresses, _: Ask) -> Answer:
         content = body()
-        top = head(at.http, Content_Length=len(content), **headers, **at.headers)
-        return upload(at.http, top, [content], PATIENCE_S)[0]
+        top = head(server.http, Content_Length=len(content), **headers, **server.headers)
+        return upload(server.http, top, [content], PATIENCE_S)[0]
 
     return attack
 
@@ -180,25 +174,25 @@ def _many_fields() -> bytes:
     return json.dumps(body).encode()
 
 
-def _endless_header(at: Addresses, _: Ask) -> Answer:
+def _endless_header(server: Addresses, _: Ask) -> Answer:
     lines = itertools.chain([b"POST / HTTP/1.1\r\nX: "], itertools.repeat(b"a" * 65536, 1600))
-    return upload(at.http, b"", lines, PATIENCE_S)[0]
+    return upload(server.http, b"", lines, PATIENCE_S)[0]
 
 
 def _garbage(address: str) -> Answer:
     return upload(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [b"\xff" * 65536] * 16, 5.0)[0]
 
 
-def _empty_chunks(at: Addresses, _: Ask) -> Answer:
+def _empty_chunks(server: Addresses, _: Ask) -> Answer:
     """Send a WAV file of 80 MB in empty chunks."""
     chunks = struct.pack("<4sI", b"LIST", 0) * _WAV_CHUNKS
     riff = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
-    return by_grpc(at, Ask(riff))
+    return by_grpc(server, Ask(riff))
 
 
-def _torn_protobuf(at: Addresses, _: Ask) -> Answer:
+def _torn_protobuf(server: Addresses, _: Ask) -> Answer:
     """Send bytes that are not a message to the method ModelInfer."""
-    with channel_to(at) as channel:
+    with channel_to(server) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         return answer_to(lambda: str(call(b"\xff" * 10_000, timeout=PATIENCE_S)))
 
@@ -207,13 +201,15 @@ KILLERS: dict[str, Client] = {
     f"JSON with {_FIELDS:,} fields": _post(_many_fields),
     "a header length beyond the body": _post(lambda: b"{}", Inference_Header_Content_Length=2**63),
     "a header of 100 MB": _endless_header,
-    "garbage by HTTP": lambda at, _: _garbage(at.http),
-    "garbage by gRPC": lambda at, _: _garbage(at.grpc),
+    "garbage by HTTP": lambda server, _: _garbage(server.http),
+    "garbage by gRPC": lambda server, _: _garbage(server.grpc),
     "a torn message by gRPC": _torn_protobuf,
-    "a playlist": lambda at, _: by_http(at, Ask(b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n")),
+    "a playlist": lambda server, _: by_http(
+        server, Ask(b"#EXTM3U\n#EXTINF:5,\nfile:///etc/hostname\n")
+    ),
     "80 MB of empty WAV chunks": _empty_chunks,
-    "a prompt of 30 MB": lambda at, short: by_grpc(
-        at, Ask(short.audio, {"PROMPT": "palabra " * 3_750_000})
+    "a prompt of 30 MB": lambda server, short: by_grpc(
+        server, Ask(short.audio, {"PROMPT": "palabra " * 3_750_000})
     ),
     f"JSON nested {_DEPTH:,} deep": _post(
         lambda: b'{"inputs":' + b"[" * _DEPTH + b"]" * _DEPTH + b"}"
@@ -227,11 +223,8 @@ KILLERS: dict[str, Client] = {
 
 # ---------------------------------------------------------------- floods
 
-_FLOOD_S = 1.0  # of a flood among other clients
-_CONNECT_S = 5.0
-_APART_S = 0.0005  # between two connections
-_LOOK_S = 0.1
-_BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
+_FLOOD_S = 1.0  # duration of a flood among other clients
+_CONNECT_EVERY_S = 0.0005  # all connections of a flood together
 _UNKNOWN = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\n"
 _INFER = b"POST /v2/models/whisper/infer HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -241,57 +234,54 @@ _LIVE = (
 )
 
 
-def flood(name: str, address: str, seconds: float = math.inf, connections: int = 0) -> None:
+def flood(name: str, address: str, seconds: float | None = None, connections: int = 0) -> None:
     """Flood a server, and connect again where it hangs up.
 
     Args:
-        name: of `FLOODS`.
+        name: a name of `FLOODS`.
         address: host:port.
-        seconds: the duration.
-        connections: their number; 0 takes the flood's own.
+        seconds: the duration; None: until the process ends.
+        connections: the number of connections; 0 takes the flood's own.
     """
-    content, usual = FLOODS[name]
-    first, further = content()
-    wanted, end_s = connections or usual, time.monotonic() + seconds
-    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
-        while time.monotonic() < end_s:
-            missing = len(selector.get_map()) < wanted
-            if missing:
-                time.sleep(_APART_S)
-                with contextlib.suppress(OSError):
-                    connection = opened.enter_context(connect(address, _CONNECT_S))
-                    connection.setblocking(False)
-                    selector.register(connection, _BOTH, memoryview(first))
-            for key, events in selector.select(0.0 if missing else _LOOK_S):
-                assert isinstance(key.fileobj, socket.socket)
-                rest = _pour(key.fileobj, key.data or memoryview(further), events)
-                if rest is None:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()
-                else:
-                    more = _BOTH if rest or further else selectors.EVENT_READ
-                    selector.modify(key.fileobj, more, rest)
+    content, usual_connections = FLOODS[name]
+    (start, repeated), count = content(), connections or usual_connections
+    host, _, port = address.rpartition(":")
 
+    async def send(connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, start)
+        while repeated:
+            await loop.sock_sendall(connection, repeated)
+            await asyncio.sleep(0)
 
-def _pour(connection: socket.socket, data: memoryview, events: int) -> memoryview | None:
-    """Read answers and send data; return the rest, or None if the server has hung up."""
-    try:
-        if events & selectors.EVENT_READ and not connection.recv(65536):
-            return None
-        if events & selectors.EVENT_WRITE:
-            return data[connection.send(data) :]
-    except BlockingIOError:
-        pass
-    except OSError:
-        return None
-    return data
+    async def keep_connected(index: int) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(index * _CONNECT_EVERY_S)
+        while True:
+            with contextlib.suppress(OSError), socket.socket() as connection:
+                connection.setblocking(False)
+                await loop.sock_connect(connection, (host, int(port)))
+                sender = asyncio.create_task(send(connection))
+                try:
+                    while await loop.sock_recv(connection, 65536):
+                        pass
+                finally:
+                    sender.cancel()
+                    await asyncio.gather(sender, return_exceptions=True)
+            await asyncio.sleep(count * _CONNECT_EVERY_S)
+
+    async def flood_all() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(keep_connected, range(count))), seconds)
+
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(flood_all())
 
 
 def _flood_briefly(name: str) -> Client:
     """Return an attack of a second over some of the flood's connections."""
 
-    def attack(at: Addresses, _: Ask) -> Answer:
-        flood(name, at.http, _FLOOD_S, connections=FLOODS[name][1] // 8)
+    def attack(server: Addresses, _: Ask) -> Answer:
+        flood(name, server.http, _FLOOD_S, connections=FLOODS[name][1] // 8)
         return Answer("refused", "the client left", _FLOOD_S)
 
     return attack
@@ -349,8 +339,8 @@ _GREEDY = greedy_mp4(40_000_000, tracks=3)
 ATTACKS: dict[str, Client] = {
     **{name: _flood_briefly(name) for name in FLOODS},
     **KILLERS,
-    "a greedy MP4": lambda at, _: by_grpc(at, Ask(_GREEDY)),
-    "a broadcast that changes": lambda at, _: by_grpc(at, Ask(changed_broadcast())),
-    "an upload that is no audio": lambda at, _: by_form(at, Ask(os.urandom(_UPLOAD_BYTES))),
+    "a greedy MP4": lambda server, _: by_grpc(server, Ask(_GREEDY)),
+    "a broadcast that changes": lambda server, _: by_grpc(server, Ask(changed_broadcast())),
+    "an upload that is no audio": lambda server, _: by_form(server, Ask(os.urandom(_UPLOAD_BYTES))),
 }
 """Hostile clients by name."""

@@ -33,7 +33,7 @@ _LAST_S = 600.0  # for the last jobs, without kills
 _TIMEOUT_S, _PAUSE_S = 10.0, 0.2
 
 
-class Receiver(http.server.ThreadingHTTPServer):
+class WebhookReceiver(http.server.ThreadingHTTPServer):
     """Receives webhooks."""
 
     daemon_threads = True
@@ -42,15 +42,15 @@ class Receiver(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _WebhookHandler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.taken: dict[str, set[bytes]] = {}  # bodies by webhook-id
+        self.bodies: dict[str, set[bytes]] = {}  # by webhook-id
 
 
 class _WebhookHandler(http.server.BaseHTTPRequestHandler):
-    server: Receiver
+    server: WebhookReceiver
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.taken.setdefault(self.headers["webhook-id"], set()).add(body)
+        self.server.bodies.setdefault(self.headers["webhook-id"], set()).add(body)
         self.send_response(http.HTTPStatus.NO_CONTENT)
         self.end_headers()
 
@@ -59,105 +59,96 @@ class _WebhookHandler(http.server.BaseHTTPRequestHandler):
 
 
 def jobs(stage: Stage) -> None:
-    """Post jobs, kill processes, and count what is lost, done twice or not reported.
+    """Post jobs, kill processes, and count the jobs that are lost, done twice or not reported.
 
     Raises:
         EarshotError: the server did not start, or did not come back.
     """
-    count = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes))
+    count, stopped = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes)), threading.Event()
+    keys: dict[str, str] = {}  # by the id of an accepted job
+    retries = 0
     with (
         tempfile.TemporaryDirectory(prefix="earshot-jobs-") as name,
-        Receiver() as receiver,
+        WebhookReceiver() as receiver,
         crowd(2) as pool,
     ):
+        options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
+        body, form_headers = form(stage.files[stage.shortest_file].audio, options)
+
+        def post(number: int) -> None:
+            """Post a job until it is accepted."""
+            nonlocal retries
+            key, headers = server.keys[number % _CLIENTS], {"Idempotency-Key": str(number)}
+            # A post without an answer is sent again even after the last kill: its job may exist.
+            while not stopped.is_set() or server.process.poll() is None:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    if job := _send(server, key, "POST", JOBS, body, **form_headers, **headers):
+                        keys[json.loads(job)["id"]] = key
+                        return
+                retries += 1
+                time.sleep(_PAUSE_S)
+
         pool.submit(receiver.serve_forever)
         try:
             config = with_jobs(stage.config, Path(name), receiver.url, count)
             with stage.server(config, keys=_CLIENTS) as server:
-                clients = _JobClients(stage, server, receiver)
-                posting = pool.submit(clients.post, count)
+                posting = pool.submit(
+                    closed_loop, post, range(count), at_once=_CLIENTS, stop=stopped
+                )
                 try:
                     _kill_processes(stage, server, receiver, count)
                 finally:
-                    clients.stop.set()  # accepted jobs still come to their end
+                    stopped.set()  # accepted jobs still come to their end
                 posting.result()
-                clients.wait_for_the_last()
-                clients.judge()
+                stage.add("posts sent again, without an answer", retries)
+                _judge(stage, server, receiver, keys)
         finally:
             receiver.shutdown()
 
 
-class _JobClients:
-    """The clients of a server that has jobs."""
-
-    def __init__(self, stage: Stage, server: RunningServer, receiver: Receiver) -> None:
-        self.stop = threading.Event()
-        self.keys: dict[str, str] = {}  # by the id of a job
-        self._stage, self._server, self._receiver = stage, server, receiver
-        audio = stage.files[stage.short].audio
-        options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
-        self._body, self._headers = form(audio, options)
-        self._sent_again = 0
-
-    def post(self, count: int) -> None:
-        """Post `count` jobs, each until it is accepted."""
-        closed_loop(self._post, range(count), at_once=_CLIENTS, stop=self.stop)
-
-    def _post(self, number: int) -> None:
-        key = self._server.keys[number % _CLIENTS]
-        headers = {"Idempotency-Key": str(number), **self._headers}
-        # A post without an answer is sent again even after the last kill: its job may exist.
-        while not self.stop.is_set() or self._server.process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                job = self._send(key, "POST", JOBS, self._body, **headers)
-                if job:
-                    self.keys[json.loads(job)["id"]] = key
-                    return
-            self._sent_again += 1
-            time.sleep(_PAUSE_S)
-
-    def _send(self, key: str, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-        sent = {**dataclasses.replace(self._server.at, key=key).headers, **headers}
-        status, _, text = request(self._server.http, method, path, body, sent, timeout_s=_TIMEOUT_S)
-        return text if status < 300 else b""
-
-    def _hooks(self) -> set[str]:
-        return {f"msg_{id}" for id in self.keys}
-
-    def wait_for_the_last(self) -> None:
-        """Wait until the ends of all accepted jobs are reported."""
-        end_s = time.monotonic() + _LAST_S
-        while time.monotonic() < end_s and self._hooks() - self._receiver.taken.keys():
-            time.sleep(_PAUSE_S)
-        self._server.wait_until_ready()
-
-    def judge(self) -> None:
-        """Read every job and its result, and add the figures."""
-        lost, texts = [], set[bytes]()
-        for id, key in self.keys.items():
-            job = self._send(key, "GET", f"{JOBS}/{id}")
-            if not job or json.loads(job)["status"] != "completed":
-                lost.append(job or id)
-            texts.add(self._send(key, "GET", f"{JOBS}/{id}/result?response_format=text"))
-        self._stage.at_least("jobs accepted", len(self.keys), 1)
-        self._stage.tell("posts sent again, without an answer", self._sent_again)
-        self._stage.none_of("jobs lost", lost)
-        taken, expected = self._receiver.taken, self._hooks()
-        self._stage.none_of("webhooks missing", sorted(expected - taken.keys()))
-        # A post that had no answer may not make a second job when it is sent again.
-        self._stage.none_of("webhooks of doubled jobs", sorted(taken.keys() - expected))
-        contradictions = [id for id, told in taken.items() if len(told) > 1]
-        self._stage.none_of("webhooks that contradict each other", contradictions)
-        self._stage.none_of("results with another text", sorted(texts)[1:])
+def _send(
+    server: RunningServer, key: str, method: str, path: str, body: bytes = b"", **headers: str
+) -> bytes:
+    """Return the body of the answer; b"" if it is an error."""
+    headers |= dataclasses.replace(server.addresses, key=key).headers
+    status, _, text = request(server.http, method, path, body, headers, timeout_s=_TIMEOUT_S)
+    return text if status < 300 else b""
 
 
-def _kill_processes(stage: Stage, server: RunningServer, receiver: Receiver, count: int) -> None:
+def _judge(
+    stage: Stage, server: RunningServer, receiver: WebhookReceiver, keys: dict[str, str]
+) -> None:
+    """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
+    expected, bodies = {f"msg_{id}" for id in keys}, receiver.bodies
+    end_s = time.monotonic() + _LAST_S
+    while time.monotonic() < end_s and expected - bodies.keys():
+        time.sleep(_PAUSE_S)
+    server.wait_until_ready()
+    lost, texts = [], set[bytes]()
+    for id, key in keys.items():
+        job = _send(server, key, "GET", f"{JOBS}/{id}")
+        if not job or json.loads(job)["status"] != "completed":
+            lost.append(job or id)
+        texts.add(_send(server, key, "GET", f"{JOBS}/{id}/result?response_format=text"))
+    stage.at_least("jobs accepted", len(keys), 1)
+    stage.none_of("jobs lost", lost)
+    stage.none_of("webhooks missing", sorted(expected - bodies.keys()))
+    # A post that had no answer may not make a second job when it is sent again.
+    stage.none_of("webhooks of doubled jobs", sorted(bodies.keys() - expected))
+    contradictions = [id for id, received in bodies.items() if len(received) > 1]
+    stage.none_of("webhooks that contradict each other", contradictions)
+    stage.none_of("results with another text", sorted(texts)[1:])
+
+
+def _kill_processes(
+    stage: Stage, server: RunningServer, receiver: WebhookReceiver, count: int
+) -> None:
     """Kill processes at random until the time is over or the ends of all jobs are reported."""
     rng, kills, end_s = random.Random(stage.seed), 0, time.monotonic() + 60 * stage.minutes
     while True:
         server.wait_until_ready()
         time.sleep(rng.uniform(*_APART_S))
-        if time.monotonic() > end_s or len(receiver.taken) >= count:
+        if time.monotonic() > end_s or len(receiver.bodies) >= count:
             break
         victim = rng.choice(_VICTIMS)
         if victim == "all":
@@ -166,12 +157,14 @@ def _kill_processes(stage: Stage, server: RunningServer, receiver: Receiver, cou
             with contextlib.suppress(psutil.NoSuchProcess, KeyError):
                 server.processes()[victim].kill()
         kills += 1
-        stage.say(f"{victim} killed; {len(receiver.taken)} of {count} jobs reported")
-    stage.tell("kills", kills)
+        stage.say(f"{victim} killed; {len(receiver.bodies)} of {count} jobs reported")
+    stage.add("kills", kills)
 
 
-def with_jobs(config: EvaluationProduct, folder: Path, hooks: str, count: int) -> EvaluationProduct:
-    """Return the config of a server that keeps jobs in a folder and sends webhooks to `hooks`."""
+def with_jobs(
+    config: EvaluationProduct, folder: Path, webhook_url: str, count: int
+) -> EvaluationProduct:
+    """Return the config of a server that keeps jobs in a folder and sends webhooks to a URL."""
     secret = folder / "secret"
     secret.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}", encoding="ascii")
     return changed(
@@ -180,7 +173,7 @@ def with_jobs(config: EvaluationProduct, folder: Path, hooks: str, count: int) -
         folder=str(folder / "jobs"),
         workers=4,
         max_queued=max(10, 2 * count),
-        allowed_hosts=(hooks,),
+        allowed_hosts=(webhook_url,),
         allowed_networks=("127.0.0.0/8",),
         webhook_secret_file=str(secret),
     )

@@ -11,8 +11,8 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 
 import psutil
 from tqdm import tqdm
@@ -33,13 +33,13 @@ _MIN_SAMPLES = 12
 _MIN_ACTIONS = 2000  # seen by a process before its growth is judged
 _AT_ONCE = 8
 _HOSTILE_SHARE, _CANCELLED_SHARE = 0.1, 0.2
-_PATIENCE_S = (0.005, 1.0)  # of a client that leaves before its answer
+_PATIENCE_S = (0.005, 1.0)  # patience of a client that leaves before its answer
 _PAUSE_S = 0.3  # after a request without an answer
 _DISRUPTED, _WARM = 0.2, 1 / 3  # shares of the run: the end of disruptions, the start of sampling
 _LOOK_S = 1.0
 _KEYS = 20
 _JOB_S = 300.0  # the patience for a job, which waits for requests
-_RETENTION_S = 60.0  # of a job after its end, so that as many are removed as come
+_RETENTION_S = 60.0  # from a job's end to its removal, so that as many go as come
 _SETTLE_S = 30.0  # for the server's counts to be even without requests
 _GONE_S = 2 * PATIENCE_S + _JOB_S  # for the last clients to end
 
@@ -48,7 +48,7 @@ _GONE_S = 2 * PATIENCE_S + _JOB_S  # for the last clients to end
 
 _ROLES = ("sandbox", "gateway", "whisper", "tritonserver")
 _APART_S = 3.0  # between two disruptions
-_DURATION_S = 4.0  # of a disruption that ends by itself
+_DURATION_S = 4.0  # length of a disruption that ends by itself
 _STEADY_S = 3.0  # the same processes answered for so long: the server has recovered
 _ASK_S = 20.0
 
@@ -84,16 +84,15 @@ DISRUPTIONS: dict[str, Callable[[RunningServer], None]] = {
 
 def _recover(stage: Stage, server: RunningServer) -> float:
     """Wait until both of KServe's models answer from the same processes; return the seconds."""
-    began_s = steady_s = time.monotonic()
+    began_s = steady_since_s = time.monotonic()
     pids = server.pids()
     while time.monotonic() - began_s < MAX_RECOVERY_S and server.process.poll() is None:
         apis = ("KServe gRPC", "KServe stream")
         answers = [stage.send(server, api, patience_s=_ASK_S, patient=False) for api in apis]
-        good = all(answer.kind == "answered" for answer in answers)
-        now = server.pids()
-        if not good or now != pids:
-            pids, steady_s = now, time.monotonic()
-        elif time.monotonic() - steady_s >= _STEADY_S:
+        former_pids, pids = pids, server.pids()
+        if pids != former_pids or any(answer.kind != "answered" for answer in answers):
+            steady_since_s = time.monotonic()
+        elif time.monotonic() - steady_since_s >= _STEADY_S:
             return time.monotonic() - began_s
         time.sleep(_PAUSE_S)
     return float("inf")
@@ -120,56 +119,53 @@ class _Mixed:
     def __init__(self, stage: Stage, server: RunningServer) -> None:
         self._stage, self._server, self._files = stage, server, list(stage.files)
         self._stopped = threading.Event()
-        self._recovered_s: list[tuple[float, str]] = []
+        self._recoveries: list[tuple[float, str]] = []  # seconds, and the disruption
         # Requests so far, KB of memory and descriptors, by role and process.
         self._samples = defaultdict[tuple[str, int], list[tuple[float, float, float]]](list)
 
     def run(self) -> None:
         """Send in quiet, soak, and check that everything has ended."""
-        stage = self._stage
+        stage, server = self._stage, self._server
         for api, file in itertools.product(CLIENTS, self._files):
-            answer = stage.send(self._server, api, file)
+            answer = stage.send(server, api, file)
             if answer.kind != "answered":
                 raise EarshotError(f"{api}, {file}, without load: {answer}")
-        self._began_s, self._first = time.monotonic(), len(stage.outcomes)
+        self._began_s, self._quiet_requests = time.monotonic(), len(stage.outcomes)
         with crowd(2) as pool:
-            threads = [pool.submit(self._clients), pool.submit(self._disrupt)]
+            numbers = itertools.islice(itertools.count(), stage.actions)
+            clients = pool.submit(
+                closed_loop, self._act, numbers, at_once=_AT_ONCE, stop=self._stopped
+            )
+            disruptions = pool.submit(self._disrupt)
             try:
                 with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
-                    while self._share < 1 and not self._is_over(threads[0]):
+                    while self._share < 1 and not clients.done() and server.process.poll() is None:
                         bar.update(round(100 * self._share) - bar.n)
                         self._sample()
                         time.sleep(_LOOK_S)
             finally:
                 self._stopped.set()
-            ended, hang = wait(threads, _GONE_S)
-            if hang:
-                raise EarshotError(f"{len(hang)} clients have no answer after {_GONE_S:g} s")
+            ended, hanging = wait([clients, disruptions], _GONE_S)
+            if hanging:
+                raise EarshotError(f"{len(hanging)} clients have no answer after {_GONE_S:g} s")
             for thread in ended:
                 thread.result()
         end_s = time.monotonic() + _SETTLE_S
-        while (wrong := uneven(self._server.page())) and time.monotonic() < end_s:
+        while (complaints := uneven(server.page())) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
-        stage.none_of("uneven counts of the server", wrong)
-        stage.tell("disruptions", len(self._recovered_s))
-        slowest_s, name = max(self._recovered_s, default=(0.0, ""))
+        stage.none_of("uneven counts of the server", complaints)
+        stage.add("disruptions", len(self._recoveries))
+        slowest_s, name = max(self._recoveries, default=(0.0, ""))
         stage.at_most("slowest recovery, s", slowest_s, MAX_RECOVERY_S, name)
-        for (role, _), found in self._samples.items():
-            judge_growth(stage, role, found)
-
-    def _is_over(self, clients: "Future[None]") -> bool:
-        return clients.done() or self._server.process.poll() is not None
+        for (role, _), measurements in self._samples.items():
+            judge_growth(stage, role, measurements)
 
     @property
     def _share(self) -> float:
-        """Return how much of the run is done, at most 1."""
+        """Return the finished share of the run, at most 1."""
         minutes = (time.monotonic() - self._began_s) / 60 / self._stage.minutes
-        actions = len(self._stage.outcomes) - self._first
+        actions = len(self._stage.outcomes) - self._quiet_requests
         return min(1.0, max(minutes, actions / (self._stage.actions or float("inf"))))
-
-    def _clients(self) -> None:
-        numbers: Iterator[int] = itertools.islice(itertools.count(), self._stage.actions)
-        closed_loop(self._act, numbers, at_once=_AT_ONCE, stop=self._stopped)
 
     def _act(self, number: int) -> None:
         rng = random.Random(f"{self._stage.seed}/{number}")
@@ -177,13 +173,13 @@ class _Mixed:
             answer = self._stage.attack(self._server, rng.choice(list(ATTACKS)))
         else:
             api, patient = rng.choice(list(CLIENTS)), rng.random() >= _CANCELLED_SHARE
-            waits_s = _JOB_S if api == "job" else PATIENCE_S
+            patience_s = _JOB_S if api == "job" else PATIENCE_S
             answer = self._stage.send(
                 self._server,
                 api,
                 rng.choice(self._files),
                 key=rng.choice(self._server.keys),
-                patience_s=waits_s if patient else rng.uniform(*_PATIENCE_S),
+                patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
                 patient=patient,
                 may_refuse=True,
             )
@@ -200,7 +196,7 @@ class _Mixed:
                 with contextlib.suppress(KeyError, psutil.NoSuchProcess):
                     DISRUPTIONS[name](self._server)
                 seconds = _recover(self._stage, self._server)
-            self._recovered_s.append((seconds, name))
+            self._recoveries.append((seconds, name))
             self._stage.say(f"{name}: recovered after {seconds:.0f} s")
 
     def _sample(self) -> None:
@@ -212,26 +208,28 @@ class _Mixed:
                 self._samples[role, process.pid].append((actions, memory_kb, process.num_fds()))
 
 
-def judge_growth(stage: Stage, role: str, found: Sequence[tuple[float, float, float]]) -> None:
+def judge_growth(
+    stage: Stage, role: str, measurements: Sequence[tuple[float, float, float]]
+) -> None:
     """Add the growth per action of a process.
 
     Args:
         stage: receives the figures.
         role: the process's name.
-        found: samples: actions so far, KB of memory, number of descriptors.
+        measurements: actions so far, KB of memory, number of descriptors.
     """
-    actions, memory_kb, descriptors = zip(*found, strict=True)
+    actions, memory_kb, descriptors = zip(*measurements, strict=True)
     count = actions[-1] - actions[0]
-    if len(found) < _MIN_SAMPLES or not count:
+    if len(measurements) < _MIN_SAMPLES or not count:
         return
     for name, values, limit in (
         ("growth of memory, KB an action", memory_kb, MAX_GROWTH_KB),
         ("growth of descriptors, an action", descriptors, MAX_DESCRIPTORS),
     ):
-        grown = slope(actions, values)
-        passed = grown.within(limit) if count >= _MIN_ACTIONS else None
-        detail = f"{grown} in {count:g} actions"
-        stage.decide(f"{role}: {name}", grown.value, f"at most {limit:g}", passed, detail)
+        growth = slope(actions, values)
+        passed = growth.within(limit) if count >= _MIN_ACTIONS else None
+        detail = f"{growth} in {count:g} actions"
+        stage.add(f"{role}: {name}", growth.value, f"at most {limit:g}", passed, detail)
 
 
 _PENDING = (
@@ -244,11 +242,11 @@ _PENDING = (
 
 
 def uneven(page: str) -> list[str]:
-    """Describe what the server's metrics hold pending; nothing if every request has its answer."""
+    """Describe the pending requests in the server's metrics; [] if every request has its answer."""
     pending = {name: total(page, f"earshot_{name}") for name in _PENDING}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")
-    ended = sum(each.value for each in outcomes if each.labels["outcome"] != "rejected")
+    ended = sum(one.value for one in outcomes if one.labels["outcome"] != "rejected")
     complaints = [f"{name} is {value:g}" for name, value in pending.items() if value]
     if not outcomes:
         complaints.append("the page has no outcomes")

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -22,14 +23,14 @@ from eval.server import RunningServer, running
 from eval.soak.stage import Stage
 from serve.contract.errors import EarshotError
 
-MIN_SHARE = 0.95  # of the capacity, answered in time; of the clients, admitted
+MIN_SHARE = 0.95  # answered in time, of the capacity; admitted, of the clients
 _TARGET_S = 2.0  # if gateway.target_p99_s is not set
 _LOADS = (1.3, 3.0)  # shares of the capacity
 _SECONDS = 40.0  # longest time for which requests of a load arrive
 _WARM = 0.2  # share of a load's time before goodput is counted
 _PATIENCE = 2.0  # times as long as the work of all requests takes
-_MIN_S, _MAX_S = 2.0, 28.0  # of clips; others are not one window
-_TIMEOUT_S = 600.0  # of a client: as long as the server gives a request
+_MIN_S, _MAX_S = 2.0, 28.0  # length of clips; others are not one window
+_TIMEOUT_S = 600.0  # a client's patience: as long as the server gives a request
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,8 +40,8 @@ class OverloadClient:
     file: str
     audio_s: float
     tries: int = 0
-    latency_s: float = math.inf  # of the try that was answered; infinite without an answer
-    end_s: float = math.inf  # of that try
+    latency_s: float = math.inf  # the answered try's; infinite without an answer
+    end_s: float = math.inf  # the end of that try
 
 
 def overload(stage: Stage) -> None:
@@ -49,22 +50,23 @@ def overload(stage: Stage) -> None:
     Raises:
         EarshotError: a server did not start, or has no capacity.
     """
-    clips = [clip for clip in stage.clips if _MIN_S < clip.duration_s < _MAX_S]
-    for clip in clips:
-        stage.files[clip.path.name] = Ask(clip.path.read_bytes(), {"language": "en"})
-    drawn = [(clip.path.name, clip.duration_s) for clip in clips]
+    files = []
+    for clip in stage.clips:
+        if _MIN_S < clip.duration_s < _MAX_S:
+            stage.files[clip.path.name] = Ask(clip.path.read_bytes(), {"language": "en"})
+            files.append((clip.path.name, clip.duration_s))
     seconds = min(_SECONDS, 20 * stage.minutes)
     target_s = stage.config.gateway.target_p99_s or _TARGET_S
-    before = _capacity(stage, drawn, seconds / 2)
+    before = _capacity(stage, files, seconds / 2)
     stage.say(f"capacity without a target: {before:.1f} RTFx")
     loads = {}
     with stage.server(changed(stage.config, "gateway", target_p99_s=target_s)) as server:
         for load in _LOADS:
-            loads[load] = _load(stage, server, drawn, load * before, seconds, load)
+            loads[load] = _load(stage, server, files, load * before, seconds, load)
             stage.say(f"{load:.0%} of capacity done")
         server.require_unbroken()
-    capacity = (before + _capacity(stage, drawn, seconds / 2)) / 2
-    stage.tell("capacity, RTFx", capacity)
+    capacity = (before + _capacity(stage, files, seconds / 2)) / 2
+    stage.add("capacity, RTFx", capacity)
     for load, clients in loads.items():
         judge(stage, f"at {load:.0%} of capacity", clients, capacity, target_s, seconds)
 
@@ -78,21 +80,19 @@ def judge(
     seconds: float,
 ) -> None:
     """Add the figures of clients that arrived within `seconds`."""
-    answered = [one for one in clients if one.latency_s < math.inf]
-    goodput = _rtfx([one for one in answered if one.latency_s <= target_s], seconds)
+    answered, from_s = [one for one in clients if one.latency_s < math.inf], _WARM * seconds
+    audio_s = sum(
+        one.audio_s
+        for one in answered
+        if one.latency_s <= target_s and from_s <= one.end_s < seconds
+    )
+    goodput = audio_s / (seconds - from_s)
     p99_s = float(np.percentile([one.latency_s for one in answered] or [_TIMEOUT_S], 99))
-    stage.tell(f"{name}: clients", len(clients))
-    stage.tell(f"{name}: clients refused at first", sum(one.tries > 1 for one in clients))
+    stage.add(f"{name}: clients", len(clients))
+    stage.add(f"{name}: clients refused at first", sum(one.tries > 1 for one in clients))
     stage.at_least(f"{name}: goodput in time, RTFx", goodput, MIN_SHARE * capacity)
     stage.at_most(f"{name}: p99 of admitted requests, s", p99_s, target_s)
     stage.at_least(f"{name}: clients admitted", len(answered), MIN_SHARE * len(clients))
-
-
-def _rtfx(clients: Sequence[OverloadClient], seconds: float) -> float:
-    """Return the seconds of audio a second of clients that ended after the warm-up."""
-    from_s = _WARM * seconds
-    audio_s = sum(one.audio_s for one in clients if from_s <= one.end_s < seconds)
-    return audio_s / (seconds - from_s)
 
 
 def _try_once(
@@ -108,13 +108,13 @@ def _try_once(
     return None
 
 
-def _capacity(stage: Stage, drawn: Sequence[tuple[str, float]], seconds: float) -> float:
+def _capacity(stage: Stage, files: Sequence[tuple[str, float]], seconds: float) -> float:
     """Return the seconds of audio a second that a server without a target does.
 
     Counting starts when as many requests are answered as are in flight. It lasts `seconds`, and
     until twice as many are answered.
     """
-    ended, stop, rng = list[OverloadClient](), threading.Event(), random.Random(stage.seed)
+    answered, stop, rng = list[OverloadClient](), threading.Event(), random.Random(stage.seed)
     at_once = 2 * stage.config.runtime.slots
     with running(changed(stage.config, "gateway", target_p99_s=0.0)) as server:
         began_s = time.monotonic()
@@ -122,39 +122,39 @@ def _capacity(stage: Stage, drawn: Sequence[tuple[str, float]], seconds: float) 
         def work(client: OverloadClient) -> None:
             _try_once(stage, server, began_s, client)
             if client.end_s < math.inf and not stop.is_set():
-                ended.append(client)
-            if client.end_s == math.inf or (client.end_s > seconds and len(ended) >= 2 * at_once):
+                answered.append(client)
+            if client.end_s == math.inf or (
+                client.end_s > seconds and len(answered) >= 2 * at_once
+            ):
                 stop.set()
 
-        coming = (OverloadClient(*rng.choice(drawn)) for _ in itertools.count())
-        closed_loop(work, coming, at_once=at_once, stop=stop)
-    if len(ended) < 2 * at_once:
+        clients = (OverloadClient(*rng.choice(files)) for _ in itertools.count())
+        closed_loop(work, clients, at_once=at_once, stop=stop)
+    if len(answered) < 2 * at_once:
         raise EarshotError("the server without a target did not answer a request; see its log")
-    ended.sort(key=lambda one: one.end_s)
-    counted = ended[at_once:]
+    answered.sort(key=lambda one: one.end_s)
+    counted = answered[at_once:]
     audio_s = sum(one.audio_s for one in counted)
-    return audio_s / (counted[-1].end_s - ended[at_once - 1].end_s)
+    return audio_s / (counted[-1].end_s - answered[at_once - 1].end_s)
 
 
 def _load(
     stage: Stage,
     server: RunningServer,
-    drawn: Sequence[tuple[str, float]],
+    files: Sequence[tuple[str, float]],
     rtfx: float,
     seconds: float,
     load: float,
 ) -> list[OverloadClient]:
     """Send requests of so much audio a second; return the clients."""
     rng = random.Random(stage.seed)
-    rate = rtfx / float(np.mean([audio_s for _, audio_s in drawn]))
-    arrivals = [
-        (due_s, OverloadClient(*rng.choice(drawn)))
-        for due_s in poisson(rate, seconds, stage.seed)[:-1]
+    times_s = poisson(rtfx / statistics.mean(audio_s for _, audio_s in files), seconds, stage.seed)[
+        :-1
     ]
-    began_s = time.monotonic()
+    clients, began_s = [OverloadClient(*rng.choice(files)) for _ in times_s], time.monotonic()
     open_loop(
         lambda client: _try_once(stage, server, began_s, client),
-        arrivals,
+        zip(times_s, clients, strict=True),
         seconds=_PATIENCE * max(1.0, load) * seconds,
     )
-    return [client for _, client in arrivals]
+    return clients

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from websockets.exceptions import WebSocketException
 
 from eval.clients import CLIENTS, Ask, live_session, utterance
+from eval.config import changed
 from eval.load import closed_loop
 from eval.server import RunningServer, samples, total
 from eval.soak.stage import Stage, crowd
@@ -30,12 +30,13 @@ from serve.contract.manifest import WEIGHTS_FILE
 
 _CALM_S = 10.0  # before the first exchange and after the last
 _LIMIT_S = 180.0  # longest wait of a client
+_MAX_TOKENS = 100  # in a window; the clips' texts are shorter
 # Jobs are left out: they would wait for requests, which never pause here.
 _APIS = tuple(name for name in CLIENTS if name != "job")
 
 
-class _Case(NamedTuple):
-    """An exchange, and whether it must succeed."""
+class _Reload(NamedTuple):
+    """A reload, and whether it must succeed."""
 
     name: str
     engine: Path
@@ -50,44 +51,47 @@ def reloads(stage: Stage) -> None:
     Raises:
         EarshotError: an utterance of the live session failed.
     """
-    with stage.server() as server, crowd(2) as pool:
-        cases, stopped = _cases(server), threading.Event()
+    # A bad engine is never sure and never ends: its clips would take minutes on a CPU.
+    limits = {"temperatures": (0.0,), "max_tokens": _MAX_TOKENS}
+    config = changed(stage.config, "transcriber", **limits)
+    with stage.server(config) as server, crowd(2) as pool:
+        planned, stopped = _planned_reloads(server), threading.Event()
 
-        def ask_on(api: str) -> None:
+        def send_until_stopped(api: str) -> None:
             while not stopped.is_set():
                 stage.send(server, api, patience_s=_LIMIT_S)
 
-        clients = pool.submit(closed_loop, ask_on, _APIS, at_once=len(_APIS))
-        session = pool.submit(_speak, server, stage.files[stage.short], stopped)
+        clients = pool.submit(closed_loop, send_until_stopped, _APIS, at_once=len(_APIS))
+        session = pool.submit(_speak, server, stage.files[stage.shortest_file], stopped)
         try:
             time.sleep(_CALM_S)
-            for case in cases:
-                _exchange(stage, server, case)
+            for one in planned:
+                _run_reload(stage, server, one)
             time.sleep(_CALM_S)
         finally:
             stopped.set()
         clients.result(_LIMIT_S)
-        said, completed = session.result(_LIMIT_S)
-        stage.tell("utterances of the live session", said)
-        stage.at_most("utterances not completed or doubled", said - completed, 0)
+        spoken, completed = session.result(_LIMIT_S)
+        stage.add("utterances of the live session", spoken)
+        stage.at_most("utterances not completed or doubled", spoken - completed, 0)
         outcomes = samples(server.page(), "earshot_reloads_total")
         counts = {one.labels["outcome"]: int(one.value) for one in outcomes}
-        taken = sum(case.good for case in cases)
-        right = counts == {"ok": taken, "failed": len(cases) - taken}
+        good = sum(one.good for one in planned)
+        right = counts == {"ok": good, "failed": len(planned) - good}
         stage.none_of("wrong counts of reloads by the server", [] if right else [counts])
         stage.at_most("restarts", total(server.page(), "earshot_restarts_total"), 0)
 
 
 def _speak(server: RunningServer, ask: Ask, stopped: threading.Event) -> tuple[int, int]:
-    """Say one utterance after another in one session; return how many were said and completed."""
-    said, items = 0, list[str]()
+    """Say one utterance after another in one session; return the numbers of said and completed."""
+    spoken, items = 0, list[str]()
     try:
-        with live_session(server.at, _LIMIT_S) as socket:
+        with live_session(server.addresses, _LIMIT_S) as socket:
             while not stopped.is_set():
-                said += 1
+                spoken += 1
                 for message in utterance(ask):
                     socket.send(message)
-                while len(items) < said:
+                while len(items) < spoken:
                     event = json.loads(socket.recv(timeout=_LIMIT_S))
                     if event["type"].endswith(".completed"):
                         items.append(event["item_id"])
@@ -95,25 +99,27 @@ def _speak(server: RunningServer, ask: Ask, stopped: threading.Event) -> tuple[i
                         raise EarshotError(f"the live session: {event}")
     except WebSocketException as error:
         raise EarshotError(f"the live session ended: {error!r}") from error
-    return said, len(set(items))
+    return spoken, len(set(items))
 
 
-def _exchange(stage: Stage, server: RunningServer, case: _Case) -> None:
-    """Ask for it as an operator does, and judge the exit status."""
+def _run_reload(stage: Stage, server: RunningServer, planned: _Reload) -> None:
+    """Ask for a reload as an operator does, and judge the exit status."""
     command = [sys.executable, "-m", "serve", "reload", "--config", str(server.toml)]
-    command += ["--engine", str(case.engine), "--clips", str(server.config.eval.manifest)]
-    stage.say(f"{case.name} …")
-    before, new, began_s = _tritons(server), set[int](), time.monotonic()
-    with subprocess.Popen([*command, *case.flags], stderr=subprocess.PIPE, text=True) as process:
-        if case.killed:
-            while process.poll() is None and not (new := _tritons(server) - before):
-                time.sleep(0.05)
-            for pid in new:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    psutil.Process(pid).kill()
-        words = process.communicate()[1].strip()
-    passed, limit = (process.returncode == 0) == case.good, "taken" if case.good else "refused"
-    stage.decide(f"{case.name}, s", time.monotonic() - began_s, limit, passed, words[-300:])
+    command += ["--engine", str(planned.engine), "--clips", str(server.config.eval.manifest)]
+    stage.say(f"{planned.name} …")
+    before, began_s = _tritons(server), time.monotonic()
+    with subprocess.Popen([*command, *planned.flags], stderr=subprocess.PIPE, text=True) as process:
+        while planned.killed and process.poll() is None:
+            if new := _tritons(server) - before:
+                for pid in new:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        psutil.Process(pid).kill()
+                break
+            time.sleep(0.05)
+        output = process.communicate()[1].strip()
+    passed = (process.returncode == 0) == planned.good
+    limit, seconds = "taken" if planned.good else "refused", time.monotonic() - began_s
+    stage.add(f"{planned.name}, s", seconds, limit, passed, output[-300:])
 
 
 def _tritons(server: RunningServer) -> set[int]:
@@ -123,25 +129,24 @@ def _tritons(server: RunningServer) -> set[int]:
 # ---------------------------------------------------------------- engines
 
 
-def _cases(server: RunningServer) -> list[_Case]:
+def _planned_reloads(server: RunningServer) -> list[_Reload]:
     """Make engines of each kind in the server's folder."""
     own, folder = Path(server.config.engine).absolute(), server.folder
-    other = shutil.copytree(own, folder / "other")
-
-    def bad(name: str, spoil: Callable[[Path], None]) -> Path:
-        spoil(shutil.copytree(own, folder / name))
-        return folder / name
-
-    random_scales, in_place = bad("random", _randomize), ("--in-place",)
+    copies = {name: folder / name for name in ("copy", "truncated", "random")}
+    for copy in copies.values():
+        shutil.copytree(own, copy)
+    _truncate(copies["truncated"])
+    _randomize(copies["random"])
+    in_place = ("--in-place",)
     return [
-        _Case("1. a copy", other, good=True),
-        _Case("2. truncated weights", bad("truncated", _truncate), good=False),
-        _Case("3. the first again", own, good=True),
-        _Case("4. random scales", random_scales, good=False),
-        _Case("5. killed while it starts", other, good=False, killed=True),
-        _Case("6. no such folder", folder / "none", good=False),
-        _Case("7. in place", own, good=True, flags=in_place),
-        _Case("8. random scales, in place", random_scales, good=False, flags=in_place),
+        _Reload("1. a copy", copies["copy"], good=True),
+        _Reload("2. truncated weights", copies["truncated"], good=False),
+        _Reload("3. the first again", own, good=True),
+        _Reload("4. random scales", copies["random"], good=False),
+        _Reload("5. killed while it starts", copies["copy"], good=False, killed=True),
+        _Reload("6. no such folder", folder / "none", good=False),
+        _Reload("7. in place", own, good=True, flags=in_place),
+        _Reload("8. random scales, in place", copies["random"], good=False, flags=in_place),
     ]
 
 

@@ -31,7 +31,7 @@ _SCENARIOS: dict[str, Callable[[Stage], None]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class ScenarioResult:
     """The outcome of one scenario."""
 
     scenario: str
@@ -64,7 +64,7 @@ def soak(
     for name in scenarios or ():
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    clips, findings = tuple(load_clips(run.config.eval.manifest)), list[Finding]()
+    clips, findings = tuple(load_clips(run.config.eval.manifest)), list[ScenarioResult]()
     titles = {MIXED: "clients of every kind, hostile ones and disruptions at once", **SCENARIOS}
     for name in (MIXED,) if scenarios is None else scenarios or SCENARIOS:
         run.say(f"{name}: {titles[name]} …")
@@ -74,29 +74,29 @@ def soak(
         except (EarshotError, OSError, psutil.Error) as error:
             stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
-            stage.decide("scenario ended early", 1, "at most 0", None, "interrupted")
+            stage.add("scenario ended early", 1, "at most 0", None, "interrupted")
             raise
         finally:
             stage.apply_rules()
             took_s = time.monotonic() - began_s
-            findings.append(Finding(name, titles[name], tuple(stage.figures), took_s))
+            findings.append(ScenarioResult(name, titles[name], tuple(stage.figures), took_s))
             result = _result(findings)
             run.keep(result)
         run.say(f"{name}: {loud(findings[-1].verdict)}")
     return result
 
 
-def _result(findings: Sequence[Finding]) -> Result:
+def _result(findings: Sequence[ScenarioResult]) -> Result:
     sections, checks = [], list[Check]()
     for finding in findings:
         name, limited = finding.scenario, [one for one in finding.figures if one.limit]
         bad = [one.check for one in limited if one.passed is not True]
         good = Check(name, True, f"all {len(limited)} limits are kept")
         checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in bad] or [good]
-        rows = []
-        for one in finding.figures:
-            told = loud(verdict([one.check])) if one.limit else ""
-            rows.append([one.name, shown(one.value), one.limit, told])
+        rows = [
+            [one.name, shown(one.value), one.limit, loud(verdict([one.check])) * bool(one.limit)]
+            for one in finding.figures
+        ]
         title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))

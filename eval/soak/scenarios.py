@@ -7,7 +7,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -17,14 +17,14 @@ from build.clips import Clip
 from eval.clients import Answer, Ask, by_grpc, counted, http_body
 from eval.config import changed
 from eval.processes import ChildProcess, Send, Watch, shared_memory_bytes
-from eval.server import Addresses, RunningServer
+from eval.server import RunningServer
 from eval.soak.attacks import FLOODS, KILLERS, chunked, flood, head, upload
 from eval.soak.stage import Stage, crowd
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
-MAX_RATIO = 2.0  # of the latency without the disturbance
+MAX_RATIO = 2.0  # times the latency without the disturbance
 _BESIDE_S = 6.0  # for which the honest client sends
 _RISE_S = 2.0  # for a disturbance to rise, and for its rest to go
 _MB = 2**20
@@ -33,13 +33,13 @@ _MB = 2**20
 def _beside(
     stage: Stage,
     server: RunningServer,
-    disturbances: dict[str, Callable[[], AbstractContextManager[object]]],
+    disturbances: Mapping[str, AbstractContextManager[object]],
 ) -> None:
     """Compare the latency of an honest client beside each disturbance with that without."""
     quiet_s = statistics.median(stage.send_for(server, _BESIDE_S))
-    stage.tell("without a disturbance: median latency, s", quiet_s)
-    for name, disturb in disturbances.items():
-        with disturb():
+    stage.add("without a disturbance: median latency, s", quiet_s)
+    for name, disturbance in disturbances.items():
+        with disturbance:
             time.sleep(_RISE_S)
             median_s = statistics.median(stage.send_for(server, _BESIDE_S))
         stage.say(f"{name}: {median_s:.2f} s, {quiet_s:.2f} s without")
@@ -82,7 +82,7 @@ def floods(stage: Stage) -> None:
                 child.receive(_TIMEOUT_S)  # it begins
                 yield
 
-        _beside(stage, server, {name: functools.partial(flooding, name) for name in FLOODS})
+        _beside(stage, server, {name: flooding(name) for name in FLOODS})
 
 
 def _flood_nicely(send: Send, name: str, address: str) -> None:
@@ -102,14 +102,14 @@ def killers(stage: Stage) -> None:
         before = server.pids()
         for name in KILLERS:
             answer = stage.attack(server, name)
-            alive, now = stage.send(server), server.pids()
-            detail = f"it was {answer}; then the file was {alive}"
+            next_answer, now = stage.send(server), server.pids()
+            detail = f"it was {answer}; then the file was {next_answer}"
             if now != before:
                 detail += f"; processes before {before}, now {now}"
             stage.say(f"{name}: {detail}")
-            held = alive.kind == "answered" and alive.seconds <= _ALIVE_S and now == before
-            limit = f"at most {_ALIVE_S:g}, same processes"
-            stage.decide(f"{name}: next answer, s", alive.seconds, limit, held, detail)
+            soon = next_answer.kind == "answered" and next_answer.seconds <= _ALIVE_S
+            seconds, limit = next_answer.seconds, f"at most {_ALIVE_S:g}, same processes"
+            stage.add(f"{name}: next answer, s", seconds, limit, soon and now == before, detail)
             if server.process.poll() is not None:
                 return
             before = now
@@ -121,7 +121,8 @@ _TIMEOUT_S = 60.0
 _DECLARED_BYTES = 10**13
 _AT_ONCE, _EACH_MB = 16, 128
 _ENDLESS_MB = 4096  # end of an endless upload that is not refused
-_COPIES = 6  # of a byte at once, in the gateway, Triton, shared memory and the model's process
+# Copies of a byte at once, in the gateway, Triton, shared memory and the model's process.
+_COPIES = 6
 _SLOW, _SLOW_PIECE_S = 40, 0.5
 _SLOW_LIMIT_S = 10.0  # upload timeout for slow clients
 
@@ -142,7 +143,7 @@ def large_uploads(stage: Stage) -> None:
             _refused_early(stage, "endless", *upload(server.http, top, body, 2 * _TIMEOUT_S))
             # Zeros in place of audio are refused only once they are complete.
             start, tail = http_body(bytes(_EACH_MB * _MB))
-            top = _head_of(server.at, start, tail)
+            top = _head_of(server, start, tail)
 
             def send() -> Answer:
                 body = itertools.chain([start + tail[:4]], itertools.repeat(zeros, _EACH_MB))
@@ -151,7 +152,7 @@ def large_uploads(stage: Stage) -> None:
             name = f"{_AT_ONCE} uploads of {_EACH_MB} MB"
             with _crowd_of(stage, name, _AT_ONCE, send, lambda one: one.kind == "lost"):
                 pass
-            huge = by_grpc(server.at, Ask(bytes(400 * _MB)))
+            huge = by_grpc(server.addresses, Ask(bytes(400 * _MB)))
             stage.none_of("400 MB by gRPC, not refused", [huge] if huge.kind != "refused" else [])
         grown_mb = (watch.peak_bytes - watch.first_bytes) / _MB
         stage.at_most("growth of memory to its peak, MB", grown_mb, _COPIES * limit_mb)
@@ -161,37 +162,35 @@ def large_uploads(stage: Stage) -> None:
 def _refused_early(stage: Stage, name: str, answer: Answer, sent_bytes: int) -> None:
     sent_mb, limit_mb = sent_bytes / _MB, _ENDLESS_MB / 2
     early, limit = answer.kind == "refused" and sent_mb < limit_mb, f"refused below {limit_mb:g}"
-    stage.decide(f"{name}: sent before its refusal, MB", sent_mb, limit, early, str(answer))
+    stage.add(f"{name}: sent before its refusal, MB", sent_mb, limit, early, str(answer))
 
 
-def _head_of(at: Addresses, start: bytes, tail: bytes) -> bytes:
+def _head_of(server: RunningServer, start: bytes, tail: bytes) -> bytes:
     size = len(start) + len(tail)
-    return head(at.http, Content_Length=size, Inference_Header_Content_Length=len(start))
+    return head(server.http, Content_Length=size, Inference_Header_Content_Length=len(start))
 
 
 def _drip(body: bytes, size: int) -> Iterator[bytes]:
     """Yield pieces of a size with pauses."""
-    for at in range(0, len(body), size):
-        yield body[at : at + size]
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
         time.sleep(_SLOW_PIECE_S)
 
 
 def slow_clients(stage: Stage) -> None:
     """Send forty uploads, which would take minutes, beside a client that is not slow."""
     config = changed(stage.config, "server", upload_timeout_s=_SLOW_LIMIT_S)
-    start, tail = http_body(stage.files[stage.short].audio)
+    start, tail = http_body(stage.files[stage.shortest_file].audio)
     with stage.server(config) as server:
-        top = _head_of(server.at, start, tail)
+        top = _head_of(server, start, tail)
 
         def send() -> Answer:
             drips = _drip(start + tail, 100)
             return upload(server.http, top, drips, 3 * _SLOW_LIMIT_S)[0]
 
         name = f"{_SLOW} slow uploads"
-        slow = functools.partial(
-            _crowd_of, stage, name, _SLOW, send, lambda one: one.waited_in_vain
-        )
-        _beside(stage, server, {name: slow})
+        uploads = _crowd_of(stage, name, _SLOW, send, lambda one: one.waited_in_vain)
+        _beside(stage, server, {name: uploads})
 
 
 # ---------------------------------------------------------------- hours of audio
@@ -207,13 +206,10 @@ def short_beside_long(stage: Stage) -> None:
     config = changed(stage.config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
     hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
     with stage.server(config) as server:
-        name = f"{_LONG} hours of audio"
-        send = functools.partial(by_grpc, server.at, hour)
-        long = functools.partial(
-            _crowd_of, stage, name, _LONG, send, lambda one: one.kind in ("failed", "lost")
-        )
+        name, send = f"{_LONG} hours of audio", functools.partial(by_grpc, server.addresses, hour)
+        uploads = _crowd_of(stage, name, _LONG, send, lambda one: one.kind in ("failed", "lost"))
         with _memory_of(server) as watch:
-            _beside(stage, server, {name: long})
+            _beside(stage, server, {name: uploads})
         stage.at_most("peak memory of all processes, MB", watch.peak_bytes / _MB, _MAX_MB)
         stage.send(server)
 

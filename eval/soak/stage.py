@@ -36,7 +36,7 @@ _GONE_S = 5.0  # for the last processes to end
 _MIN_ASKS = 3
 _SHOWN = 3  # wrong outcomes of a rule in the report
 _SERVER_FAULT = re.compile(r"^5(?!03)\d\d |^(INTERNAL|UNKNOWN|DATA_LOSS)\b")
-_FOLDER = re.compile(r"/\S*/earshot-\w+(?=/models)")  # of a server's files, in command lines
+_FOLDER = re.compile(r"/\S*/earshot-\w+(?=/models)")  # a server's files, in command lines
 _SHARED = Path("/dev/shm")
 
 
@@ -133,40 +133,36 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.files = files_of(self.clips)
-        self.short = next(iter(self.files), "")
+        self.shortest_file = next(iter(self.files), "")
         self._texts: dict[tuple[str, str], str] = {}
-        self._disruptions: list[list[float]] = []  # begin and end of each
+        self._disrupted_until_s = -math.inf
 
     # ------------------------------------------------------------ figures
 
-    def tell(self, name: str, value: float) -> None:
-        """Add a figure without a limit."""
-        self.figures.append(SoakFigure(name, float(value)))
-
-    def decide(
-        self, name: str, value: float, limit: str, passed: bool | None, detail: str = ""
+    def add(
+        self, name: str, value: float, limit: str = "", passed: bool | None = True, detail: str = ""
     ) -> None:
-        """Add a figure with a known verdict."""
+        """Add a figure, or one with a limit and its verdict."""
         self.figures.append(SoakFigure(name, float(value), limit, passed, detail))
 
     def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:
         """Add a figure and the largest value that it may have."""
-        self.decide(name, value, f"at most {shown(limit)}", value <= limit, detail)
+        self.add(name, value, f"at most {shown(limit)}", value <= limit, detail)
 
     def at_least(self, name: str, value: float, limit: float, detail: str = "") -> None:
         """Add a figure and the smallest value that it may have."""
-        self.decide(name, value, f"at least {shown(limit)}", value >= limit, detail)
+        self.add(name, value, f"at least {shown(limit)}", value >= limit, detail)
 
     def none_of(self, name: str, wrong: Sequence[object]) -> None:
         """Add the count of things that must not be, with examples."""
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the count of requests, if there were any, and of those that break each rule."""
+        """Add the number of requests, if there were any, and the number that breaks each rule."""
         if not self.outcomes:
             return
-        self.tell("requests", len(self.outcomes))
-        self.tell("requests answered", sum(o.answer.kind == "answered" for o in self.outcomes))
+        self.add("requests", len(self.outcomes))
+        self.add("requests answered", sum(o.answer.kind == "answered" for o in self.outcomes))
         for name, is_wrong in RULES.items():
             wrong = [one for one in self.outcomes if is_wrong(one)]
             self.none_of(name, [f"{one.name}: {one.answer}" for one in wrong])
@@ -186,7 +182,7 @@ class Stage:
             try:
                 yield server
             except BaseException:  # clients may still wait; their requests end with the server
-                self._disruptions.append([time.monotonic(), math.inf])
+                self._disrupted_until_s = math.inf
                 raise
             status = server.process.poll()
             if status is not None:
@@ -199,7 +195,7 @@ class Stage:
             limit_s = server.config.server.drain_timeout_s + _STOP_S
             self.at_most("time to stop after SIGTERM, s", seconds, limit_s)
             self.none_of("processes left", psutil.wait_procs(processes, _GONE_S)[1])
-            shared = [path for one in folders for path in _SHARED.glob(f"{Path(one).name}*")]
+            shared = [path for name in folders for path in _SHARED.glob(f"{Path(name).name}*")]
             self.none_of("files left", [*filter(os.path.exists, folders), *shared])
 
     def send(
@@ -224,14 +220,13 @@ class Stage:
             patient: False if the client is to leave early, so that it may have no answer.
             may_refuse: whether a refusal is allowed.
         """
-        began_s, file = time.monotonic(), file or self.short
-        at = dataclasses.replace(server.at, key=key) if key else server.at
-        answer = CLIENTS[api](at, dataclasses.replace(self.files[file], patience_s=patience_s))
-        text = ""
+        began_s, file = time.monotonic(), file or self.shortest_file
+        addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
+        ask = dataclasses.replace(self.files[file], patience_s=patience_s)
+        answer, text = CLIENTS[api](addresses, ask), ""
         if answer.kind == "answered":
             text = self._texts.setdefault((api, file), answer.text)
-        disrupted = self._is_disrupted(began_s)
-        name = f"{api}, {file}"
+        disrupted, name = began_s <= self._disrupted_until_s, f"{api}, {file}"
         self.outcomes.append(
             RequestOutcome(name, answer, text, patient, disrupted, may_refuse=may_refuse)
         )
@@ -241,10 +236,10 @@ class Stage:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
         try:
-            answer = ATTACKS[name](server.at, self.files[self.short])
+            answer = ATTACKS[name](server.addresses, self.files[self.shortest_file])
         except OSError as error:  # the server does not listen now
             answer = lost(error, began_s)
-        disrupted = self._is_disrupted(began_s)
+        disrupted = began_s <= self._disrupted_until_s
         self.outcomes.append(RequestOutcome(name, answer, disrupted=disrupted))
         return answer
 
@@ -258,15 +253,11 @@ class Stage:
     @contextlib.contextmanager
     def disruption(self) -> Iterator[None]:
         """Mark the time of a block: requests in it may be lost."""
-        interval = [time.monotonic(), math.inf]
-        self._disruptions.append(interval)
+        self._disrupted_until_s = math.inf
         try:
             yield
         finally:
-            interval[1] = time.monotonic()
-
-    def _is_disrupted(self, began_s: float) -> bool:
-        return any(began_s <= end_s for _, end_s in self._disruptions)
+            self._disrupted_until_s = time.monotonic()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engi
 from serve.contract.errors import EarshotError
 from serve.contract.runtimes import RuntimeName, TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
-from serve.speech.features import N_FRAMES, WINDOW_SAMPLES, log_mel
+from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.supervisor.server import config_to_toml
 from serve.trtllm import limits, release
 from serve.trtllm.executor import CppExecutor
@@ -53,8 +53,8 @@ WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
-_BANDS, _BANDS_SPREAD = 80, 4.0  # of the noise in a window
-_SPREAD = 2.0 * TINY.width**-0.5  # of the random weights: large, so that logits lie apart
+_BANDS, _BANDS_SPREAD = 80, 4.0  # the bands of a window's noise
+_SPREAD = 2.0 * TINY.width**-0.5  # the random weights': large, so that logits lie apart
 WAIT_S = 60.0
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "pydantic")
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
@@ -77,20 +77,20 @@ class Checks:
 
     @contextlib.contextmanager
     def check(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Run a check, which passes unless its block raises; the block may tell what it found.
+        """Run a check, which passes unless its block raises; the block may report details.
 
         Raises:
             DifferenceError: the block raised something.
         """
-        found: list[str] = []
+        details: list[str] = []
         try:
-            yield found.append
+            yield details.append
         except Exception as error:
             known = isinstance(error, EarshotError)
             detail = str(error) if known else f"{type(error).__name__}: {error}"
             self.ended.append(Check(name, False, detail))
             raise DifferenceError(f"{name}: {detail}") from error
-        self.ended.append(Check(name, True, "; ".join(found)))
+        self.ended.append(Check(name, True, "; ".join(details)))
         self._say(str(self.ended[-1]))
 
 
@@ -122,48 +122,43 @@ def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str 
     Args:
         work: an empty folder for checkpoint and engines.
         checks: gets every check, up to the first difference.
-        compile_engine: builds what a TOML file says; `build_by_command_line` does it.
+        compile_engine: builds the engine of a TOML file; `build_by_command_line` does it.
         python: the Python of another environment that has the library; its LLM API is checked.
 
     Raises:
         DifferenceError: the first difference; the library, the GPU or the builder is missing or
             fails.
     """
-    with checks.check("library and GPU") as tell:
-        runtime, where = _find(python)
-        tell(where)
+    with checks.check("library and GPU") as report:
+        runtime, place = _find(python)
+        report(place)
     with checks.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
-    for precision in _precisions(runtime):
+    precisions: tuple[Precision, ...] = ("fp16",)
+    if runtime == "tensorrt_llm" and not 10 <= limits.find_gpu("cuda").compute_capability[0] < 12:
+        precisions = ("fp16", "int8")  # which Blackwell lacks
+    for precision in precisions:
         with checks.check(f"{precision}: build"):
             config = write_config(work, precision, runtime, python)
             compile_engine(work / f"{precision}.toml")
             engine = open_engine(config.engine)
             if runtime == "tensorrt_llm":
-                here = release.library_version(), limits.find_gpu("cuda")
-                limits.check_build(engine, limits.limits_of(engine), *here)
+                release_and_gpu = release.library_version(), limits.find_gpu("cuda")
+                limits.check_build(engine, limits.limits_of(engine), *release_and_gpu)
         check_engine(engine, config.runtime, network, checks)
     with checks.check("runtime contract tests"):
         run_contract_tests(CONTRACT_TESTS[runtime], python)
 
 
 def _find(python: str) -> tuple[RuntimeName, str]:
-    """Find the runtime to check, and where."""
+    """Find the runtime to check, and describe it."""
     if python:
         return "tensorrt_llm_api", f"TensorRT-LLM of {python}"
-    api = release.installed_release() >= release.API_RELEASE
-    version = release.api_version() if api else release.library_version()
+    uses_llm_api = release.installed_release() >= release.API_RELEASE
+    version = release.api_version() if uses_llm_api else release.library_version()
     gpu = limits.find_gpu("cuda")
-    where = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
-    return "tensorrt_llm_api" if api else "tensorrt_llm", where
-
-
-def _precisions(runtime: RuntimeName) -> tuple[Precision, ...]:
-    """Return the precisions that the runtime has on this GPU."""
-    if runtime == "tensorrt_llm_api":
-        return ("fp16",)
-    blackwell = 10 <= limits.find_gpu("cuda").compute_capability[0] < 12
-    return ("fp16",) if blackwell else ("fp16", "int8")
+    place = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
+    return "tensorrt_llm_api" if uses_llm_api else "tensorrt_llm", place
 
 
 def make_checkpoint(folder: Path) -> Any:
@@ -176,7 +171,7 @@ def make_checkpoint(folder: Path) -> Any:
 def write_config(
     work: Path, precision: Precision, runtime: RuntimeName, python: str = ""
 ) -> BuildProduct:
-    """Write `<work>/<precision>.toml` and return what it says."""
+    """Write `<work>/<precision>.toml` and return its content."""
     config = BuildProduct(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
@@ -259,20 +254,16 @@ def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
 
     Each has its own spectrum: white noise would have the same mean in all.
     """
-    facts, dims = engine.manifest.tokenizer, engine.manifest.dims
-    head = [facts.sot]
-    if facts.transcribe is not None:
-        head += [next(iter(facts.languages.values())), facts.transcribe]
-    prompt = (*head, facts.no_timestamps)
+    facts, filters = engine.manifest.tokenizer, engine.load_mel_filters()
+    assert facts.transcribe is not None
+    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
     options = DecodingOptions(timestamps=False, max_tokens=MAX_TOKENS)
-    noise = torch.Generator().manual_seed(0)
-
-    def features() -> torch.Tensor:
-        colour = torch.randn(dims.n_mels, 1, generator=noise)
-        return colour + 0.5 * torch.randn(dims.n_mels, N_FRAMES, generator=noise)
-
-    windows = (_coloured_noise(noise) if samples else features() for _ in range(WINDOWS))
-    return [Job(id, window, prompt, options) for id, window in enumerate(windows)]
+    random, jobs = torch.Generator().manual_seed(0), []
+    for job_id in range(WINDOWS):
+        window = _coloured_noise(random)
+        features = window if samples else log_mel(window[None], filters)[0]
+        jobs.append(Job(job_id, features, prompt, options))
+    return jobs
 
 
 def _coloured_noise(generator: torch.Generator) -> torch.Tensor:
@@ -326,33 +317,31 @@ def compare_logits(
     executor: Executor, reference: Reference, jobs: list[Job], expected: Tokens, bound: float
 ) -> float:
     """Compare logits after prefixes of the reference's tokens; returns the largest relative gap."""
-    worst = 0.0
+    max_difference = 0.0
     for job, tokens in zip(jobs, expected, strict=True):
         logits = reference.logits(job, tokens)
         for count in {0, len(tokens) // 2, len(tokens)}:
             features = job.features.half().T.contiguous()
             prefix = (*job.prompt, *tokens[:count])
             request = ExecutorRequest(prefix, features, max_tokens=1, probe=True)
-            ours = _logits_of(executor, request)
-            theirs = logits[count]
-            relative = float((ours - theirs).norm() / theirs.norm())
-            worst = max(worst, relative)
-            if not relative <= bound:
+            ours, theirs = _logits_of(executor, request), logits[count]
+            difference = float((ours - theirs).norm() / theirs.norm())
+            max_difference = max(max_difference, difference)
+            if not difference <= bound:
                 raise DifferenceError(
-                    f"window {job.id}, logits after {len(prefix)} tokens: off by {relative:.3g} of "
-                    f"their size, expected at most {bound}; first values {ours[:4].tolist()}, "
+                    f"window {job.id}, logits after {len(prefix)} tokens: off by {difference:.3g} "
+                    f"of their size, expected at most {bound}; first values {ours[:4].tolist()}, "
                     f"transformers {theirs[:4].tolist()}"
                 )
-    return worst
+    return max_difference
 
 
 def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
     request_id = executor.enqueue(request)
-    answers = executor.await_responses(WAIT_S)
-    responses = [response for response in answers if response.id == request_id]
-    if not responses or responses[0].logits is None:
-        raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
-    return responses[0].logits
+    for response in executor.await_responses(WAIT_S):
+        if response.id == request_id and response.logits is not None:
+            return response.logits
+    raise DifferenceError("a request for logits was answered with nothing")
 
 
 def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
@@ -360,10 +349,9 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
     for job in jobs:
         runtime.submit(job)
     tokens: dict[int, list[int]] = {job.id: [] for job in jobs}
-    unfinished = set(tokens)
-    end = time.monotonic() + WAIT_S
+    unfinished, deadline_s = set(tokens), time.monotonic() + WAIT_S
     while unfinished:
-        if time.monotonic() > end:
+        if time.monotonic() > deadline_s:
             raise DifferenceError(f"no end of windows {sorted(unfinished)} in {WAIT_S:g} s")
         for event in runtime.poll(1.0):
             tokens[event.job_id] += event.tokens
@@ -377,26 +365,23 @@ def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
 def compare_tokens(
     reference: Reference, jobs: list[Job], decoded: Tokens, expected: Tokens, tie: float
 ) -> int:
-    """Demand equal tokens up to the first near-tie; returns how many windows part at one."""
+    """Demand equal tokens up to the first near-tie; returns the number of windows with one.
+
+    A near-tie is a place where transformers finds the tokens of both sides nearly equal.
+    """
     ties = 0
     for job, ours, theirs in zip(jobs, decoded, expected, strict=True):
-        if ours != theirs:
-            _check_tie(reference, job, ours, theirs, tie)
-            ties += 1
+        if ours == theirs:
+            continue
+        pairs, shorter = zip(ours, theirs, strict=False), min(len(ours), len(theirs))
+        index = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        if index < shorter:
+            logits = reference.logits(job, theirs[:index])[-1]
+            if abs(float(logits[ours[index]] - logits[theirs[index]])) <= tie:
+                ties += 1
+                continue
+        raise DifferenceError(
+            f"window {job.id}: token {index} is {ours[index : index + 1] or 'missing'}, expected "
+            f"{theirs[index : index + 1] or 'the end'}; whole: {ours}, expected {theirs}"
+        )
     return ties
-
-
-def _check_tie(
-    reference: Reference, job: Job, ours: list[int], theirs: list[int], tie: float
-) -> None:
-    """Accept two token lists that part where transformers finds both tokens nearly equal."""
-    pairs = zip(ours, theirs, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    if at < len(ours) and at < len(theirs):
-        logits = reference.logits(job, theirs[:at])[-1]
-        if abs(float(logits[ours[at]] - logits[theirs[at]])) <= tie:
-            return
-    raise DifferenceError(
-        f"window {job.id}: token {at} is {ours[at : at + 1] or 'missing'}, expected "
-        f"{theirs[at : at + 1] or 'the end'}; whole: {ours}, expected {theirs}"
-    )

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from eval.bench import BenchPlan, workloads
+from eval.bench import BenchPlan, table, workloads
 from eval.bench.floor import Ceilings
 from eval.config import load_config
 from eval.random_whisper import PUBLISHED, random_engine
@@ -51,7 +51,7 @@ def config(cpu_config, monkeypatch):
     monkeypatch.setattr(workloads, "THROUGHPUT_TOKENS", 5)
     monkeypatch.setattr(workloads, "REQUEST_TOKENS", 3)
     monkeypatch.setattr(workloads, "MLPERF_MAX", 6)
-    monkeypatch.setattr(workloads, "WARM_REQUESTS", 1)
+    monkeypatch.setattr(table, "WARM_REQUESTS", 1)
     return cpu_config
 
 

@@ -21,19 +21,6 @@ from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
 
 
-def test_peers_run_last_with_the_same_shape_and_time(
-    config, engine, plan, tiny, quiet, monkeypatch
-):
-    def measure_peer(name, shape, device, seconds, progress):
-        assert (name, shape, device, seconds) == ("one", tiny, "cpu", plan.seconds)
-        yield Measurement("throughput", "peer", 1.0, "RTFx", None)
-
-    monkeypatch.setattr(run, "measure_peer", measure_peer)
-    plan = dataclasses.replace(plan, workloads=(), peers=("one",))
-    rows = list(measurements(engine, config, plan, quiet))
-    assert [row.system for row in rows[3:]] == ["peer"]
-
-
 @pytest.fixture
 def measured(config, plan, tmp_path, monkeypatch):
     """Runs the bench of the plan with given measurements."""
@@ -103,20 +90,26 @@ def test_the_command_ends_with_a_table_and_keeps_the_rows(
 
 
 @pytest.mark.nightly
-def test_the_server_gets_the_same_engine_and_what_was_reached_in_process(
+def test_the_server_and_then_the_peers_get_the_same_shape(
     config, engine, plan, tiny, quiet, monkeypatch
 ):
-    given = []
+    calls = []
 
-    def through_server(config, folder, in_process, plan, progress):
-        given.append((open_engine(folder).manifest.dims, in_process, plan))
-        yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx", None)
+    def through_server(config, folder, in_process, plan, say):
+        calls.append((open_engine(folder).manifest.dims, in_process, plan))
+        yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx")
+
+    def measure_peer(name, shape, device, seconds, say):
+        calls.append((name, shape, device, seconds))
+        yield Measurement("throughput", "peer", 1.0, "RTFx")
 
     monkeypatch.setattr("eval.bench.server.through_server", through_server)
-    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), through_server=True)
-    *_, ours, row = measurements(engine, config, plan, quiet)
-    assert row.system == "earshot, through Triton"
-    assert given == [(tiny.dims, ours.value, plan)]
+    monkeypatch.setattr(run, "measure_peer", measure_peer)
+    flags = {"workloads": ("throughput",), "slots": (2,), "through_server": True, "peers": ("one",)}
+    plan = dataclasses.replace(plan, **flags)
+    *_, ours, through, peer = measurements(engine, config, plan, quiet)
+    assert (through.system, peer.system) == ("earshot, through Triton", "peer")
+    assert calls == [(tiny.dims, ours.value, plan), ("one", tiny, "cpu", plan.seconds)]
 
 
 WITHOUT = """

@@ -6,19 +6,17 @@ import types
 import pytest
 import torch
 
-from eval.bench import BenchPlan, server
+from eval.bench import BenchPlan, server, table
 from eval.bench.server import (
-    LoadedServer,
-    NoiseAnswer,
     NoiseClip,
     measure_scaling,
     scaling_check,
-    single_try,
     timed_request,
 )
+from eval.bench.table import Measurement
 from eval.random_whisper import write_engine
 from serve.contract.engine import open_engine
-from serve.contract.errors import EarshotError, OverloadedError
+from serve.contract.errors import EarshotError
 from serve.contract.messages import Timings, Transcript
 
 
@@ -46,7 +44,7 @@ def test_the_made_up_engine_on_disk_is_the_one_in_memory(engine, tiny, folder):
 
 def test_counters_that_do_not_fit_the_answers_are_refused():
     before = dict(zip(server.COUNTED, (1.0, 0.0, 224.0), strict=True))
-    answers = [NoiseAnswer(0.1, NoiseClip(10.0, 4))] * 10
+    answers = [NoiseClip(10.0, 4)] * 10
 
     def check(*after):
         counters = dict(zip(server.COUNTED, after, strict=True))
@@ -64,7 +62,7 @@ def test_counters_that_do_not_fit_the_answers_are_refused():
 def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch):
     monkeypatch.setattr(server, "THROUGHPUT_TOKENS", 5)
     monkeypatch.setattr(server, "REQUEST_TOKENS", 3)
-    monkeypatch.setattr(server, "WARM_REQUESTS", 1)
+    monkeypatch.setattr(table, "WARM_REQUESTS", 1)
     start, load, one = server.through_server(
         served_config, folder, 50.0, BenchPlan(seconds=1.0, requests=4), lambda line: None
     )
@@ -76,21 +74,6 @@ def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch
     assert load.figures["seconds"] >= 1.0
     assert one.figures["requests"] == 4
     assert 0 < one.figures["p50_ms"] <= one.figures["p99_ms"]
-
-
-@pytest.mark.server
-@pytest.mark.nightly
-def test_a_refused_request_ends_the_load(folder, served_config, monkeypatch):
-    """Not a slower figure: the server took fewer requests than were meant to be in flight."""
-    few = single_try(served_config, 5)
-    few = dataclasses.replace(few, transcriber=dataclasses.replace(few.transcriber, max_pending=1))
-    monkeypatch.setattr(server, "single_try", lambda config, in_flight: few)
-    rows = server.through_server(
-        served_config, folder, None, BenchPlan(seconds=1.0), lambda line: None
-    )
-    assert next(rows).workload == "start"
-    with pytest.raises(OverloadedError, match="1 requests are pending, the maximum"):
-        next(rows)
 
 
 # ---------------------------------------------------------------- requests
@@ -111,7 +94,7 @@ class Says:
 
 def test_an_answer_without_text_or_of_another_length_is_refused():
     clip, good = NoiseClip(1.0, 7), Says("words", 1.0)
-    assert timed_request(good, b"", clip).latency_s >= 0
+    assert timed_request(good, b"", clip) >= 0
     assert good.options == {"language": "en", "timestamps": False, "max_tokens": 7}
     for bad in (Says("", 1.0), Says("words", 0.9)):
         with pytest.raises(EarshotError, match=r"expected text for 1\.0 s"):
@@ -122,9 +105,8 @@ def test_an_answer_without_text_or_of_another_length_is_refused():
 
 
 def row(engines, rtfx, gateway, engine):
-    cores = {"gateway": gateway, "whisper": engines * engine}
-    load = LoadedServer([NoiseAnswer(0.1, NoiseClip(rtfx, 9))], 256, 1.0, cores)
-    return load.row("cuda", "", {"engines": engines})
+    figures = {"engines": engines, "gateway_cores": gateway, "whisper_cores": engines * engine}
+    return Measurement("throughput", "cuda", rtfx, "RTFx", figures=figures)
 
 
 def test_what_more_engines_would_meet():

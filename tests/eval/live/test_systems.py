@@ -69,20 +69,6 @@ def loud_is_speech(monkeypatch):
     monkeypatch.setattr("eval.live.VadModel", LoudIsSpeech)
 
 
-def test_by_its_clock_nothing_but_waiting_takes_time():
-    async def wait():
-        now_s, order = asyncio.get_running_loop().time, []
-
-        async def one(seconds):
-            await asyncio.sleep(seconds)
-            order.append((seconds, now_s()))
-
-        await asyncio.gather(one(86_400), one(3), one(600))
-        return order
-
-    assert run(wait()) == [(3, 3.0), (600, 600.0), (86_400, 86_400.0)]
-
-
 def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
     """What is heard meanwhile is in the next one: so fewer are made, and words are later."""
     final, decodings = {}, {}
@@ -139,18 +125,3 @@ def test_the_text_is_that_of_real_time(demo):
     assert real[-1][0] >= clip.duration_s, "it was played at the pace of speech"
     with open_system(demo, DECODE_S) as system:
         assert run(told(system, samples)) == simulated, "nor does the machine matter"
-
-
-def test_without_a_clock_of_its_own_it_is_a_server(monkeypatch, demo):
-    """Its sessions then run in that server, like any client's."""
-
-    class Started(Exception):
-        pass
-
-    def start(config):
-        assert config == demo
-        raise Started
-
-    monkeypatch.setattr("eval.live.running", start)
-    with pytest.raises(Started), open_system(demo, 0.0):
-        pass

@@ -9,9 +9,9 @@ import pytest
 from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
 from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
-from eval.long import HEARING_NOBODY as NAMES
+from eval.long import WITHOUT_SPEECH_SYSTEMS as NAMES
 from eval.long import without_speech as invented
-from eval.long.without_speech import NOBODY, SPOKEN, make
+from eval.long.without_speech import NOBODY, SPOKEN, make_clips
 from eval.record import verdict
 from serve.contract.errors import ConfigError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
@@ -27,7 +27,7 @@ def speech():
 
 @pytest.fixture(scope="module")
 def made(speech):
-    return make(speech, 0)
+    return make_clips(speech, 0)
 
 
 def test_all_kinds_are_there_and_fit_into_a_window(made):
@@ -42,18 +42,18 @@ def test_all_kinds_are_there_and_fit_into_a_window(made):
 
 @pytest.mark.nightly
 def test_a_seed_draws_the_same_and_another_something_else(speech, made):
-    again = make(speech, 0)
+    again = make_clips(speech, 0)
     assert [one.kind for one in again] == [one.kind for one in made]
     for one, other in zip(again, made, strict=True):
         np.testing.assert_array_equal(one.samples, other.samples)
     drawn = ("noise", "hum", "keys", "music")
-    others = {one.samples.tobytes() for one in make(speech, 4) if one.kind in drawn}
+    others = {one.samples.tobytes() for one in make_clips(speech, 4) if one.kind in drawn}
     assert not others & {one.samples.tobytes() for one in made}
 
 
 def test_without_speech_there_is_nothing_to_cut_from(speech):
     with pytest.raises(ConfigError, match="no clip of at most 9 s has a text"):
-        make([dataclasses.replace(clip, text="") for clip in speech], 0)
+        make_clips([dataclasses.replace(clip, text="") for clip in speech], 0)
 
 
 def call(file, text, reference="", error=None):
@@ -95,11 +95,11 @@ def hear(made, monkeypatch, run_of):
                 on_call(dataclasses.replace(say(clip), reference=clip.text, language=clip.language))
             return SystemFacts(name, {}, 0.0, 0)
 
-        monkeypatch.setattr(invented, "make", made_before)
+        monkeypatch.setattr(invented, "make_clips", made_before)
         monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
         monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
         of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
-        return invented.without_speech(of, systems=NAMES[:2], seed=0, again=False)
+        return invented.measure_without_speech(of, systems=NAMES[:2], seed=0, again=False)
 
     return hear
 

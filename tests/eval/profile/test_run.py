@@ -33,17 +33,9 @@ def config(tmp_path, tiny, monkeypatch):
 def test_a_load_is_profiled(config, tmp_path, capsys):
     clip = {"file": f"{DATA}/en_question.wav", "text": "what", "language": "en"}
     (tmp_path / "clips.jsonl").write_text(json.dumps(clip))
-    clips = [
-        "--clips",
-        str(tmp_path / "clips.jsonl"),
-        "--requests",
-        "2",
-        "--at-once",
-        "1",
-        "--words",
-    ]
-    output = ["--output", str(tmp_path / "out")]
-    assert main(["profile", "--config", str(config), "--random-weights", *clips, *output]) == 0
+    flags = f"--clips {tmp_path}/clips.jsonl --requests 2 --at-once 1 --words --random-weights"
+    arguments = f"profile --config {config} {flags} --output {tmp_path}/out"
+    assert main(arguments.split()) == 0
     assert Stopwatch.ranges is None
     printed = capsys.readouterr().out
     assert "| encode" in printed and "aten::" not in printed and "of audio" in printed
@@ -61,18 +53,15 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     assert {"load", "encode", "prompts", "steps", "words"} <= names
 
 
-def test_nsys_is_refused_by_name_where_it_is_missing(config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["profile", "--config", str(config), "--nsys"]) == 1
-    assert "nsys is not in PATH; install it, or leave --nsys out" in capsys.readouterr().err
-
-
 def test_nsys_runs_the_same_load(config, tmp_path, capsys, monkeypatch):
+    options = ["profile", "--config", str(config), "--output", str(tmp_path / "out"), "--nsys"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(options) == 1
+    assert "nsys is not in PATH; install it, or leave --nsys out" in capsys.readouterr().err
     program, calls = tmp_path / "nsys", tmp_path / "calls"
     program.write_text(f'#!/bin/sh\necho "$@" under=${UNDER_NSYS} >> {calls}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    options = ["profile", "--config", str(config), "--output", str(tmp_path / "out"), "--nsys"]
     assert main(options) == 2
     assert "needs runtime.device = \"cuda\", got 'cpu'" in capsys.readouterr().err
     config.write_text(config.read_text().replace("[runtime]", '[runtime]\ndevice = "cuda:0,1"'))

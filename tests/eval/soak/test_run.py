@@ -8,7 +8,6 @@ import pytest
 import eval.config
 from build.clips import load_clips
 from eval.__main__ import main
-from eval.server import role_of
 from eval.soak import MIXED, SCENARIOS, run
 from eval.soak.run import soak
 from eval.soak.scenarios import hour_of
@@ -38,7 +37,7 @@ def test_every_scenario_can_be_run():
 
 def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
     def killers(stage):
-        stage.tell("tried", 7)
+        stage.add("tried", 7)
         raise AudioError("odd")
 
     def floods(stage):
@@ -85,21 +84,6 @@ def test_a_real_server_holds(nano_config, tmp_path, run_of):
     (finding,) = record["figures"]["scenarios"]
     values = {figure["name"]: figure["value"] for figure in finding["figures"]}
     assert values["disruptions"] >= 1 and values["requests answered"] >= 1, values
-
-
-@pytest.mark.parametrize(
-    ("command", "role"),
-    [
-        (["python", "-m", "serve", "start", "--config", "a"], "supervisor"),
-        (["python", "-m", "serve.gateway", "--folder", "a"], "gateway"),
-        (["/x/bin/tritonserver", "--model-repository=/tmp/models"], "tritonserver"),
-        (["/b/triton_python_backend_stub", "/tmp/e/models/whisper/1/model.py"], "whisper"),
-        (["python", "-c", "from serve.speech.sandbox.server import main"], "sandbox"),
-        ([], "unnamed"),
-    ],
-)
-def test_processes_are_named_by_what_they_do(command, role):
-    assert role_of(command) == role
 
 
 def test_a_long_file_is_made_of_the_clips_in_turn(monkeypatch):
