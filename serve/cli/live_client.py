@@ -12,9 +12,8 @@ import soxr
 import websockets.exceptions
 from websockets.asyncio.client import connect
 
-from serve.cli.api import refused
 from serve.contract.codec import to_json
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError, from_response
 from serve.contract.messages import Samples
 from serve.gateway.live.events import Event
 from serve.speech.rate import SAMPLE_RATE
@@ -75,7 +74,7 @@ async def transcribe_live(
                 yield arrival
     except websockets.exceptions.InvalidStatus as error:
         response = error.response
-        raise refused(url, response.status_code, response.body or b"") from error
+        raise from_response(url, response.status_code, response.body or b"") from error
     except (OSError, websockets.exceptions.WebSocketException) as error:
         raise UnavailableError(f"the server at {server}: {error}") from error
 
