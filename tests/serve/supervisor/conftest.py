@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from serve.supervisor.control import give, order_for
+from serve.supervisor.control import reload_request, send_request
 from tests.serving import audio_file
 
 
@@ -29,7 +29,7 @@ def another(nano_engine, tmp_path):
 def exchange(clips):
     def exchange(config, engine, **options):
         said = []
-        give(order_for(config, str(engine), clips, **options), said.append)
+        send_request(reload_request(config, str(engine), clips, **options), said.append)
         return said
 
     return exchange
