@@ -153,9 +153,9 @@ def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:
     """Yield the audio and the final silence as 16-bit samples, one message each."""
     resampler = soxr.ResampleStream(SAMPLE_RATE, _WIRE_RATE, 1, dtype="float32")
     quiet = np.zeros(round(_QUIET_S * SAMPLE_RATE), np.float32)
-    held, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
+    pending, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
     for block in (*blocks, quiet):
-        held = np.concatenate([held, resampler.resample_chunk(block)])
-        while len(held) >= size:
-            yield (held[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
-            held = held[size:]
+        pending = np.concatenate([pending, resampler.resample_chunk(block)])
+        while len(pending) >= size:
+            yield (pending[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
+            pending = pending[size:]

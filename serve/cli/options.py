@@ -55,7 +55,7 @@ def api_key() -> str | None:
     return key
 
 
-_TABLE = {name: one for name, one in OPTIONS.items() if name not in {*OTHERWISE, *WITHOUT}}
+_TABLE = {name: option for name, option in OPTIONS.items() if name not in {*OTHERWISE, *WITHOUT}}
 _HELP = {
     "language": "such as en, English or en-US; default: detected",
     "task": "transcribe (default), or translate: into English",
@@ -82,8 +82,8 @@ class _Set(argparse.Action):
         if not equals:
             raise ConfigError(f"{option_string} {shown(text)}; expected NAME=VALUE")
         if name not in self.const:
-            near = nearest(name, list(self.const))
-            raise ConfigError(f"{option_string} {text}: unknown option {shown(name)}{near}")
+            hint = nearest(name, list(self.const))
+            raise ConfigError(f"{option_string} {text}: unknown option {shown(name)}{hint}")
         setattr(args, name, _parse(self.const[name], value))
 
 
@@ -152,12 +152,7 @@ def _add_table(
     group: argparse._ActionsContainer, flag: str, table: Mapping[str, Option], meaning: str
 ) -> None:
     group.add_argument(
-        flag,
-        dest=argparse.SUPPRESS,
-        action=_Set,
-        const=table,
-        metavar="NAME=VALUE",
-        help=meaning,
+        flag, dest=argparse.SUPPRESS, action=_Set, const=table, metavar="NAME=VALUE", help=meaning
     )
 
 

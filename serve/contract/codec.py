@@ -191,13 +191,13 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
         return f"{where} is not JSON: {context['error']}"
     if problem == _UNKNOWN_KEY:
         *parents, key = location
-        place = f"{where}: {_dotted(parents)}" if parents else where
-        return f"{place}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
+        table = f"{where}: {_dotted(parents)}" if parents else where
+        return f"{table}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
         has = f"; has {_listed(value) or 'no keys'}" if isinstance(value, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
-    known = _EXPECTED.get(problem)
-    expected = known.format(**context) if known else details["msg"]
+    template = _EXPECTED.get(problem)
+    expected = template.format(**context) if template else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
     return f"{subject} {shown(value)}; expected {expected}"
 
@@ -217,8 +217,8 @@ def _listed(keys: Iterable[str]) -> str:
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """Return the hint for an unknown key: the most similar known key, or all known keys."""
-    near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    matches = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 
 
 def split_unknown(
@@ -238,15 +238,15 @@ def split_unknown(
     known, unknown = dict[str, Any](), dict[str, str]()
     fields = _fields_at(kind, parents)
     for key, value in table.items():
-        place = [*parents, key]
+        location = [*parents, key]
         if key not in fields:
-            near = []
+            matches = []
             if len(unknown) < _MAX_KEYS:
-                near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
-            unknown[_dotted(place)] = near[0] if near else ""
-        elif isinstance(value, dict) and _fields_at(kind, place):
-            known[key], more = split_unknown(kind, value, place)
-            unknown |= more
+                matches = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
+            unknown[_dotted(location)] = matches[0] if matches else ""
+        elif isinstance(value, dict) and _fields_at(kind, location):
+            known[key], unknown_inside = split_unknown(kind, value, location)
+            unknown |= unknown_inside
         else:
             known[key] = value
     return known, unknown

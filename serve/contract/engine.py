@@ -302,11 +302,28 @@ def _with_its_files(path: Path) -> Engine:
     """Open an engine; check its manifest, and that its files exist in the right sizes."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
+        file = path / name
         try:
-            _check_file(path, name, facts)
+            problem = _file_problem(path, file, facts.bytes)
         except OSError as error:
-            raise EngineError(f"cannot read {path / name}: {error.strerror}") from error
+            problem = f"cannot be read: {error.strerror}"
+        if problem:
+            raise EngineError(f"{file} {problem}; build the engine again")
     return Engine(path, manifest)
+
+
+def _file_problem(folder: Path, file: Path, expected_bytes: int) -> str:
+    """Return what is wrong with a file of an engine, or ""."""
+    if not file.is_file():
+        return "is missing"
+    if not file.resolve().is_relative_to(folder.resolve()):
+        return f"links to {file.resolve()}, outside the engine; expected a file in the engine"
+    size = file.stat().st_size
+    return (
+        ""
+        if size == expected_bytes
+        else f"has {size} bytes; expected {expected_bytes}, from the manifest"
+    )
 
 
 def _check_hashes(engine: Engine) -> None:
@@ -318,19 +335,3 @@ def _check_hashes(engine: Engine) -> None:
             raise EngineError(f"cannot read {file}: {error.strerror}") from error
         if digest != facts.sha256:
             raise EngineError(f"{file} fails its SHA-256; build the engine again")
-
-
-def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
-    file = folder / name
-    if not file.is_file():
-        raise EngineError(f"{file} is missing; build the engine again")
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise EngineError(
-            f"{file} links to {file.resolve()}, outside the engine; expected a file in the engine"
-        )
-    size = file.stat().st_size
-    if size != facts.bytes:
-        raise EngineError(
-            f"{file} has {size} bytes; expected {facts.bytes}, from the manifest; build the engine "
-            "again"
-        )

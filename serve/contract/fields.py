@@ -49,8 +49,7 @@ Factor = Annotated[Finite, Field(ge=0.1, le=10)]
 Power = Annotated[Finite, Field(ge=0, le=10)]
 Moment = Annotated[Finite, Field(ge=0, le=10)]  # s
 Name = Annotated[
-    str,
-    text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
+    str, text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters")
 ]
 NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
 Address = Annotated[str, text_that(_is_ipv4, "an IPv4 address such as 127.0.0.1")]

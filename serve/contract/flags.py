@@ -30,7 +30,7 @@ _FIELD = re.compile(rf"(?<![\w.\-'\"/])`?([a-z]\w*)`?(?: = ({_VALUE}))?(?![\w\-]
 _SUBJECT = re.compile(r" (?:has|holds|is|came) ")
 
 
-def told(error: EarshotError, options: Mapping[str, Option] = OPTIONS) -> str:
+def message_in_flags(error: EarshotError, options: Mapping[str, Option] = OPTIONS) -> str:
     """Return an error's message for the command line; see `in_flags`."""
     return in_flags(str(error), options) if isinstance(error, RequestError) else str(error)
 

@@ -93,11 +93,10 @@ class Key:
         """Return the key with the limits of one of `processes` processes, rounded up."""
         if processes == 1:
             return self
-        limits = zip(LIMITS, self.limits, strict=True)
         shares: dict[str, Any] = {
-            name: math.ceil(most / processes)
-            for name, most in limits
-            if most and name != "audio_s_per_day"
+            name: math.ceil(limit / processes)
+            for name, limit in zip(LIMITS, self.limits, strict=True)
+            if limit and name != "audio_s_per_day"
         }
         return dataclasses.replace(self, **shares)
 
@@ -180,8 +179,8 @@ def revoke_key(path: Path, name: str) -> None:
         ConfigError: the key does not exist, or the layout differs from that of `add_key`.
         FileError: the file cannot be read or written.
     """
-    before, after, _ = _parted(path, name)
-    _replace(path, before + after, name, None)
+    head, tail, _ = _split(path, name)
+    _replace(path, head + tail, name, None)
 
 
 def expire_key(path: Path, name: str, expires: str) -> None:
@@ -194,15 +193,15 @@ def expire_key(path: Path, name: str, expires: str) -> None:
     """
     if _time_of(expires) is None:
         raise ConfigError(f"expires = {shown(expires)}; expected {_TIMES}")
-    before, after, lines = _parted(path, name)
-    kept = [line for line in lines if not re.match(r"\s*expires\s*=", line)]
-    while kept and not kept[-1].strip():
-        kept.pop()
-    text = "".join([*kept, f'expires = "{expires}"\n', "\n" if after else ""])
-    _replace(path, before + text + after, name, expires)
+    head, tail, lines = _split(path, name)
+    other_lines = [line for line in lines if not re.match(r"\s*expires\s*=", line)]
+    while other_lines and not other_lines[-1].strip():
+        other_lines.pop()
+    text = "".join([*other_lines, f'expires = "{expires}"\n', "\n" if tail else ""])
+    _replace(path, head + text + tail, name, expires)
 
 
-def _parted(path: Path, name: str) -> tuple[str, str, list[str]]:
+def _split(path: Path, name: str) -> tuple[str, str, list[str]]:
     """Split a file into the text before a key's lines, the text after them, and these lines."""
     if name not in read_keys(path):
         raise ConfigError(f"{path} has no key {shown(name)}; see `python -m serve keys list`")

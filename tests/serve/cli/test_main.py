@@ -26,14 +26,13 @@ from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
-from serve.supervisor.gateway import is_ready
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors
 from serve.wire.client import TritonClient
 from tests.fakes import FakeTranscriber
 from tests.gateways import full_disk
-from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, is_ready, wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120

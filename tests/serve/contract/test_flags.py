@@ -5,7 +5,7 @@ import pytest
 from serve.cli.main import parser
 from serve.contract.config import OPTIONS
 from serve.contract.errors import ConfigError, OptionError
-from serve.contract.flags import OTHERWISE, WITHOUT, in_flags, told
+from serve.contract.flags import OTHERWISE, WITHOUT, in_flags, message_in_flags
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_fields_become_flags(message, shown):
 
 
 def test_what_a_request_did_not_cause_stays_as_it_is():
-    assert told(OptionError("mode = 3")) == "--option mode=3"
-    assert told(ConfigError("some.toml: mode = 3")) == "some.toml: mode = 3"
+    assert message_in_flags(OptionError("mode = 3")) == "--option mode=3"
+    assert message_in_flags(ConfigError("some.toml: mode = 3")) == "some.toml: mode = 3"
 
 
 def test_every_option_is_set_by_what_messages_name():
