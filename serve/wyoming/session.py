@@ -131,7 +131,9 @@ class WyomingSession:
             "prefers_auto_gain_enabled": False,
             "prefers_noise_reduction_enabled": False,
         }
-        other_services = {key: [] for key in ("tts", "handle", "intent", "wake", "mic", "snd")}
+        other_services: dict[str, Any] = {
+            key: [] for key in ("tts", "handle", "intent", "wake", "mic", "snd")
+        }
         await self._send("info", {"asr": [program], **other_services})
 
     async def _ping(self, event: WyomingEvent) -> None:

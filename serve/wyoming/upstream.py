@@ -9,13 +9,7 @@ import urllib.parse
 from typing import Any, TypeVar
 
 from serve.contract.codec import from_json
-from serve.contract.errors import (
-    ConfigError,
-    DeadlineError,
-    UnavailableError,
-    from_response,
-    shown,
-)
+from serve.contract.errors import ConfigError, DeadlineError, UnavailableError, from_response, shown
 from serve.speech.languages import language_code
 from serve.wyoming.utterance import TranscribeOptions, WyomingUtterance
 
