@@ -104,8 +104,8 @@ def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
     cores = sorted(os.sched_getaffinity(0), key=_core_location)
     if len(cores) < count:
         cores = []
-    for number, name in enumerate(names):
-        share = cores[len(cores) * number // count : len(cores) * (number + 1) // count]
+    for i, name in enumerate(names):
+        share = cores[len(cores) * i // count : len(cores) * (i + 1) // count]
         threads = config.threads or max(1, min(len(share), usable_cores() // count))
         runtime = dataclasses.replace(config, device="cpu", threads=threads)
         placements.append(DevicePlacement(name, runtime, {CORES: ",".join(map(str, share))}))
