@@ -166,10 +166,8 @@ def _below(file: str, folder: str) -> str:
 
 def digest_of(files: list[str]) -> str:
     """Return the SHA-256 of the names, to compare the inputs of two runs."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.encode(errors="surrogateescape") + b"\n")
-    return digest.hexdigest()
+    names = "".join(f"{file}\n" for file in files)
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
 
 
 def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 _FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
-_OTHERWISE: dict[str, Fields] = {  # options with other names as form fields
+_FORM_FIELDS: dict[str, Fields] = {  # options with other names as form fields
     "word_timestamps": {"timestamp_granularities[]": ["segment", "word"]},
     "token_logprobs": {"include[]": "logprobs"},
 }
@@ -124,7 +124,7 @@ def _fields(args: argparse.Namespace) -> Fields:
         value = getattr(args, name, option.default)
         if value == option.default:
             continue
-        fields |= _OTHERWISE.get(name) or {name: _text(value)}
+        fields |= _FORM_FIELDS.get(name) or {name: _text(value)}
     if args.known_speakers:
         names, references = zip(*args.known_speakers, strict=True)
         fields["known_speaker_names[]"] = list(names)

@@ -66,16 +66,12 @@ def add_parser(commands: Any) -> None:
         )
     for command in (revoked, expired):
         command.add_argument("--name", required=True, help="the key's owner")
-    _add_usage(keys)
-
-
-def _add_usage(keys: Any) -> None:
     usage = keys.add_parser(
         "usage",
         help="show the usage of all keys, by day (UTC) and model",
         description="Show the usage of all keys, by day (UTC) and model, from server.usage_file.",
     )
-    usage.set_defaults(run=_tell_usage)
+    usage.set_defaults(run=_print_usage)
     usage.add_argument("--config", required=True, metavar="TOML", help="has server.usage_file")
     for flag, default in (("--start", "the first of this month"), ("--end", "today")):
         usage.add_argument(flag, metavar="DAY", help=f"such as 2027-01-31; default: {default}")
@@ -105,7 +101,7 @@ def _list_keys(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell_usage(args: argparse.Namespace) -> int:
+def _print_usage(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     path = Path(config.server.usage_file)
     if not config.server.usage_file:

@@ -40,26 +40,26 @@ class Progress:
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
         self._length_s: list[float | None] = [None] * len(files)  # None: unknown
-        self._heard_s = [0.0] * len(files)
+        self._done_s = [0.0] * len(files)
         self._ended, self.audio_s = 0, 0.0
         self._began_s = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._terminal = sys.stderr.isatty()
 
-    def heard(self, number: int, until_s: float) -> None:
+    def advance(self, number: int, until_s: float) -> None:
         """Record that a recording is transcribed up to `until_s` seconds."""
-        self._heard_s[number] = max(self._heard_s[number], until_s)
+        self._done_s[number] = max(self._done_s[number], until_s)
 
     def done(self, number: int, audio_s: float) -> None:
         """Count a transcribed recording of `audio_s` seconds."""
-        self._heard_s[number] = self._length_s[number] = audio_s
+        self._done_s[number] = self._length_s[number] = audio_s
         self._ended += 1
         self.audio_s += audio_s
 
     def failed(self, number: int) -> None:
         """Count a recording that failed."""
-        self._heard_s[number] = self._length_s[number] = 0.0
+        self._done_s[number] = self._length_s[number] = 0.0
         self._ended += 1
 
     @property
@@ -88,21 +88,19 @@ class Progress:
             options = {"ncols": _COLUMNS, "nrows": _ROWS}
         with tqdm(bar_format=_BAR, leave=False, file=sys.stderr, **options) as bar:
             while True:
-                heard_s, total_s = self._seconds()
-                bar.n, bar.total = heard_s, total_s or None
+                done_s, total_s = self._seconds()
+                bar.n, bar.total = done_s, total_s or None
                 bar.bar_format = _BAR + _REMAINING * bool(total_s)
-                bar.set_description_str(self._text(heard_s, total_s))
+                bar.set_description_str(self._text(done_s, total_s))
                 if self._stop.wait(_REFRESH_S):
                     return
 
     def _run_lines(self) -> None:
         while True:
-            heard_s, total_s = self._seconds()
-            remaining_s = (
-                (total_s - heard_s) * self.seconds / heard_s if heard_s and total_s else 0.0
-            )
+            done_s, total_s = self._seconds()
+            remaining_s = (total_s - done_s) * self.seconds / done_s if done_s and total_s else 0.0
             remaining = f", about {remaining_s / 60:.0f} min left" if remaining_s else ""
-            tqdm.write(f"{self._text(heard_s, total_s)}{remaining}", file=sys.stderr)
+            tqdm.write(f"{self._text(done_s, total_s)}{remaining}", file=sys.stderr)
             if self._stop.wait(LINE_EVERY_S):
                 return
 
@@ -113,16 +111,16 @@ class Progress:
     def _seconds(self) -> tuple[float, float]:
         """Return the seconds of audio done, and an estimate of the total; 0: unknown."""
         known = [length for length in self._length_s if length is not None]
-        heard_s = sum(self._heard_s)
+        done_s = sum(self._done_s)
         if not known or not any(known):
-            return heard_s, 0.0
+            return done_s, 0.0
         total_s = sum(known) * len(self._length_s) / len(known)  # unknown ones count as the mean
-        return heard_s, max(heard_s, total_s)
+        return done_s, max(done_s, total_s)
 
-    def _text(self, heard_s: float, total_s: float) -> str:
+    def _text(self, done_s: float, total_s: float) -> str:
         files = f"{self._ended}/{len(self._files)} files"
-        audio = f"{heard_s:.0f}/{total_s:.0f}" if total_s else f"{heard_s:.0f}"
-        return f"{files}, {audio} s of audio, {heard_s / max(self.seconds, 1e-3):.1f} RTFx"
+        audio = f"{done_s:.0f}/{total_s:.0f}" if total_s else f"{done_s:.0f}"
+        return f"{files}, {audio} s of audio, {done_s / max(self.seconds, 1e-3):.1f} RTFx"
 
 
 @contextlib.contextmanager

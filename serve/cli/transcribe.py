@@ -160,7 +160,7 @@ class _Run:
         if self._args.audio_type is not None:
             audio = with_header(audio, self._args.audio_type)
         request = request_of(audio, self._args)
-        return transcribe(request, lambda until_s: self._progress.heard(number, until_s))
+        return transcribe(request, lambda until_s: self._progress.advance(number, until_s))
 
     def _write(self, name: str, target: Path | None, transcript: Transcript) -> None:
         warnings = tuple(map(in_flags, transcript.warnings))

@@ -6,6 +6,7 @@ names the key, the found value and the expected one. An integer is accepted as a
 false are never numbers.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -88,33 +89,6 @@ def from_json(
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Versioned:
-    """The key that exists in all versions of a format."""
-
-    format_version: int | None = None
-
-
-def require_version(
-    text: str | bytes,
-    where: str,
-    version: int,
-    *,
-    error: type[EarshotError] = ConfigError,
-    advice: str,
-) -> None:
-    """Reject JSON of another format version; see `from_json` for the other arguments.
-
-    Raises:
-        EarshotError: of class `error`; the version differs or is missing, or this is not JSON.
-    """
-    versioned = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
-    if versioned.format_version != version:
-        raise error(
-            f"{where} has format version {versioned.format_version}; expected {version}; {advice}"
-        )
-
-
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON to plain values; all texts are valid Unicode.
 
@@ -126,12 +100,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """Make a validator of texts for which `check` is true; `expected` describes them."""
+    """Make a validator of texts for which `check` is true; `expected` describes them.
+
+    A check may also raise a ValueError.
+    """
 
     def checked(text: str) -> str:
-        if not check(text):
-            raise pydantic_core.PydanticCustomError("text", "{expected}", {"expected": expected})
-        return text
+        with contextlib.suppress(ValueError):
+            if check(text):
+                return text
+        raise pydantic_core.PydanticCustomError("text", "{expected}", {"expected": expected})
 
     return pydantic.AfterValidator(checked)
 

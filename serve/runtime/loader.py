@@ -7,7 +7,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.devices import first_of
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError
-from serve.contract.runtimes import OWN, RUNTIMES
+from serve.contract.runtimes import RUNTIMES, SECTIONS
 from serve.runtime.protocol import Runtime
 
 
@@ -22,7 +22,7 @@ def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
     entry = RUNTIMES[name]
     for field in dataclasses.fields(RuntimeConfig):
         value = getattr(config, field.name)
-        reads = field.name not in OWN if entry.reads is None else field.name in entry.reads
+        reads = field.name not in SECTIONS if entry.reads is None else field.name in entry.reads
         if not reads and value != field.default:
             shown = "" if dataclasses.is_dataclass(value) else f" = {value!r}"
             raise ConfigError(

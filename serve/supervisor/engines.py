@@ -50,16 +50,10 @@ class EngineProcess:
     link: Path  # symbolic link to the folder of the Triton that gets requests
     log: Path
     triton: SupervisedTriton
-    former_restarts: int = 0  # restarts of the Tritons before it
-
-    @property
-    def restarts(self) -> int:
-        """Return the number of restarts, with those of earlier Tritons."""
-        return self.former_restarts + self.triton.restarts
 
     def replace(self, triton: SupervisedTriton) -> None:
-        """Continue with another Triton."""
-        self.former_restarts = self.restarts
+        """Continue with another Triton, which also counts the restarts of the earlier ones."""
+        triton.restarts += self.triton.restarts
         self.triton = triton
 
 

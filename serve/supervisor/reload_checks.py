@@ -29,20 +29,13 @@ _COMPARED = 2000  # characters of each clip; the work grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReloadClipLine:
+class ReloadClip:
+    """A recording and its text: a line of a manifest."""
+
     file: str  # relative to the manifest
     text: str | None = None  # None: the text of the present engine is right
     language: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ReloadClip:
-    """A recording and its text."""
-
-    name: str
-    audio: bytes
-    language: str | None
-    text: str | None  # None: unknown
+    audio: bytes = b""  # the file's content
 
 
 def read_clips(manifest: str) -> list[ReloadClip]:
@@ -57,9 +50,9 @@ def read_clips(manifest: str) -> list[ReloadClip]:
         raise ConfigError(f"{manifest} lists {len(lines)} clips; expected {CLIPS} or more")
     clips = []
     for number, text in enumerate(lines[:CLIPS], 1):
-        line = from_json(_ReloadClipLine, text, f"{manifest}:{number}", extra="ignore")
-        audio = read_bytes(Path(manifest).parent / line.file)
-        clips.append(ReloadClip(line.file, audio, line.language, line.text))
+        clip = from_json(ReloadClip, text, f"{manifest}:{number}", extra="ignore")
+        audio = read_bytes(Path(manifest).parent / clip.file)
+        clips.append(dataclasses.replace(clip, audio=audio))
     return clips
 
 
@@ -96,7 +89,7 @@ def error_rate(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float
         worst = max(range(len(clips)), key=edits.__getitem__)
         raise EngineError(
             f"its character error rate is {100 * cer:.1f} % on {len(clips)} clips; expected at "
-            f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].name} it returned "
+            f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].file} it returned "
             f"{texts[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer

@@ -146,8 +146,8 @@ class Supervisor:
     @property
     def restarts(self) -> int:
         """The number of restarts of all processes."""
-        others = sum(process.restarts for process in self._others)
-        return others + sum(engine.restarts for engine in self._engines.all)
+        tritons = (engine.triton for engine in self._engines.all)
+        return sum(process.restarts for process in (*self._others, *tritons))
 
     def failure(self) -> str | None:
         """Return why the server was given up; None while it runs or restarts."""
@@ -278,7 +278,8 @@ def page_of(
 ) -> str:
     """Render the metrics of a server's processes; the shadow reference counts as an engine."""
     restarts = [
-        (f'{{part="server",device="{engine.name}"}}', engine.restarts) for engine in engines.all
+        (f'{{part="server",device="{engine.name}"}}', engine.triton.restarts)
+        for engine in engines.all
     ]
     works = [(f'{{device="{engine.name}"}}', engines.works(engine)) for engine in engines.all]
     loaded = [(f'{{device="{engine.name}"}}', engines.loaded(engine)) for engine in engines.all]

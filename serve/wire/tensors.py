@@ -71,10 +71,6 @@ class TensorSpec:
     max_bytes: int | None = None  # of an input; None: limited by the request only
 
 
-def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
-    return {spec.name: spec for spec in specs}
-
-
 def _input(option: Option) -> TensorSpec:
     datatype = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}[option.kind]
     if datatype == "FP32" and option.many:  # times in long audio
@@ -85,13 +81,13 @@ def _input(option: Option) -> TensorSpec:
 
 # An input of Triton has one datatype. Audio therefore has two inputs, and a request sends one of
 # them. All other inputs are optional.
-INPUTS = _by_name(
+_INPUTS = (
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     *map(_input, OPTIONS.values()),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: a message per segment; default: true"),
 )
-OUTPUTS = _by_name(
+_OUTPUTS = (
     TensorSpec("TEXT", "BYTES", (1,), "the whole text, or the text of one segment"),
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.contract.messages.Segment"),
     TensorSpec("LANGUAGE", "BYTES", (1,), "code; absent without speech and a requested language"),
@@ -104,6 +100,8 @@ OUTPUTS = _by_name(
     TensorSpec("WARNINGS", "BYTES", (-1,), "sentences about skipped or guessed parts, if any"),
     TensorSpec("PHASES", "BYTES", (1,), "JSON list; absent if the request is not traced"),
 )
+INPUTS = {spec.name: spec for spec in _INPUTS}
+OUTPUTS = {spec.name: spec for spec in _OUTPUTS}
 NUMPY_TYPES = {
     "BYTES": np.object_,
     "FP32": np.float32,

@@ -46,9 +46,7 @@ def test_a_folder_is_its_audio_in_order_of_names(folder, scheme):
 
 
 def test_a_manifest_names_files_beside_it_and_anywhere(folder):
-    name = manifest(
-        folder, "b.wav", "/elsewhere/c.wav", "s3://bucket/d.wav", "b.wav", "notes.txt"
-    )
+    name = manifest(folder, "b.wav", "/elsewhere/c.wav", "s3://bucket/d.wav", "b.wav", "notes.txt")
     files, others = find_files(name)
     expected = [f"{folder}/b.wav", "/elsewhere/c.wav", "s3://bucket/d.wav", f"{folder}/notes.txt"]
     assert (files, others) == (expected, 0)

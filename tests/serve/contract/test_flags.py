@@ -5,7 +5,7 @@ import pytest
 from serve.cli.main import parser
 from serve.contract.config import OPTIONS
 from serve.contract.errors import ConfigError, OptionError
-from serve.contract.flags import OTHERWISE, WITHOUT, in_flags, message_in_flags
+from serve.contract.flags import OTHER_FLAGS, WITHOUT_FLAG, in_flags, message_in_flags
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_a_request_did_not_cause_stays_as_it_is():
 
 def test_every_option_is_set_by_what_messages_name():
     for name, option in OPTIONS.items():
-        if name in OTHERWISE or name in WITHOUT:
+        if name in OTHER_FLAGS or name in WITHOUT_FLAG:
             continue
         value = "1" if option.kind in (int, float) else (option.choices or ("true",))[0]
         words = in_flags(f"`{name}`").split()

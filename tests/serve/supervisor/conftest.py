@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from serve.supervisor.control import reload_request, send_request
+from serve.wire.client import TritonClient
 from tests.serving import audio_file
 
 
@@ -33,3 +34,9 @@ def exchange(clips):
         return said
 
     return exchange
+
+
+@pytest.fixture
+def client(server):
+    with TritonClient(server.grpc, timeout_s=120) as client:
+        yield client

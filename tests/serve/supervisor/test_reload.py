@@ -7,7 +7,6 @@ import pytest
 
 from serve.contract.errors import EarshotError
 from serve.supervisor.supervisor import running_server
-from serve.wire.client import TritonClient
 from tests.serving import CLIP, metrics_page, triton_pids, wait_until
 
 pytestmark = pytest.mark.server
@@ -22,12 +21,6 @@ def config(nano_config):
 def server(config):
     with running_server(config) as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    with TritonClient(server.grpc, timeout_s=120) as client:
-        yield client
 
 
 def loaded(server):

@@ -53,7 +53,7 @@ def test_a_folder_without_an_engine_is_named(nano_engine, tmp_path):
 
 
 def heard(*texts):
-    clips = [ReloadClip(f"{i}.wav", b"", None, right) for i, (right, _) in enumerate(texts)]
+    clips = [ReloadClip(f"{i}.wav", right) for i, (right, _) in enumerate(texts)]
     return error_rate(clips, [text for _, text in texts], 0.25)
 
 

@@ -15,7 +15,6 @@ import pytest
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request, RequestFinished
 from serve.supervisor.supervisor import running_server
-from serve.wire.client import TritonClient
 from tests.serving import (
     CLIP,
     LONG,
@@ -39,12 +38,6 @@ def server(nano_config):
     config = dataclasses.replace(config, runtime=runtime, transcriber=transcriber)
     with running_server(config) as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    with TritonClient(server.grpc, timeout_s=120) as client:
-        yield client
 
 
 def counts(server, name):
