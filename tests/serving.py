@@ -1,13 +1,16 @@
 """What the tests of the Triton side share: an answer, audio, and looks at a running server."""
 
+import contextlib
 import dataclasses
 import functools
 import io
 import re
 import time
 import urllib.request
+from http.client import HTTPException
 
 import numpy as np
+import psutil
 import soundfile
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
@@ -43,6 +46,28 @@ LONG = audio_file(75.0)
 def metrics_page(server):
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=WAIT_S) as answer:
         return answer.read().decode()
+
+
+def is_ready(http):
+    """Whether the server at this address is ready to answer."""
+    url = f"http://{http}/v2/models/{tensors.MODEL}/ready"
+    with (
+        contextlib.suppress(OSError, HTTPException),
+        urllib.request.urlopen(url, timeout=WAIT_S) as answer,
+    ):
+        return answer.status == 200
+    return False
+
+
+def triton_pids(server):
+    """The processes of a server's Tritons, one for each device; a restart changes them."""
+    pids = []
+    for link in sorted(server.folder.glob("engine-?")):
+        repository = f"--model-repository={link.resolve()}/models"
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                pids += [child.pid] * (repository in child.cmdline())
+    return tuple(pids)
 
 
 def outcomes(server):

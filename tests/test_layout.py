@@ -17,7 +17,7 @@ import pytest
 from build.builders import BUILDERS
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
-from serve.contract.runtimes import OWN, RUNTIMES, RuntimeName
+from serve.contract.runtimes import RUNTIMES, SECTIONS, RuntimeName
 from serve.runtime.protocol import Runtime
 
 ROOT = Path(__file__).parents[1]
@@ -247,7 +247,7 @@ def test_every_runtime_can_be_opened():
         made = start if inspect.isclass(start) else signature.return_annotation
         assert [method for method in methods if not hasattr(made, method)] == []
         keys = {field.name for field in dataclasses.fields(RuntimeConfig)}
-        assert set(row.reads or OWN) <= keys
+        assert set(row.reads or SECTIONS) <= keys
     assert BUILDERS.keys() == RUNTIMES.keys()
 
 

@@ -104,24 +104,26 @@ def engines_of(config: Config, cpus: int | None) -> EngineCapacity:
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    if config.runtime.device.startswith("cuda"):
-        each = cpus or 1
-        count = sum(min(int(node.get("GPU", 0)), int(node.get("CPU", 0)) // each) for node in nodes)
+    gpus = int(config.runtime.device.startswith("cuda"))
+    if gpus:
+        num_cpus = cpus or 1
+        count = sum(
+            min(int(node.get("GPU", 0)), int(node.get("CPU", 0)) // num_cpus) for node in nodes
+        )
         runtime = dataclasses.replace(config.runtime, device="cuda")  # Ray sets the visible GPU
     else:
-        each = cpus or config.runtime.threads or min([_CPUS, *cores])
-        count = sum(core // each for core in cores)
-        runtime = dataclasses.replace(config.runtime, device="cpu", threads=each)
+        num_cpus = cpus or config.runtime.threads or min([_CPUS, *cores])
+        count = sum(core // num_cpus for core in cores)
+        runtime = dataclasses.replace(config.runtime, device="cpu", threads=num_cpus)
     if count == 0:
-        wanted = "a GPU and " if runtime.device == "cuda" else ""
+        wanted = "a GPU and " if gpus else ""
         raise ConfigError(
-            f"no node of the Ray cluster has {wanted}{each} cores; the largest node has "
+            f"no node of the Ray cluster has {wanted}{num_cpus} cores; the largest node has "
             f"{max([0, *cores])}; expected fewer --cpus, or another runtime.device"
         )
-    whole, gpus = dataclasses.replace(config, runtime=runtime), int(runtime.device == "cuda")
     free = ray.available_resources()
-    room = free.get("CPU", 0) >= each and free.get("GPU", 0) >= gpus
-    return EngineCapacity(count, whole, each, gpus, room)
+    room = free.get("CPU", 0) >= num_cpus and free.get("GPU", 0) >= gpus
+    return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus, room)
 
 
 def transcribe(
@@ -133,9 +135,9 @@ def transcribe(
         EarshotError: no engine can be opened, an option is not supported, or some shards fail
             repeatedly.
     """
-    useless, reason = 0, "its process ended, for example from lack of memory or with its node"
-    passes = 0
-    before: list[tuple[int, dict[str, int]]] = []
+    reason = "its process ended, for example from lack of memory or with its node"
+    passes = useless = 0
+    former_state: list[tuple[int, dict[str, int]]] = []
     while shards:
         alone = passes >= _TOGETHER
         for report in _pass(shards, alone, engines, request, output):
@@ -148,15 +150,15 @@ def transcribe(
         shards = [shard for shard in shards if shard.number not in done]
         yield from (ShardReport(shard.number, undone=reason) for shard in shards)
         # Attempts are counted only in passes that run file by file.
-        now = [(shard.number, output.tries(shard.number) if alone else {}) for shard in shards]
-        useless = useless + 1 if now == before else 0
+        state = [(shard.number, output.tries(shard.number) if alone else {}) for shard in shards]
+        useless = useless + 1 if state == former_state else 0
         if shards and useless == _USELESS:
             raise EarshotError(
                 f"{len(shards)} shards failed repeatedly, such as {shards[0].number:06d}, which "
                 f"begins with {shards[0].files[0]}: {reason}; the others are done, and the same "
                 "command tries the failed shards again"
             )
-        passes, before = passes + 1, now
+        passes, former_state = passes + 1, state
 
 
 def _pass(

@@ -110,7 +110,7 @@ def find_files(name: str) -> tuple[list[str], int]:
         name: a folder, or a manifest; its lines name files relative to the manifest.
 
     Raises:
-        ConfigError: the input does not exist, or a line of the manifest is wrong or a duplicate.
+        ConfigError: the input does not exist, or a line of the manifest is wrong.
     """
     kind = store.kind_of(name)
     if kind == fs.FileType.NotFound:
@@ -127,24 +127,16 @@ def find_files(name: str) -> tuple[list[str], int]:
 
 
 def _listed(manifest: str) -> list[str]:
-    """Read the names of files in a manifest; duplicates are errors."""
-    try:
-        lines = store.read(manifest, _NEEDED).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{manifest} is not UTF-8; {_NEEDED}") from error
-    files: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        file = from_json(
+    """Read the names of files in a manifest, each once."""
+    lines = store.read(manifest, _NEEDED).split(b"\n")
+    files = (
+        from_json(
             _BulkManifestLine, line, f"{manifest}:{number}", advice=_NEEDED, extra="ignore"
         ).file
-        if file in files:
-            raise ConfigError(
-                f"{manifest}:{number}: {file} is also in line {files[file]}; expected it once"
-            )
-        files[file] = number
-    return list(files)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
+    return list(dict.fromkeys(files))
 
 
 def shards_of(files: list[str], size: int, places: Sequence[str] = ()) -> list[Shard]:
@@ -166,18 +158,16 @@ def places_below(files: list[str], name: str) -> list[str]:
 
 def _below(file: str, folder: str) -> str:
     scheme, mark, path = file.rpartition("://")
-    whole = f"{scheme}{mark}{posixpath.normpath(path)}"
-    if whole.startswith(f"{folder.rstrip('/')}/"):
-        return whole[len(folder.rstrip("/")) + 1 :]
-    return whole.replace("://", "/").lstrip("/")
+    normalized = f"{scheme}{mark}{posixpath.normpath(path)}"
+    if normalized.startswith(f"{folder.rstrip('/')}/"):
+        return normalized[len(folder.rstrip("/")) + 1 :]
+    return normalized.replace("://", "/").lstrip("/")
 
 
 def digest_of(files: list[str]) -> str:
     """Return the SHA-256 of the names, to compare the inputs of two runs."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.encode(errors="surrogateescape") + b"\n")
-    return digest.hexdigest()
+    names = "".join(f"{file}\n" for file in files)
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
 
 
 def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:
@@ -207,8 +197,8 @@ def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:
 def _differences(kept: dict[str, Any], settings: dict[str, Any], above: str = "") -> Iterator[str]:
     """Yield the differences between the settings of two runs, with dotted keys."""
     for key in sorted(settings.keys() | kept.keys()):
-        before, now = kept.get(key), settings.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            yield from _differences(before, now, f"{above}{key}.")
-        elif before != now:
-            yield f"{above}{key} was {to_json(before)} and is now {to_json(now)}"
+        old, new = kept.get(key), settings.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{above}{key}.")
+        elif old != new:
+            yield f"{above}{key} was {to_json(old)} and is now {to_json(new)}"

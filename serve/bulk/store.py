@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -44,9 +45,9 @@ def parent(name: str) -> str:
 def read(
     name: str,
     advice: str = "expected a file that exists and is readable",
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
 ) -> bytes:
-    """Read a file's content, at most `most_bytes` + 1 bytes.
+    """Read a file's content, at most `max_bytes` + 1 bytes.
 
     Raises:
         FileError: the file cannot be read.
@@ -55,12 +56,12 @@ def read(
     if kind != fs.FileType.File:  # reading a pipe would block
         raise FileError(f"cannot read {name}: {_NO_FILE[kind]}; {advice}")
     store, path = _located(name)
-    try:
-        with store.open_input_stream(path, compression=None) as file:
-            content: bytes = file.read(None if most_bytes is None else most_bytes + 1)
-    except (OSError, ArrowException) as error:
-        raise FileError(f"cannot read {name}: {_reason(error)}; {advice}") from error
-    return content
+    with (
+        _failing_with(f"cannot read {name}", advice),
+        store.open_input_stream(path, compression=None) as file,
+    ):
+        content: bytes = file.read(None if max_bytes is None else max_bytes + 1)
+        return content
 
 
 def write(name: str, content: bytes) -> None:
@@ -72,17 +73,16 @@ def write(name: str, content: bytes) -> None:
     store, path = _located(name)
     folder, _, last = path.rpartition("/")
     partial = f"{folder}/.{last}.{uuid.uuid4().hex}"
-    try:
-        store.create_dir(folder, recursive=True)
-        with store.open_output_stream(partial, compression=None) as file:
-            file.write(content)
-        store.move(partial, path)
-    except (OSError, ArrowException) as error:
-        with contextlib.suppress(OSError, ArrowException):  # it may not exist
-            store.delete_file(partial)
-        raise FileError(
-            f"cannot write {name}: {_reason(error)}; expected a writable --output"
-        ) from error
+    with _failing_with(f"cannot write {name}", "expected a writable --output"):
+        try:
+            store.create_dir(folder, recursive=True)
+            with store.open_output_stream(partial, compression=None) as file:
+                file.write(content)
+            store.move(partial, path)
+        except (OSError, ArrowException):
+            with contextlib.suppress(OSError, ArrowException):  # it may not exist
+                store.delete_file(partial)
+            raise
 
 
 def delete(name: str) -> None:
@@ -93,10 +93,8 @@ def delete(name: str) -> None:
     """
     if exists(name):
         store, path = _located(name)
-        try:
+        with _failing_with(f"cannot delete {name}"):
             store.delete_file(path)
-        except OSError as error:
-            raise FileError(f"cannot delete {name}: {_reason(error)}") from error
 
 
 def exists(name: str) -> bool:
@@ -111,10 +109,8 @@ def kind_of(name: str) -> fs.FileType:
         FileError: its store cannot be reached.
     """
     store, path = _located(name)
-    try:
+    with _failing_with(f"cannot reach {name}"):
         return store.get_file_info(path).type
-    except (OSError, ArrowException) as error:
-        raise FileError(f"cannot reach {name}: {_reason(error)}") from error
 
 
 def names_in(folder: str) -> list[str]:
@@ -126,10 +122,9 @@ def names_in(folder: str) -> list[str]:
     store, path = _located(folder)
     start = len(path.rstrip("/")) + 1
     try:
-        infos = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
-        names = [info.path[start:] for info in infos if info.type == fs.FileType.File]
-    except (OSError, ArrowException) as error:
-        raise FileError(f"cannot list {folder}: {_reason(error)}") from error
+        with _failing_with(f"cannot list {folder}"):
+            infos = store.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+            names = [info.path[start:] for info in infos if info.type == fs.FileType.File]
     except UnicodeDecodeError as error:
         name = error.object.decode(errors="backslashreplace")
         raise FileError(f"{name} is not UTF-8; rename the file") from error
@@ -150,7 +145,8 @@ def _located(name: str) -> tuple[fs.FileSystem, str]:
 @functools.lru_cache(maxsize=64)
 def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
     address = f"{scheme}://{bucket}"
-    try:
+    advice = "expected a folder, or a store of pyarrow or fsspec such as s3://bucket/folder"
+    with _failing_with(f"cannot reach {shown(address)}", advice):
         if scheme == "s3":
             return _s3(), bucket
         if scheme in _BY_PYARROW:
@@ -158,11 +154,6 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
         else:
             file_system, base = fsspec.core.url_to_fs(f"{address}/")
             store = fs.PyFileSystem(fs.FSSpecHandler(file_system))
-    except (OSError, ValueError, ImportError, ArrowException) as error:
-        raise FileError(
-            f"cannot reach {shown(address)}: {_reason(error)}; expected a folder, or a store of "
-            "pyarrow or fsspec such as s3://bucket/folder"
-        ) from error
     return store, base
 
 
@@ -178,8 +169,15 @@ def _s3() -> fs.FileSystem:
     return fs.S3FileSystem(scheme=scheme, endpoint_override=address.rstrip("/"))
 
 
-def _reason(error: Exception) -> str:
-    """Return the reason of an error, on one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.partition(". Detail:")[0].partition("\n")[0]
-    return " ".join(str(error).split()) or type(error).__name__
+@contextlib.contextmanager
+def _failing_with(message: str, advice: str = "") -> Iterator[None]:
+    """Raise an error of a store as a FileError: the message, the reason on one line, the advice."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise
+    except (OSError, ValueError, ImportError, ArrowException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror.partition(". Detail:")[0].partition("\n")[0]
+        raise FileError("; ".join(filter(None, [f"{message}: {reason}", advice]))) from error

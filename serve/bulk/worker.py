@@ -27,7 +27,7 @@ from serve.contract.errors import (
     OverloadedError,
     shown,
 )
-from serve.contract.flags import in_flags, told
+from serve.contract.flags import in_flags, message_in_flags
 from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
 from serve.transcriber.decoding_plan import MAX_AUDIO_MB, MIB
@@ -36,25 +36,8 @@ from serve.transcriber.open import open_transcriber
 Answer = tuple[str, Callable[[], Transcript]]
 """A file, and a function that returns its transcript or raises its error."""
 
-_MOST_ENDS = 2  # ends of the process with one file; a single one may have another cause
+_MAX_ENDS = 2  # ends of the process with one file; a single one may have another cause
 _RETRY_S = 0.1  # between attempts to submit a request while the transcriber is full
-
-_WORD = {
-    "start": "f8",
-    "end": "f8",
-    "word": "str",
-    "probability": "f8",
-    "confidence": "f8",
-    "low_confidence": "bool",
-}
-_SEGMENT = {"start": "f8", "end": "f8", "text": "str"}
-_SCORES = {
-    "avg_logprob": "f8",
-    "no_speech_prob": "f8",
-    "temperature": "f8",
-    "compression_ratio": "f8",
-    "language": "str",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +64,7 @@ class ShardWorker:
 
     def __init__(self, config: Config, request: Request, output: BulkOutput) -> None:
         self._request, self._output = request, output
-        self._patience_s = config.transcriber.request_timeout_s
+        self._timeout_s = config.transcriber.request_timeout_s
         self._pool = ThreadPoolExecutor(config.runtime.slots)
         self._device_failed = False
         self._refused = ""
@@ -110,15 +93,15 @@ class ShardWorker:
                 return ShardReport(number, len(files))
             answers = self._one_by_one(number, files) if alone else self._together(files)
             with contextlib.closing(answers):
-                return self._do(shard, answers)
+                return self._transcribe_shard(shard, answers)
         except EarshotError as error:  # the output or an option is wrong
-            return ShardReport(number, refused=told(error))
+            return ShardReport(number, refused=message_in_flags(error))
 
-    def _do(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
-        began, number = time.monotonic(), shard.number
+    def _transcribe_shard(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
+        began_s, number = time.monotonic(), shard.number
         places = dict(zip(shard.files, shard.places, strict=False))  # some runs have none
         lines: list[str] = []
-        failed: list[dict[str, str]] = []
+        failures: list[str] = []
         audio_s = 0.0
         for file, answer in answers:
             try:
@@ -129,7 +112,7 @@ class ShardWorker:
                 self._device_failed = True
                 return ShardReport(number, undone=str(error))
             except EarshotError as error:
-                failed.append({"file": file, "error": told(error)})
+                failures.append(f"{to_json({'file': file, 'error': message_in_flags(error)})}\n")
             else:
                 warnings = tuple(map(in_flags, transcript.warnings))
                 transcript = dataclasses.replace(transcript, warnings=warnings)
@@ -138,9 +121,15 @@ class ShardWorker:
                     text = render(transcript, file, format, self._output.cues)
                     store.write(self._output.text(places[file], format), text.encode())
                 audio_s += transcript.duration
-        self._write(number, lines, failed)
-        count = len(lines) + len(failed)
-        return ShardReport(number, count, len(failed), audio_s, time.monotonic() - began)
+        if failures:
+            store.write(self._output.failed(number), "".join(failures).encode())
+        else:
+            store.delete(self._output.failed(number))  # from an unfinished attempt
+        self._output.keep_tries(number, {})
+        # This file marks the shard as done, so it is written last.
+        store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
+        count = len(lines) + len(failures)
+        return ShardReport(number, count, len(failures), audio_s, time.monotonic() - began_s)
 
     def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
         """Transcribe all files concurrently."""
@@ -156,46 +145,36 @@ class ShardWorker:
         """Transcribe file by file; fail a file with which the process has ended too often."""
         tries = self._output.tries(number)
         for file in files:
-            if tries.get(file, 0) < _MOST_ENDS:
-                self._output.keep_tries(number, {**tries, file: tries.get(file, 0) + 1})
-                yield file, functools.partial(self._transcribe, file)
-            else:
-                yield file, functools.partial(_refuse, file)
+            count = tries.get(file, 0)
+            if count < _MAX_ENDS:
+                self._output.keep_tries(number, {**tries, file: count + 1})
+            yield file, functools.partial(self._transcribe, file, count)
 
-    def _transcribe(self, file: str) -> Transcript:
-        """Transcribe one file; wait while the transcriber is full."""
-        audio = store.read(file, most_bytes=MAX_AUDIO_MB * MIB)
+    def _transcribe(self, file: str, ends: int = 0) -> Transcript:
+        """Transcribe one file, with which the process has ended `ends` times.
+
+        Wait while the transcriber is full.
+        """
+        if ends >= _MAX_ENDS:
+            raise AudioError(
+                f"the process ended {ends} times while it transcribed {shown(file)}, perhaps from "
+                "lack of memory; expected audio that fits into memory beside the engine"
+            )
+        audio = store.read(file, max_bytes=MAX_AUDIO_MB * MIB)
         if len(audio) > MAX_AUDIO_MB * MIB:
             raise AudioLimitError(
                 f"{shown(file)} has more than {MAX_AUDIO_MB} MiB; cut it, compress it, or lower "
                 "its sample rate"
             )
         request = dataclasses.replace(self._request, audio=audio)
-        until_s = time.monotonic() + self._patience_s
+        deadline_s = time.monotonic() + self._timeout_s
         while True:
             try:
                 return self._transcriber.transcribe(request)
             except OverloadedError:
-                if time.monotonic() > until_s:
+                if time.monotonic() > deadline_s:
                     raise
                 time.sleep(_RETRY_S)
-
-    def _write(self, number: int, lines: list[str], failed: list[dict[str, str]]) -> None:
-        """Write the failures, then the transcripts, which mark the shard as done."""
-        name = self._output.failed(number)
-        if failed:
-            store.write(name, "".join(f"{to_json(failure)}\n" for failure in failed).encode())
-        else:
-            store.delete(name)  # left by an unfinished attempt
-        self._output.keep_tries(number, {})
-        store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
-
-
-def _refuse(file: str) -> Transcript:
-    raise AudioError(
-        f"the process ended {_MOST_ENDS} times while it transcribed {shown(file)}, perhaps from "
-        "lack of memory; expected audio that fits into memory beside the engine"
-    )
 
 
 def _encoded(lines: Sequence[str], format: Format) -> bytes:
@@ -210,23 +189,25 @@ def _encoded(lines: Sequence[str], format: Format) -> bytes:
 
 def _schema() -> pyarrow.Schema:
     """Return the columns of Parquet, the JSON fields of `render`; all shards have the same."""
-    segment = {
-        **_types(_SEGMENT),
-        "tokens": pyarrow.list_(pyarrow.int32()),
-        **_types(_SCORES),
-        "words": pyarrow.list_(_struct(_types(_WORD))),
-        "token_logprobs": pyarrow.list_(_struct(_types({"token": "str", "logprob": "f8"}))),
-    }
-    texts = _types({"file": "str", "text": "str", "language": "str", "duration": "f8"})
-    segments = pyarrow.list_(_struct(segment))
+    word = "start:f8 end:f8 word:str probability:f8 confidence:f8 low_confidence:bool"
+    scores = "avg_logprob:f8 no_speech_prob:f8 temperature:f8 compression_ratio:f8 language:str"
+    segment = [
+        *_columns("start:f8 end:f8 text:str"),
+        ("tokens", pyarrow.list_(pyarrow.int32())),
+        *_columns(scores),
+        ("words", pyarrow.list_(pyarrow.struct(_columns(word)))),
+        ("token_logprobs", pyarrow.list_(pyarrow.struct(_columns("token:str logprob:f8")))),
+    ]
     return pyarrow.schema(
-        {**texts, "segments": segments, "warnings": pyarrow.list_(pyarrow.string())}
+        [
+            *_columns("file:str text:str language:str duration:f8"),
+            ("segments", pyarrow.list_(pyarrow.struct(segment))),
+            ("warnings", pyarrow.list_(pyarrow.string())),
+        ]
     )
 
 
-def _types(names: dict[str, str]) -> dict[str, pyarrow.DataType]:
-    return {name: pyarrow.type_for_alias(alias) for name, alias in names.items()}
-
-
-def _struct(fields: dict[str, pyarrow.DataType]) -> pyarrow.DataType:
-    return pyarrow.struct(list(fields.items()))
+def _columns(specification: str) -> list[tuple[str, pyarrow.DataType]]:
+    """Return names and types of columns, given as `name:type` with the types of pyarrow."""
+    columns = (column.split(":") for column in specification.split())
+    return [(name, pyarrow.type_for_alias(alias)) for name, alias in columns]

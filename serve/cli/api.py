@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from serve.cli.options import api_key, server_url
 from serve.contract.config import Config
-from serve.contract.errors import EarshotError, UnavailableError, from_http
+from serve.contract.errors import EarshotError, UnavailableError, from_response
 
 if TYPE_CHECKING:  # only some commands load it
     import httpx2
@@ -52,7 +52,7 @@ class ApiClient:
             raise ResponseLostError(f"the response of {url} was lost: {error}") from error
         if answer.is_success:
             return answer.text
-        raise refused(url, answer.status_code, answer.content)
+        raise from_response(url, answer.status_code, answer.content)
 
     def object(self, method: str, path: str, **sent: Any) -> Any:
         """Send a request and return the response's JSON value; see `text`."""
@@ -63,13 +63,6 @@ class ApiClient:
             raise EarshotError(
                 f"{self._server}{path} did not return JSON; expected an Earshot server there"
             ) from error
-
-
-def refused(url: str, status: int, body: bytes) -> EarshotError:
-    """Make the error of an HTTP response that is not successful, from its status and body."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return from_http(status)(json.loads(body)["error"]["message"])
-    return EarshotError(f"{url} returned status {status}; expected an Earshot server there")
 
 
 @contextlib.contextmanager

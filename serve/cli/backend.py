@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,7 @@ from typing import TYPE_CHECKING
 from serve.cli.options import api_key, server_address
 from serve.contract.config import Config
 from serve.contract.errors import UnavailableError
-from serve.contract.messages import (
-    Request,
-    RequestFinished,
-    Transcript,
-)
+from serve.contract.messages import Request, RequestFinished, Transcript
 
 if TYPE_CHECKING:  # loaded only by the backend that uses it
     from serve.wire.client import TritonClient
@@ -48,39 +45,38 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
             reason = _wait_for(client, address)
             if not reason:
                 print(f"using the server at {address}", file=sys.stderr)
-                yield lambda request, heard: _through(client, request, heard)
+                yield functools.partial(_through, client)
                 return
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     engine = args.engine or config.engine
     print(f"{reason}using the engine {engine} in this process", file=sys.stderr)
     with open_transcriber(config, engine) as transcriber:
-        yield lambda request, heard: transcriber.transcribe(
-            request, lambda segment: heard(segment.end)
+        yield lambda request, report: transcriber.transcribe(
+            request, lambda segment: report(segment.end)
         )
 
 
 def _wait_for(client: "TritonClient", address: str) -> str:
     """Wait for a reachable server; return why it cannot be used, or "" if it is ready."""
-    state, end_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
+    state, deadline_s = client.state(FIRST_LOOK_S), time.monotonic() + PATIENCE_S
     if state in _STATES:
         print(
             f"the server at {address} {_STATES[state]} within {FIRST_LOOK_S:g} s; "
             f"waiting for it for at most {PATIENCE_S:g} s",
             file=sys.stderr,
         )
-    while state in _STATES and (left_s := end_s - time.monotonic()) > 0:
-        time.sleep(min(LOOK_S, left_s))
-        state = client.state(left_s)
-    if state == "ready":
-        return ""
-    if state in _STATES:
-        return f"the server at {address} {_STATES[state]} within {PATIENCE_S:g} s; "
-    return f"no server at {address}; "
+    while state in _STATES:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            return f"the server at {address} {_STATES[state]} within {PATIENCE_S:g} s; "
+        time.sleep(min(LOOK_S, remaining_s))
+        state = client.state(remaining_s)
+    return "" if state == "ready" else f"no server at {address}; "
 
 
 def _through(
-    client: "TritonClient", request: Request, heard: Callable[[float], None]
+    client: "TritonClient", request: Request, report: Callable[[float], None]
 ) -> Transcript:
     """Transcribe through the server; retry once if the stream fails after its first segment."""
     begun = False
@@ -89,9 +85,8 @@ def _through(
             if isinstance(event, RequestFinished):
                 return event.transcript
             begun = True
-            heard(event.segment.end)
+            report(event.segment.end)
     except UnavailableError:
         if not begun:
             raise
-        return client.start(request).result()
-    raise AssertionError("the stream ended without a transcript")
+    return client.start(request).result()

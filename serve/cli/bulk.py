@@ -71,17 +71,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    with terminated_as_interrupted():
+        return _run_shards(args)
+
+
+def _run_shards(args: argparse.Namespace) -> int:
     """Transcribe the missing shards and return the exit status.
 
     Raises:
         EarshotError: the input, the output or an option is wrong, or shards are left.
         KeyboardInterrupt: Ctrl-C or SIGTERM; complete shards are kept.
     """
-    with terminated_as_interrupted():
-        return _run_shards(args)
-
-
-def _run_shards(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     _check(args)
     from serve.bulk import sharding, store  # noqa: PLC0415 - other commands load neither
@@ -109,15 +109,15 @@ def _run_shards(args: argparse.Namespace) -> int:
         },
     )
     done = output.done()
-    left = [shard for shard in shards if shard.number not in done]
-    passed = f"; skipping {others} files that are not audio" if others else ""
-    _tell(f"{len(files)} files in {len(shards)} shards, {len(done)} of them done{passed}\n")
-    if left:
+    missing = [shard for shard in shards if shard.number not in done]
+    skipped = f"; skipping {others} files that are not audio" if others else ""
+    _print(f"{len(files)} files in {len(shards)} shards, {len(done)} of them done{skipped}\n")
+    if missing:
         config = dataclasses.replace(config, engine=engine)
-        _do(left, config, request, output, args)
+        _transcribe(missing, config, request, output, args)
     failed = output.gather_failed()
     if failed:
-        _tell(f"{failed} of {len(files)} files failed; see {output.folder}/failed.jsonl\n")
+        _print(f"{failed} of {len(files)} files failed; see {output.folder}/failed.jsonl\n")
     return 1 if failed else 0
 
 
@@ -146,7 +146,7 @@ def _formats(text: str) -> tuple[Any, Any]:
     return (shards or ["jsonl"])[0], tuple(name for name in names if name in TEXTS)
 
 
-def _do(
+def _transcribe(
     shards: "list[Shard]",
     config: Config,
     request: Request,
@@ -159,18 +159,18 @@ def _do(
     progress = BulkProgress(sum(len(shard.files) for shard in shards))
     with cluster.connected(args.address):
         engines = cluster.engines_of(config, args.cpus)
-        _tell(
+        _print(
             f"opening {engines.count} engines {config.engine} with {engines.num_cpus} cores each; "
             f"files are counted when their shard of {args.shard_files} is complete\n"
         )
         if not engines.room:
-            _tell("other work uses the whole cluster; waiting until it ends\n")
+            _print("other work uses the whole cluster; waiting until it ends\n")
         try:
             for report in cluster.transcribe(shards, engines, request, output):
                 progress.add(report)
         except KeyboardInterrupt:
             progress.end()
-            _tell("stopping; complete shards are kept, the same command continues with the rest\n")
+            _print("stopping; complete shards are kept, the same command continues with the rest\n")
             raise
     progress.end()
 
@@ -184,47 +184,46 @@ class BulkProgress:
 
     def __init__(self, files: int) -> None:
         self._files = files
-        self._done, self._failed, self._again, self._audio_s = 0, 0, 0, 0.0
-        self._start_s = time.monotonic()
+        self._reports: list[ShardReport] = []
+        self._start_s = self._shown_s = time.monotonic()
         self._first_s = float("inf")  # when the first engine started to transcribe
-        self._shown_s = self._start_s
         self._terminal = sys.stderr.isatty()
 
     def add(self, report: "ShardReport") -> None:
         """Count a shard that is complete, or that has to be repeated."""
-        now = time.monotonic()
-        if report.undone:
-            self._again += 1
-        else:
-            self._first_s = min(self._first_s, now - report.seconds)
-        self._done += report.files
-        self._failed += report.failed
-        self._audio_s += report.audio_s
+        now_s = time.monotonic()
+        self._reports.append(report)
+        if not report.undone:
+            self._first_s = min(self._first_s, now_s - report.seconds)
         if self._terminal:
-            _tell(f"\r{self._line(now)}\x1b[K")
-        elif now - self._shown_s >= _LINE_EVERY_S:
-            _tell(f"{self._line(now)}\n")
-            self._shown_s = now
+            _print(f"\r{self._line(now_s)}\x1b[K")
+        elif now_s - self._shown_s >= _LINE_EVERY_S:
+            _print(f"{self._line(now_s)}\n")
+            self._shown_s = now_s
 
     def end(self) -> None:
-        now = time.monotonic()
+        now_s = time.monotonic()
         begin = "\r\x1b[K" if self._terminal else ""
-        _tell(
-            f"{begin}{self._line(now)}, {now - self._start_s:.1f} s in all, "
+        _print(
+            f"{begin}{self._line(now_s)}, {now_s - self._start_s:.1f} s in all, "
             f"{self._first_s - self._start_s:.1f} of them before the first engine started\n"
         )
 
     def _line(self, now_s: float) -> str:
-        worked_s = max(now_s - self._first_s, 1e-3)
-        left_s = (self._files - self._done) * worked_s / max(self._done, 1)
-        hours, minutes = divmod(round(left_s / 60), 60)
-        again = f"{self._again} shards retried, " if self._again else ""
+        done = sum(report.files for report in self._reports)
+        failed = sum(report.failed for report in self._reports)
+        retried = sum(bool(report.undone) for report in self._reports)
+        audio_s = sum(report.audio_s for report in self._reports)
+        work_s = max(now_s - self._first_s, 1e-3)
+        remaining_s = (self._files - done) * work_s / max(done, 1)
+        hours, minutes = divmod(round(remaining_s / 60), 60)
         return (
-            f"{self._done} of {self._files} files, {self._failed} failed, {again}"
-            f"{self._audio_s / 3600:.2f} h of audio in {worked_s:.1f} s, "
-            f"{self._audio_s / worked_s:.1f} RTFx, {hours}:{minutes:02d} h left"
+            f"{done} of {self._files} files, {failed} failed, "
+            f"{f'{retried} shards retried, ' if retried else ''}"
+            f"{audio_s / 3600:.2f} h of audio in {work_s:.1f} s, "
+            f"{audio_s / work_s:.1f} RTFx, {hours}:{minutes:02d} h left"
         )
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)

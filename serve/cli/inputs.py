@@ -13,7 +13,7 @@ from serve.contract.files import read_bytes
 from serve.speech.file_types import is_audio
 
 STDIN = "-"
-_TOLD = 5  # missing names in an error message
+_SHOWN = 5  # missing names in an error message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,22 @@ def find_recordings(names: Sequence[str]) -> tuple[list[InputFile], int]:
     """
     bases: dict[str, Path] = {}  # file names and the folder that each was found from
     others = 0
-    missing = [name for name in names if not _matches(name)]
+    missing = []
     for name in names:
-        for match in _matches(name):
+        matches = _matches(name)
+        missing += [] if matches else [name]
+        for match in matches:
             if os.path.isdir(match):
-                audio, passed = _in_folder(match)
+                files = sorted(_walk(match))
+                audio = [file for file in files if is_audio(file)]
+                others += len(files) - len(audio)
                 bases |= {file: bases.get(file, Path(match)) for file in audio}
-                others += passed
             else:
                 bases.setdefault(match, _base(name))
     if missing:
-        more = f" and {len(missing) - _TOLD} more" if len(missing) > _TOLD else ""
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise ConfigError(
-            f"not found: {', '.join(missing[:_TOLD])}{more}; expected files, folders, patterns, "
+            f"not found: {', '.join(missing[:_SHOWN])}{more}; expected files, folders, patterns, "
             "or - for standard input"
         )
     if not bases:
@@ -85,13 +88,6 @@ def _base(name: str) -> Path:
     return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parent.parts))
 
 
-def _in_folder(folder: str) -> tuple[list[str], int]:
-    """Return the sorted audio files below a folder, and the number of other files."""
-    files = sorted(_walk(folder))
-    audio = [file for file in files if is_audio(file)]
-    return audio, len(files) - len(audio)
-
-
 def _walk(folder: str) -> Iterator[str]:
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -104,10 +100,7 @@ def _below_common_folder(bases: dict[str, Path]) -> list[InputFile]:
     common = os.path.commonpath(folders) if folders else ""
     recordings: dict[str, InputFile] = {}
     for name in bases:
-        if name == STDIN:
-            recordings[STDIN] = InputFile(STDIN, "stdin")
-        else:
-            path = os.path.abspath(name)
-            relative = Path(os.path.relpath(path, common)).as_posix()
-            recordings.setdefault(path, InputFile(name, relative))
+        path = name if name == STDIN else os.path.abspath(name)
+        relative = "stdin" if name == STDIN else Path(os.path.relpath(path, common)).as_posix()
+        recordings.setdefault(path, InputFile(name, relative))
     return list(recordings.values())

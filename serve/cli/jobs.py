@@ -4,6 +4,7 @@ import argparse
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -16,19 +17,19 @@ from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
 from serve.contract.errors import ConfigError, EarshotError, OverloadedError, UnavailableError
-from serve.contract.flags import told
+from serve.contract.flags import message_in_flags
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
 _JOBS = "/v1/audio/jobs"
-FIRST_S, _MOST_S = 0.2, 5.0  # first and longest pause between two polls of a job
+FIRST_S, _MAX_PAUSE_S = 0.2, 5.0  # first and longest pause between two polls of a job
 AWAY_S = 120.0  # longest outage of the server while a job is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
 
 _FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
-_OTHERWISE: dict[str, Fields] = {  # options with other names as form fields
+_FORM_FIELDS: dict[str, Fields] = {  # options with other names as form fields
     "word_timestamps": {"timestamp_granularities[]": ["segment", "word"]},
     "token_logprobs": {"include[]": "logprobs"},
 }
@@ -96,19 +97,20 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
     sources += [InputFile(url, PurePosixPath(urlsplit(url).path).name or "job") for url in args.url]
     file_format: Format = "json" if args.format.endswith("json") else args.format
     targets = targets_of(sources, args.output, file_format)
-    fields, failed, ids = _fields(args), 0, list[str | None]()
-    for source in sources:
+    fields = _fields(args)
+    jobs: list[tuple[str, str, Path | None]] = []  # name, id, and the file of the result
+    for source, target in zip(sources, targets, strict=True):
+        name = readable(source.name)
         try:
-            job_source = _source(source, fields, source.name in args.url)
-            ids.append(_post(api, job_source))
-            line = f"{readable(source.name)}: {ids[-1]}" if args.wait else ids[-1]
+            id = _post(api, _form_of(source, fields, source.name in args.url))
+            jobs.append((name, id, target))
+            line = f"{name}: {id}" if args.wait else id
             print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
-            ids.append(None)
-            failed += 1
-            print(f"error: {readable(source.name)}: {told(error, _FLAGS)}", file=sys.stderr)
+            print(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
+    failed = len(sources) - len(jobs)
     if args.wait:
-        failed += _write_results(api, zip(sources, targets, ids, strict=True), file_format)
+        failed += _write_results(api, jobs, file_format)
     if failed:
         print(f"{failed} of {len(sources)} failed", file=sys.stderr)
     return 1 if failed else 0
@@ -122,7 +124,7 @@ def _fields(args: argparse.Namespace) -> Fields:
         value = getattr(args, name, option.default)
         if value == option.default:
             continue
-        fields |= _OTHERWISE.get(name) or {name: _text(value)}
+        fields |= _FORM_FIELDS.get(name) or {name: _text(value)}
     if args.known_speakers:
         names, references = zip(*args.known_speakers, strict=True)
         fields["known_speaker_names[]"] = list(names)
@@ -140,7 +142,7 @@ def _text(value: Any) -> str | list[str]:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _source(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
+def _form_of(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
     """Return the arguments of httpx2 that submit a job."""
     if is_url:
         return {"json": {**fields, "url": source.name}}
@@ -148,60 +150,65 @@ def _source(source: InputFile, fields: Fields, is_url: bool) -> dict[str, Any]:
     return {"data": fields, "files": {"file": (name, source.read())}}
 
 
-def _post(api: ApiClient, sent: dict[str, Any]) -> str:
+def _post(api: ApiClient, form: dict[str, Any]) -> str:
     """Submit a job and return its id; submit it again if the response is lost."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}
-    lost_s, pause_s = 0.0, FIRST_S
-    while True:
+    lost_s: float | None = None  # time at which the first response was lost
+    for _ in _attempts():
         try:
-            return str(api.object("POST", _JOBS, headers=headers, **sent)["id"])
+            return str(api.object("POST", _JOBS, headers=headers, **form)["id"])
         except (UnavailableError, OverloadedError) as error:
-            if not (lost_s or isinstance(error, ResponseLostError)):
-                raise  # the server did not accept the job
-            if not lost_s:
+            if lost_s is None:
+                if not isinstance(error, ResponseLostError):
+                    raise  # the server did not accept the job
                 lost_s = time.monotonic()
                 print(f"{error}; sending the job again", file=sys.stderr)
             if time.monotonic() - lost_s > AWAY_S:
                 message = f"{error}; check with `jobs list` whether the server has the job"
                 raise UnavailableError(message) from error
+    raise AssertionError("attempts never end")
+
+
+def _attempts() -> Iterator[None]:
+    """Yield for each attempt, after pauses that grow."""
+    pause_s = FIRST_S
+    while True:
+        yield
         time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _MOST_S)
+        pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
 
 
-def _write_results(api: ApiClient, jobs: Any, kind: Format) -> int:
+def _write_results(
+    api: ApiClient, jobs: Sequence[tuple[str, str, Path | None]], format: Format
+) -> int:
     """Wait for each job and write its result; return the number of jobs without a result."""
-    failed, jobs = 0, [job for job in jobs if job[2] is not None]
+    failed, titled = 0, len(jobs) > 1 and format != "json"
     with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
-        for source, target, id in jobs:
+        for name, id, target in jobs:
             try:
                 _wait(api, id, bar)
                 text = api.text("GET", f"{_path(id)}/result")
-                titled = len(jobs) > 1 and kind != "json"
-                write(_lines(text), readable(source.name), target, titled)
+                write(_lines(text), name, target, titled)
             except EarshotError as error:
                 failed += 1
-                tqdm.write(
-                    f"error: {readable(source.name)}: {told(error, _FLAGS)}", file=sys.stderr
-                )
+                tqdm.write(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
             bar.update()
     return failed
 
 
 def _wait(api: ApiClient, id: str, bar: Any) -> None:
     """Wait until a job ends; the server limits its duration."""
-    seen_s, pause_s = time.monotonic(), FIRST_S
-    job: dict[str, Any] = {"status": "", "ended_at": None}
-    while job["ended_at"] is None:
+    answered_s = time.monotonic()
+    for _ in _attempts():
         try:
             job = api.object("GET", _path(id))
-            seen_s = time.monotonic()
+            answered_s = time.monotonic()
+            bar.set_postfix_str(job["status"])
+            if job["ended_at"] is not None:
+                return
         except (UnavailableError, OverloadedError):  # a job survives a restart of the server
-            if time.monotonic() - seen_s > AWAY_S:
+            if time.monotonic() - answered_s > AWAY_S:
                 raise
-        bar.set_postfix_str(job["status"])
-        if job["ended_at"] is None:
-            time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, _MOST_S)
 
 
 def _list(api: ApiClient, args: argparse.Namespace) -> None:
@@ -259,4 +266,4 @@ def _time(seconds: int | None) -> str:
 def _audio(job: dict[str, Any]) -> str:
     """Return the name of a job's audio, without control characters."""
     name = job.get("url") or job["filename"]
-    return "".join(one if one.isprintable() else "?" for one in name)
+    return "".join(character if character.isprintable() else "?" for character in name)

@@ -23,6 +23,15 @@ from serve.contract.keys import (
 )
 from serve.gateway.usage import UsageFile, day_of, month_until
 
+_TIMES = "in UTC, such as 2027-01-31 or 2027-01-31T12:00Z"
+_LIMITS: dict[str, tuple[type, str]] = {
+    "requests_per_minute": (int, "default: no limit"),
+    "audio_s_per_minute": (float, "default: no limit"),
+    "audio_s_per_day": (float, "for a day in UTC; default: no limit"),
+    "requests_at_once": (int, "default: half of the server's limit"),
+    "live_streams": (int, "default: half of the server's limit"),
+}
+
 
 def add_parser(commands: Any) -> None:
     title = "create, list, revoke and expire API keys, and show their usage"
@@ -38,12 +47,9 @@ def add_parser(commands: Any) -> None:
     new.set_defaults(run=_new_key)
     new.add_argument("--name", required=True, help="the key's owner; a label of the metrics")
     new.add_argument("--file", type=Path, help="TOML file of keys, named by server.keys_file")
-    new.add_argument("--requests-per-minute", type=int, help="default: no limit")
-    new.add_argument("--audio-s-per-minute", type=float, help="default: no limit")
-    new.add_argument("--audio-s-per-day", type=float, help="for a day in UTC; default: no limit")
-    for flag in ("--requests-at-once", "--live-streams"):
-        new.add_argument(flag, type=int, help="default: half of the server's limit")
-    _add_expiry(new)
+    for limit, (kind, meaning) in _LIMITS.items():
+        new.add_argument(f"--{limit.replace('_', '-')}", type=kind, help=meaning)
+    new.add_argument("--expires", metavar="TIME", help=f"{_TIMES}; default: never")
 
     every = keys.add_parser("list", help="list the keys of a file, with limits and expiry")
     every.set_defaults(run=_list_keys)
@@ -53,48 +59,27 @@ def add_parser(commands: Any) -> None:
     revoked.set_defaults(run=lambda args: _changed_key(revoke_key, args.file, args.name))
     expired = keys.add_parser("expire", help="set the time at which a key expires")
     expired.set_defaults(run=lambda args: _changed_key(expire_key, args.file, args.name, args.at))
-    _add_expiry(expired, required=True)
+    expired.add_argument("--at", required=True, metavar="TIME", help=_TIMES)
     for command in (every, revoked, expired):
         command.add_argument(
             "--file", type=Path, required=True, help="TOML file that `keys new` wrote"
         )
     for command in (revoked, expired):
         command.add_argument("--name", required=True, help="the key's owner")
-    _add_usage(keys)
-
-
-def _add_usage(keys: Any) -> None:
     usage = keys.add_parser(
         "usage",
         help="show the usage of all keys, by day (UTC) and model",
         description="Show the usage of all keys, by day (UTC) and model, from server.usage_file.",
     )
-    usage.set_defaults(run=_tell_usage)
+    usage.set_defaults(run=_print_usage)
     usage.add_argument("--config", required=True, metavar="TOML", help="has server.usage_file")
     for flag, default in (("--start", "the first of this month"), ("--end", "today")):
         usage.add_argument(flag, metavar="DAY", help=f"such as 2027-01-31; default: {default}")
 
 
-def _add_expiry(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    parser.add_argument(
-        "--at" if required else "--expires",
-        required=required,
-        metavar="TIME",
-        help="in UTC, such as 2027-01-31 or 2027-01-31T12:00Z"
-        + ("" if required else "; default: never"),
-    )
-
-
 def _new_key(args: argparse.Namespace) -> int:
     key = new_key()
-    limits = {
-        "requests_per_minute": args.requests_per_minute,
-        "audio_s_per_minute": args.audio_s_per_minute,
-        "audio_s_per_day": args.audio_s_per_day,
-        "requests_at_once": args.requests_at_once,
-        "live_streams": args.live_streams,
-        "expires": args.expires,
-    }
+    limits = {name: getattr(args, name) for name in (*LIMITS, "expires")}
     if args.file is not None:
         add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
     elif any(limit is not None for limit in limits.values()):
@@ -109,14 +94,14 @@ def _list_keys(args: argparse.Namespace) -> int:
     columns = ("name", "sha256", *LIMITS, "expires")
     rows: list[tuple[str, ...]] = [columns]
     for name, key in read_keys(args.file).items():
-        limits = tuple(f"{most:g}" if most else "-" for most in key.limits)
+        limits = tuple(f"{limit:g}" if limit else "-" for limit in key.limits)
         end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
         rows.append((name, f"{key.sha256[:8]}…", *limits, end))
     print_table(rows)
     return 0
 
 
-def _tell_usage(args: argparse.Namespace) -> int:
+def _print_usage(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     path = Path(config.server.usage_file)
     if not config.server.usage_file:
@@ -126,11 +111,11 @@ def _tell_usage(args: argparse.Namespace) -> int:
         )
     if not path.is_file():
         raise FileError(f"{path} does not exist; expected the file that a server writes")
-    last = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
-    first = day_of(args.start or month_until(last))
+    end_day = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
+    start_day = day_of(args.start or month_until(end_day))
     rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s")]
     with contextlib.closing(UsageFile(path)) as file:
-        found = file.rows(first, last)
+        found = file.rows(start_day, end_day)
     for row in found:
         rows.append((row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}"))
     print_table(rows)

@@ -12,9 +12,8 @@ import soxr
 import websockets.exceptions
 from websockets.asyncio.client import connect
 
-from serve.cli.api import refused
 from serve.contract.codec import to_json
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import DeadlineError, EarshotError, UnavailableError, from_response
 from serve.contract.messages import Samples
 from serve.gateway.live.events import Event
 from serve.speech.rate import SAMPLE_RATE
@@ -75,7 +74,7 @@ async def transcribe_live(
                 yield arrival
     except websockets.exceptions.InvalidStatus as error:
         response = error.response
-        raise refused(url, response.status_code, response.body or b"") from error
+        raise from_response(url, response.status_code, response.body or b"") from error
     except (OSError, websockets.exceptions.WebSocketException) as error:
         raise UnavailableError(f"the server at {server}: {error}") from error
 
@@ -154,9 +153,9 @@ def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:
     """Yield the audio and the final silence as 16-bit samples, one message each."""
     resampler = soxr.ResampleStream(SAMPLE_RATE, _WIRE_RATE, 1, dtype="float32")
     quiet = np.zeros(round(_QUIET_S * SAMPLE_RATE), np.float32)
-    held, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
+    pending, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
     for block in (*blocks, quiet):
-        held = np.concatenate([held, resampler.resample_chunk(block)])
-        while len(held) >= size:
-            yield (held[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
-            held = held[size:]
+        pending = np.concatenate([pending, resampler.resample_chunk(block)])
+        while len(pending) >= size:
+            yield (pending[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
+            pending = pending[size:]

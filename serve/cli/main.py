@@ -21,13 +21,13 @@ from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, start, tr
 from serve.cli.options import unrecognized
 from serve.contract.errors import ConfigError
 from serve.contract.exits import exit_status, require_text
-from serve.contract.flags import told
+from serve.contract.flags import message_in_flags
 from serve.wire import tensors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    return exit_status(lambda: _run(arguments), told=told)
+    return exit_status(lambda: _run(arguments), message_of=message_in_flags)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -35,19 +35,19 @@ def _run(arguments: Sequence[str] | None) -> int:
     require_text(arguments, files=True)
     if [*arguments[:1]] == ["triton"]:
         raise ConfigError("`serve triton` is now `python -m serve start`, with the same flags")
-    whole = parser()
-    args, unknown = whole.parse_known_args(arguments)
+    root = parser()
+    args, unknown = root.parse_known_args(arguments)
     if unknown:
-        whole.error(unrecognized(unknown, args))
+        root.error(unrecognized(unknown, args))
     return int(args.run(args))
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands; each sets `run`, which returns the exit status."""
-    whole = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         prog="python -m serve", description="Transcribe with Earshot engines."
     )
-    commands = whole.add_subparsers(metavar="COMMAND", required=True)
+    commands = root.add_subparsers(metavar="COMMAND", required=True)
     start.add_parser(commands)
     reload.add_parser(commands)
     transcribe.add_parser(commands)
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_tensors)
     keys.add_parser(commands)
     phrases.add_parser(commands)
-    return whole
+    return root
 
 
 def _tensors(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from serve.contract.codec import nearest
 from serve.contract.config import OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
-from serve.contract.flags import FLAGS, OTHERWISE, WITHOUT, in_flags, spelled
+from serve.contract.flags import FLAGS, OTHER_FLAGS, WITHOUT_FLAG, flag_of, in_flags
 from serve.contract.messages import Request
 from serve.contract.options import SWITCH, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -55,7 +55,9 @@ def api_key() -> str | None:
     return key
 
 
-_TABLE = {name: one for name, one in OPTIONS.items() if name not in {*OTHERWISE, *WITHOUT}}
+_TABLE = {
+    name: option for name, option in OPTIONS.items() if name not in {*OTHER_FLAGS, *WITHOUT_FLAG}
+}
 _HELP = {
     "language": "such as en, English or en-US; default: detected",
     "task": "transcribe (default), or translate: into English",
@@ -82,12 +84,12 @@ class _Set(argparse.Action):
         if not equals:
             raise ConfigError(f"{option_string} {shown(text)}; expected NAME=VALUE")
         if name not in self.const:
-            near = nearest(name, list(self.const))
-            raise ConfigError(f"{option_string} {text}: unknown option {shown(name)}{near}")
+            hint = nearest(name, list(self.const))
+            raise ConfigError(f"{option_string} {text}: unknown option {shown(name)}{hint}")
         setattr(args, name, _parse(self.const[name], value))
 
 
-class _TellOptions(argparse.Action):
+class _PrintOptions(argparse.Action):
     """Print the table of options and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -124,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             how = {"action": "store_true"}
         elif option.choices == SWITCH:
             how |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
-        group.add_argument(spelled(name), default=option.default, help=_HELP[name], **how)
+        group.add_argument(flag_of(name), default=option.default, help=_HELP[name], **how)
     group.add_argument(
         "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
     )
@@ -139,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_table(group, "--option", _TABLE, "any other option; may be repeated")
     group.add_argument(
-        "--help-options", action=_TellOptions, nargs=0, help="list the NAMEs of --option and --cue"
+        "--help-options", action=_PrintOptions, nargs=0, help="list the NAMEs of --option and --cue"
     )
 
 
@@ -152,12 +154,7 @@ def _add_table(
     group: argparse._ActionsContainer, flag: str, table: Mapping[str, Option], meaning: str
 ) -> None:
     group.add_argument(
-        flag,
-        dest=argparse.SUPPRESS,
-        action=_Set,
-        const=table,
-        metavar="NAME=VALUE",
-        help=meaning,
+        flag, dest=argparse.SUPPRESS, action=_Set, const=table, metavar="NAME=VALUE", help=meaning
     )
 
 
@@ -176,7 +173,7 @@ def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
         if flag.startswith("--") and option and name not in FLAGS:
             if option.kind is bool:
                 value = "false" if flag.startswith("--no-") else "true"
-            return f"{flag} is now {spelled(name, value or 'VALUE')}"
+            return f"{flag} is now {flag_of(name, value or 'VALUE')}"
     return f"unrecognized arguments: {' '.join(arguments)}"
 
 
@@ -195,13 +192,13 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     for name, value in options.items():
         if not subtitles:
             raise ConfigError(
-                f"{spelled(name)} needs --format srt or vtt, found {', '.join(formats)}; for word "
+                f"{flag_of(name)} needs --format srt or vtt, found {', '.join(formats)}; for word "
                 "times in json use --word-timestamps"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise ConfigError(f"{spelled(name)} = {error}") from error
+            raise ConfigError(f"{flag_of(name)} = {error}") from error
     cues = CueOptions(**options)
     args.word_timestamps = args.word_timestamps or cues.needs_words
     # The words of a translation do not follow the order of speech.

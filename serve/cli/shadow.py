@@ -18,20 +18,20 @@ def add_parser(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with open_api(load_config(args.config)) as api:
-        found = api.object("GET", "/v1/shadow")
-    cer, drift = found["cer"], f"{found['drift']:.1f}, threshold {found['drift_bound']:g}"
-    known = any(spread for _, spread in found["baseline"].values())
-    print(f"compared  {found['compared']}; {found['pending']} pending")
+        report = api.object("GET", "/v1/shadow")
+    cer, drift = report["cer"], f"{report['drift']:.1f}, threshold {report['drift_bound']:g}"
+    has_baseline = any(spread for _, spread in report["baseline"].values())
+    print(f"compared  {report['compared']}; {report['pending']} pending")
     print(f"CER       {_rate(cer)}")
-    for language, rate in found["cer_by_language"].items():
+    for language, rate in report["cer_by_language"].items():
         print(f"  {language or '-':<8}{_rate(rate)}")
-    print(f"drift     {drift if known else 'unknown: the config has no [shadow.baseline]'}")
-    for case in found["worst"]:
+    print(f"drift     {drift if has_baseline else 'unknown: the config has no [shadow.baseline]'}")
+    for case in report["worst"]:
         print(f"\n{case['compared_at']}  {case['language'] or '-'}  {100 * case['cer']:.1f} %")
         print(f"  served     {case['served']}\n  reference  {case['reference']}")
     print("\nWith a healthy engine, the gaps of a few hundred requests are a baseline. Now:")
     print("\n[shadow.baseline]")
-    for kind, spread in found["gaps"].items():
+    for kind, spread in report["gaps"].items():
         print(f"{kind} = {spread}")
     return 0
 

@@ -15,7 +15,7 @@ from typing import Any
 from serve.cli.options import add_config
 from serve.contract.config import Config, load_config
 from serve.contract.errors import EarshotError
-from serve.supervisor.control import order_for
+from serve.supervisor.control import reload_request
 from serve.supervisor.supervisor import Supervisor, running_server
 
 logger = logging.getLogger("earshot")
@@ -54,7 +54,7 @@ class _Signals:
     """
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.stop_requested = threading.Event()
         self.reload = threading.Event()
         self.armed = False
         self._terminal = _has_terminal()
@@ -64,9 +64,9 @@ class _Signals:
         signal.signal(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.armed or self.asked.is_set():
+        if not self.armed or self.stop_requested.is_set():
             raise KeyboardInterrupt
-        self.asked.set()
+        self.stop_requested.set()
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
         if not self._terminal or _has_terminal():
@@ -103,9 +103,8 @@ def _start(args: argparse.Namespace) -> int:
             f"metrics http://{server.metrics}/metrics",
             flush=True,
         )
-        while not signals.asked.wait(_WATCH_INTERVAL_S):
-            reason = server.failure()
-            if reason is not None:
+        while not signals.stop_requested.wait(_WATCH_INTERVAL_S):
+            if (reason := server.failure()) is not None:
                 raise EarshotError(reason)
             if signals.reload.is_set():
                 signals.reload.clear()
@@ -118,7 +117,7 @@ def _start(args: argparse.Namespace) -> int:
 def _reload(server: Supervisor, args: argparse.Namespace) -> None:
     """Reload the engine of the current config; the log tells the result."""
     try:
-        server.reload(order_for(_served(args), args.engine))
+        server.reload(reload_request(_served(args), args.engine))
     except EarshotError as error:
         logger.warning("the current engine stays in use: %s", error)
 

@@ -13,19 +13,13 @@ from tqdm import tqdm
 
 from serve.cli.backend import Transcribe, open_backend
 from serve.cli.inputs import STDIN, InputFile, find_recordings, readable
-from serve.cli.options import (
-    add_config,
-    add_cue_options,
-    add_options,
-    read_cue_options,
-    request_of,
-)
+from serve.cli.options import add_config, add_cue_options, add_options, read_cue_options, request_of
 from serve.cli.outputs import targets_of, write
 from serve.cli.progress import Progress
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, EarshotError, FileError
 from serve.contract.exits import terminated_as_interrupted
-from serve.contract.flags import in_flags, told
+from serve.contract.flags import in_flags, message_in_flags
 from serve.contract.messages import Transcript
 from serve.speech.cues import CueOptions
 from serve.speech.formats import Format, render
@@ -88,61 +82,47 @@ def _transcribe(args: argparse.Namespace) -> int:
     targets = targets_of(recordings, args.output, args.format)
     if others:
         print(f"skipping {others} files that are not audio", file=sys.stderr)
-    works = [
-        _TranscribeTask(recording, target)
+    tasks = [
+        (recording, target)
         for recording, target in zip(recordings, targets, strict=True)
         if args.again or target is None or not target.exists()
     ]
-    run = _FileTranscriber(works, len(recordings), args, cues)
+    run = _Run(args, cues, tasks, len(recordings))
     if run.skipped:
         print(
             f"skipping {run.skipped} of {len(recordings)} files that have a transcript in "
             f"{args.output}; --again transcribes them again",
             file=sys.stderr,
         )
-    if works:
-        run.do(config)
+    if tasks:
+        run.transcribe_all(config)
     return 1 if run.failed else 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _TranscribeTask:
-    """A recording and the transcript's output file; None is standard output."""
-
-    recording: InputFile
-    target: Path | None
-
-    @property
-    def name(self) -> str:
-        return readable(self.recording.name)
-
-
-class _FileTranscriber:
-    """A run that transcribes recordings and counts the outcomes.
+class _Run:
+    """The recordings to transcribe, and the number of those done and failed.
 
     Args:
-        works: the recordings to transcribe.
-        count: the number of recordings that the command names.
         args: the command's arguments.
         cues: the layout of subtitles.
+        tasks: each recording with the file of its transcript; None is standard output.
+        count: the number of recordings that the command names.
     """
 
     def __init__(
         self,
-        works: Sequence[_TranscribeTask],
-        count: int,
         args: argparse.Namespace,
         cues: CueOptions,
+        tasks: Sequence[tuple[InputFile, Path | None]],
+        count: int,
     ) -> None:
-        self.skipped, self.failed = count - len(works), 0
-        self._works, self._count, self._args, self._cues = works, count, args, cues
-        self._done = 0
+        self._args, self._cues, self._tasks, self._count = args, cues, tasks, count
+        self.skipped, self.failed, self._done = count - len(tasks), 0, 0
         raw = args.audio_type is not None  # raw samples have no header
-        self._progress = Progress(
-            ["" if raw or work.recording.name == STDIN else work.recording.name for work in works]
-        )
+        names = [recording.name for recording, _ in tasks]
+        self._progress = Progress(["" if raw or name == STDIN else name for name in names])
 
-    def do(self, config: Config) -> None:
+    def transcribe_all(self, config: Config) -> None:
         """Transcribe all recordings and print the totals.
 
         Raises:
@@ -150,47 +130,47 @@ class _FileTranscriber:
         """
         with contextlib.ExitStack() as stack:
             transcribe = stack.enter_context(open_backend(config, self._args))
-            stack.callback(self._tell_count)
+            stack.callback(self._print_totals)
             pool = ThreadPoolExecutor(config.runtime.slots)
             # Do not wait: after Ctrl-C, closing the backend ends the calls.
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             stack.enter_context(self._progress)
             numbers = {
                 pool.submit(self._transcribe_one, transcribe, number): number
-                for number in range(len(self._works))
+                for number in range(len(self._tasks))
             }
             # Standard output keeps the order of the recordings.
-            for answer in numbers if self._args.output is None else as_completed(numbers):
-                number = numbers[answer]
+            for future in numbers if self._args.output is None else as_completed(numbers):
+                number = numbers[future]
+                name = readable(self._tasks[number][0].name)
                 try:
-                    transcript = answer.result()
-                    self._write(self._works[number], transcript)
+                    transcript = future.result()
+                    self._write(name, self._tasks[number][1], transcript)
                     self._done += 1
                     self._progress.done(number, transcript.duration)
                 except EarshotError as error:
                     self.failed += 1
                     self._progress.failed(number)
                     # The message of a FileError has the file's name.
-                    name = "" if isinstance(error, FileError) else f"{self._works[number].name}: "
-                    tqdm.write(f"error: {name}{told(error)}", file=sys.stderr)
+                    prefix = "" if isinstance(error, FileError) else f"{name}: "
+                    tqdm.write(f"error: {prefix}{message_in_flags(error)}", file=sys.stderr)
 
     def _transcribe_one(self, transcribe: Transcribe, number: int) -> Transcript:
-        audio = self._works[number].recording.read()
+        audio = self._tasks[number][0].read()
         if self._args.audio_type is not None:
             audio = with_header(audio, self._args.audio_type)
         request = request_of(audio, self._args)
-        return transcribe(request, lambda until_s: self._progress.heard(number, until_s))
+        return transcribe(request, lambda until_s: self._progress.advance(number, until_s))
 
-    def _write(self, work: _TranscribeTask, transcript: Transcript) -> None:
+    def _write(self, name: str, target: Path | None, transcript: Transcript) -> None:
         warnings = tuple(map(in_flags, transcript.warnings))
         for warning in warnings:
-            tqdm.write(f"warning: {work.name}: {warning}", file=sys.stderr)
+            tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
         transcript = dataclasses.replace(transcript, warnings=warnings)
-        text = render(transcript, work.name, self._args.format, self._cues)
-        titled = self._count > 1 and self._args.format != "json"
-        write(text, work.name, work.target, titled)
+        text = render(transcript, name, self._args.format, self._cues)
+        write(text, name, target, titled=self._count > 1 and self._args.format != "json")
 
-    def _tell_count(self) -> None:
+    def _print_totals(self) -> None:
         audio_s, seconds = self._progress.audio_s, self._progress.seconds
         print(
             f"{self._done} of {self._count} files transcribed, {self.skipped} skipped, "

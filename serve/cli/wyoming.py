@@ -91,10 +91,10 @@ def _address(text: str, open_to_all: bool) -> tuple[str, int]:
     host, _, port = text.removeprefix("tcp://").rpartition(":")
     try:
         loopback = ipaddress.IPv4Address(host).is_loopback
-        known = port.isascii() and port.isdecimal() and int(port) < 2**16
+        valid = port.isascii() and port.isdecimal() and int(port) < 2**16
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise ConfigError(f"--listen {shown(text)}; expected ADDRESS:PORT, such as {LISTEN}")
     if not (loopback or open_to_all):
         raise ConfigError(

@@ -6,6 +6,7 @@ names the key, the found value and the expected one. An integer is accepted as a
 false are never numbers.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -88,33 +89,6 @@ def from_json(
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class _Versioned:
-    """The key that exists in all versions of a format."""
-
-    format_version: int | None = None
-
-
-def require_version(
-    text: str | bytes,
-    where: str,
-    version: int,
-    *,
-    error: type[EarshotError] = ConfigError,
-    advice: str,
-) -> None:
-    """Reject JSON of another format version; see `from_json` for the other arguments.
-
-    Raises:
-        EarshotError: of class `error`; the version differs or is missing, or this is not JSON.
-    """
-    versioned = from_json(_Versioned, text, where, error=error, advice=advice, extra="ignore")
-    if versioned.format_version != version:
-        raise error(
-            f"{where} has format version {versioned.format_version}; expected {version}; {advice}"
-        )
-
-
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON to plain values; all texts are valid Unicode.
 
@@ -126,12 +100,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """Make a validator of texts for which `check` is true; `expected` describes them."""
+    """Make a validator of texts for which `check` is true; `expected` describes them.
+
+    A check may also raise a ValueError.
+    """
 
     def checked(text: str) -> str:
-        if not check(text):
-            raise pydantic_core.PydanticCustomError("text", "{expected}", {"expected": expected})
-        return text
+        with contextlib.suppress(ValueError):
+            if check(text):
+                return text
+        raise pydantic_core.PydanticCustomError("text", "{expected}", {"expected": expected})
 
     return pydantic.AfterValidator(checked)
 
@@ -191,13 +169,13 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
         return f"{where} is not JSON: {context['error']}"
     if problem == _UNKNOWN_KEY:
         *parents, key = location
-        place = f"{where}: {_dotted(parents)}" if parents else where
-        return f"{place}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
+        table = f"{where}: {_dotted(parents)}" if parents else where
+        return f"{table}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
         has = f"; has {_listed(value) or 'no keys'}" if isinstance(value, dict) else ""
         return f"{where}: {_dotted(location)} is missing{has}"
-    known = _EXPECTED.get(problem)
-    expected = known.format(**context) if known else details["msg"]
+    template = _EXPECTED.get(problem)
+    expected = template.format(**context) if template else details["msg"]
     subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
     return f"{subject} {shown(value)}; expected {expected}"
 
@@ -217,8 +195,8 @@ def _listed(keys: Iterable[str]) -> str:
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """Return the hint for an unknown key: the most similar known key, or all known keys."""
-    near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    matches = difflib.get_close_matches(key[:_MAX_KEY_CHARS], known, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 
 
 def split_unknown(
@@ -238,15 +216,15 @@ def split_unknown(
     known, unknown = dict[str, Any](), dict[str, str]()
     fields = _fields_at(kind, parents)
     for key, value in table.items():
-        place = [*parents, key]
+        location = [*parents, key]
         if key not in fields:
-            near = []
+            matches = []
             if len(unknown) < _MAX_KEYS:
-                near = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
-            unknown[_dotted(place)] = near[0] if near else ""
-        elif isinstance(value, dict) and _fields_at(kind, place):
-            known[key], more = split_unknown(kind, value, place)
-            unknown |= more
+                matches = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
+            unknown[_dotted(location)] = matches[0] if matches else ""
+        elif isinstance(value, dict) and _fields_at(kind, location):
+            known[key], unknown_inside = split_unknown(kind, value, location)
+            unknown |= unknown_inside
         else:
             known[key] = value
     return known, unknown

@@ -6,7 +6,7 @@ their defaults from these fields. The comments above the fields become docs/conf
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,11 +27,7 @@ from serve.contract.fields import (
     Temperatures,
     VoiceActivity,
 )
-from serve.contract.messages import (
-    Request,
-    SearchOptions,
-    SpeechOptions,
-)
+from serve.contract.messages import Request, SearchOptions, SpeechOptions
 from serve.contract.options import options_of
 from serve.contract.runtimes import RuntimeSections
 from serve.contract.server_config import (
@@ -176,20 +172,12 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     """
     path = Path(path)
     table = read_toml(path)
-    build = table.get("build")
-    if isinstance(build, dict) and "engine" in build:
-        raise ConfigError(
-            f"{path}: the key engine has moved out of [build]; expected engine = "
-            f"{build['engine']!r} at the top of the file, above its first section"
-        )
     _refuse_removed(table, read_toml(REMOVED), path)
-    known = {field.name for field in dataclasses.fields(kind)}
-    own = {key: table[key] for key in table if key in known or key not in SECTIONS_OF_OTHERS}
-    config = from_table(kind, {"name": path.stem, **own}, str(path))
-    _check_server(config.server, path)
-    _check_shares(config, path)
-    _check_jobs(config.jobs, path)
-    _check_shadow(config, path)
+    names = {field.name for field in dataclasses.fields(kind)}
+    keys = {key: table[key] for key in table if key in names or key not in SECTIONS_OF_OTHERS}
+    config = from_table(kind, {"name": path.stem, **keys}, str(path))
+    for problem in (*_server_problems(config), *_shadow_problems(config)):
+        raise ConfigError(f"{path}: {problem}")
     return config
 
 
@@ -210,58 +198,49 @@ def _refuse_removed(
     table: Mapping[str, Any], removed: Mapping[str, Any], path: Path, parents: str = ""
 ) -> None:
     for key, advice in removed.items():
-        place, value = f"{parents}{key}", table.get(key)
+        dotted, value = f"{parents}{key}", table.get(key)
         if isinstance(advice, str) and value is not None:
-            raise ConfigError(f"{path}: {place} was removed; it {advice}")
+            raise ConfigError(f"{path}: {dotted} was removed; it {advice}")
         if isinstance(advice, dict) and isinstance(value, dict):
-            _refuse_removed(value, advice, path, f"{place}.")
+            _refuse_removed(value, advice, path, f"{dotted}.")
 
 
-def _check_server(server: ServerConfig, path: Path) -> None:
+def _server_problems(config: Config) -> Iterator[str]:
+    """Yield what does not fit together in the keys of the server, the gateway and jobs."""
+    server, processes, jobs = config.server, config.gateway.processes, config.jobs
     ports = (server.http_port, server.grpc_port, server.metrics_port)
     if len(set(ports)) != len(ports):
-        raise ConfigError(f"{path}: server ports {ports} must be three different ports")
+        yield f"server ports {ports} must be three different ports"
     if bool(server.tls_certificate) != bool(server.tls_key):
-        raise ConfigError(
-            f"{path}: only one of server.tls_certificate and server.tls_key is set; expected both "
-            "or neither"
+        yield (
+            "only one of server.tls_certificate and server.tls_key is set; expected both or neither"
         )
-
-
-def _check_jobs(jobs: JobsConfig, path: Path) -> None:
+    if server.max_request_mb * processes > server.max_inflight_mb:
+        shared = "" if processes == 1 else f", shared by gateway.processes = {processes}"
+        yield (
+            f"server.max_request_mb = {server.max_request_mb} is more than "
+            f"server.max_inflight_mb = {server.max_inflight_mb}{shared}; expected at most as much"
+        )
     set_keys = [key for key, value in vars(jobs).items() if value != getattr(JobsConfig, key)]
     if set_keys and not jobs.folder:
-        raise ConfigError(
-            f"{path}: jobs.{', jobs.'.join(set_keys)} without jobs.folder, which enables jobs; "
-            'expected a folder such as folder = "jobs"'
+        yield (
+            f"jobs.{', jobs.'.join(set_keys)} without jobs.folder, which enables jobs; expected a "
+            'folder such as folder = "jobs"'
         )
 
 
-def _check_shares(config: Config, path: Path) -> None:
-    server, processes = config.server, config.gateway.processes
-    if server.max_request_mb * processes > server.max_inflight_mb:
-        share = "" if processes == 1 else f", shared by gateway.processes = {processes}"
-        raise ConfigError(
-            f"{path}: server.max_request_mb = {server.max_request_mb} is more than "
-            f"server.max_inflight_mb = {server.max_inflight_mb}{share}; expected at most as much"
-        )
-
-
-def _check_shadow(config: Config, path: Path) -> None:
-    shadow, problem = config.shadow, ""
-    if not shadow.share:
-        return
-    if not (shadow.engine or shadow.beam_size):
-        problem = (
+def _shadow_problems(config: Config) -> Iterator[str]:
+    """Yield what does not fit together in the keys of the shadow monitor, if it is on."""
+    shadow, processes = config.shadow, config.gateway.processes
+    if shadow.share and not (shadow.engine or shadow.beam_size):
+        yield (
             f"shadow.share = {shadow.share:g}, but there is no reference; expected shadow.engine "
             "or shadow.beam_size"
         )
-    elif shadow.device.endswith("*") or "," in shadow.device:
-        problem = f"shadow.device = {shadow.device!r}; expected one device, such as cpu or cuda:0"
-    elif config.gateway.processes > 1:
-        problem = (
-            f"shadow.share = {shadow.share:g} and gateway.processes = {config.gateway.processes}; "
-            "expected processes = 1, because a process cannot see whether the others are idle"
+    if shadow.share and ("*" in shadow.device or "," in shadow.device):
+        yield f"shadow.device = {shadow.device!r}; expected one device, such as cpu or cuda:0"
+    if shadow.share and processes > 1:
+        yield (
+            f"shadow.share = {shadow.share:g} and gateway.processes = {processes}; expected "
+            "processes = 1, because a process cannot see whether the others are idle"
         )
-    if problem:
-        raise ConfigError(f"{path}: {problem}")

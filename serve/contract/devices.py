@@ -11,10 +11,9 @@ local memory.
 """
 
 import dataclasses
-import itertools
 import logging
 import os
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 from serve.contract.config import RuntimeConfig
@@ -44,15 +43,15 @@ def names_of(device: str) -> tuple[str, ...]:
 
 def first_of(config: RuntimeConfig) -> RuntimeConfig:
     """Choose the first device, for a process with one engine, and log the choice."""
-    first = config.device.split(",", maxsplit=1)[0].removesuffix(":*")
-    if first == config.device:
+    device = config.device.split(",", maxsplit=1)[0].removesuffix(":*")
+    if device == config.device:
         return config
     logger.warning(
         "runtime.device = %r: this process runs one engine, on %s; a server runs one on each",
         config.device,
-        first,
+        device,
     )
-    return dataclasses.replace(config, device=first)
+    return dataclasses.replace(config, device=device)
 
 
 def counted(config: RuntimeConfig) -> RuntimeConfig:
@@ -68,16 +67,13 @@ def counted(config: RuntimeConfig) -> RuntimeConfig:
     import torch  # noqa: PLC0415 - the import takes seconds
 
     count = torch.cuda.device_count()
-    device = config.device
-    if device.endswith("*"):
-        device = f"cuda:{','.join(map(str, range(count)))}"
-    missing = [name for name in names_of(device) if not 0 <= _number(name) < count]
-    if missing:
+    numbers = [int(number) for number in re.findall(r"[0-9]+", config.device)] or [*range(count)]
+    if not numbers or max(numbers) >= count:
         raise UnavailableError(
             f"runtime.device = {config.device!r}, but this process sees {count} GPUs; expected "
             f'numbers below {count}, or another device such as "cpu"'
         )
-    return dataclasses.replace(config, device=device)
+    return dataclasses.replace(config, device=f"cuda:{','.join(map(str, numbers))}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +88,28 @@ class DevicePlacement:
 def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
     """Return the placement of each engine; `config` comes from `counted`."""
     names = names_of(config.device)
-    if len(names) == 1:
+    count = len(names)
+    if count == 1:
         return (DevicePlacement(names[0], config, {}),)
-    if not config.device.startswith("cuda"):
-        shares = _shares(len(names))
-        return tuple(
-            _on_cores(config, name, cores, len(names))
-            for name, cores in zip(names, shares, strict=True)
-        )
-    own = dataclasses.replace(config, device="cuda")
-    return tuple(DevicePlacement(name, own, {_VISIBLE: _visible(_number(name))}) for name in names)
+    placements = []
+    if config.device.startswith("cuda"):
+        runtime = dataclasses.replace(config, device="cuda")
+        listed = os.environ.get(_VISIBLE, "").split(",")
+        visible = [device.strip() for device in listed if device.strip()]
+        for name in names:
+            number = name.removeprefix("cuda:")
+            device = visible[int(number)] if visible else number
+            placements.append(DevicePlacement(name, runtime, {_VISIBLE: device}))
+        return tuple(placements)
+    cores = sorted(os.sched_getaffinity(0), key=_core_location)
+    if len(cores) < count:
+        cores = []
+    for i, name in enumerate(names):
+        share = cores[len(cores) * i // count : len(cores) * (i + 1) // count]
+        threads = config.threads or max(1, min(len(share), usable_cores() // count))
+        runtime = dataclasses.replace(config, device="cpu", threads=threads)
+        placements.append(DevicePlacement(name, runtime, {CORES: ",".join(map(str, share))}))
+    return tuple(placements)
 
 
 def usable_cores() -> int:
@@ -117,23 +125,6 @@ def usable_cores() -> int:
     return cores
 
 
-def _on_cores(
-    config: RuntimeConfig, name: str, cores: Sequence[int], count: int
-) -> DevicePlacement:
-    threads = config.threads or max(1, min(len(cores), usable_cores() // count))
-    own = dataclasses.replace(config, device="cpu", threads=threads)
-    return DevicePlacement(name, own, {CORES: ",".join(map(str, cores))})
-
-
-def _shares(count: int) -> list[list[int]]:
-    """Divide this process's cores among the engines; empty lists if there are too few cores."""
-    cores = sorted(os.sched_getaffinity(0), key=_core_location)
-    ends = [len(cores) * i // count for i in range(count + 1)]
-    if len(cores) < count:
-        return [[]] * count
-    return [cores[begin:end] for begin, end in itertools.pairwise(ends)]
-
-
 def _core_location(core: int) -> tuple[int, int, int]:
     """Return the socket and physical core of a logical core."""
     folder = TOPOLOGY / f"cpu{core}/topology"
@@ -144,14 +135,3 @@ def _core_location(core: int) -> tuple[int, int, int]:
     except (OSError, ValueError):  # no such folder in some containers
         return 0, core, core
     return socket, physical, core
-
-
-def _number(name: str) -> int:
-    number = name.partition(":")[2]
-    return int(number) if number else -1
-
-
-def _visible(number: int) -> str:
-    """Return the `CUDA_VISIBLE_DEVICES` entry of a GPU, by its number in this process."""
-    seen = [device.strip() for device in os.environ.get(_VISIBLE, "").split(",") if device.strip()]
-    return seen[number] if seen else str(number)

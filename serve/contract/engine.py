@@ -37,7 +37,6 @@ from serve.contract.manifest import Fp8Proof as Fp8Proof
 from serve.contract.manifest import LayerError as LayerError
 from serve.contract.manifest import Manifest as Manifest
 from serve.contract.manifest import TokenizerFacts as TokenizerFacts
-from serve.contract.manifest import manifest_from_json as manifest_from_json
 from serve.contract.manifest import manifest_to_json as manifest_to_json
 from serve.contract.manifest import read_manifest
 
@@ -202,12 +201,15 @@ class Engine:
         path = self.path / WEIGHTS_FILE
         manifest = self.manifest
         specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                _check_names(path, set(file.keys()), set(specs))
-                tensors = {name: file.get_tensor(name) for name in specs}
-        except (OSError, SafetensorError) as error:
-            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
+        with _reading(path), safe_open(path, framework="pt", device=str(device)) as file:
+            found, expected = set(file.keys()), set(specs)
+            if found != expected:
+                missing = ", ".join(sorted(expected - found)) or "none"
+                surplus = ", ".join(sorted(found - expected)) or "none"
+                raise EngineError(
+                    f"{path}: missing tensors: {missing}; unexpected tensors: {surplus}"
+                )
+            tensors = {name: file.get_tensor(name) for name in specs}
         for name, spec in specs.items():
             actual = WeightSpec(tuple(tensors[name].shape), tensors[name].dtype)
             if actual != spec:
@@ -230,10 +232,8 @@ class Engine:
                     f"{self.path} lacks {MEL_FILTERS_FILE}, as engines of old builds do, and "
                     "transformers, which makes it, is not installed; build the engine again"
                 ) from error
-        try:
+        with _reading(path):
             filters = load_file(path)["mel_filters"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
         actual = WeightSpec(tuple(filters.shape), filters.dtype)
         expected = WeightSpec((n_mels, N_FREQUENCIES), torch.float32)
         if actual != expected:
@@ -247,17 +247,17 @@ class Engine:
             EngineError: the file cannot be read.
         """
         path = self.path / TOKENIZER_FILE
-        try:
+        with _reading(path):
             return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
 
 
-def _check_names(path: Path, names: set[str], expected: set[str]) -> None:
-    if names != expected:
-        missing = ", ".join(sorted(expected - names)) or "none"
-        surplus = ", ".join(sorted(names - expected)) or "none"
-        raise EngineError(f"{path}: missing tensors: {missing}; unexpected tensors: {surplus}")
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise an error of reading a file as an EngineError."""
+    try:
+        yield
+    except (OSError, SafetensorError, KeyError, UnicodeDecodeError) as error:
+        raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
 
 
 def open_engine(path: str | Path) -> Engine:
@@ -302,35 +302,31 @@ def _with_its_files(path: Path) -> Engine:
     """Open an engine; check its manifest, and that its files exist in the right sizes."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
-        try:
-            _check_file(path, name, facts)
-        except OSError as error:
-            raise EngineError(f"cannot read {path / name}: {error.strerror}") from error
+        file = path / name
+        with _reading(file):
+            if problem := _file_problem(path, file, facts.bytes):
+                raise EngineError(f"{file} {problem}; build the engine again")
     return Engine(path, manifest)
+
+
+def _file_problem(folder: Path, file: Path, expected_bytes: int) -> str:
+    """Return what is wrong with a file of an engine, or ""."""
+    if not file.is_file():
+        return "is missing"
+    if not file.resolve().is_relative_to(folder.resolve()):
+        return f"links to {file.resolve()}, outside the engine; expected a file in the engine"
+    size = file.stat().st_size
+    return (
+        ""
+        if size == expected_bytes
+        else f"has {size} bytes; expected {expected_bytes}, from the manifest"
+    )
 
 
 def _check_hashes(engine: Engine) -> None:
     for name, facts in engine.manifest.files.items():
         file = engine.path / name
-        try:
+        with _reading(file):
             digest = sha256_of(file)
-        except OSError as error:
-            raise EngineError(f"cannot read {file}: {error.strerror}") from error
         if digest != facts.sha256:
             raise EngineError(f"{file} fails its SHA-256; build the engine again")
-
-
-def _check_file(folder: Path, name: str, facts: FileFacts) -> None:
-    file = folder / name
-    if not file.is_file():
-        raise EngineError(f"{file} is missing; build the engine again")
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise EngineError(
-            f"{file} links to {file.resolve()}, outside the engine; expected a file in the engine"
-        )
-    size = file.stat().st_size
-    if size != facts.bytes:
-        raise EngineError(
-            f"{file} has {size} bytes; expected {facts.bytes}, from the manifest; build the engine "
-            "again"
-        )

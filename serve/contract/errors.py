@@ -24,7 +24,9 @@ status codes of each protocol; `exit_code` is the exit status of a command.
 `serve.gateway.errors.REASONS` has the status codes of the gateway's own rejections.
 """
 
+import contextlib
 import dataclasses
+import json
 import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -206,3 +208,10 @@ def from_http(status: int) -> type[EarshotError]:
     if status == 401:
         return AccessError
     return RequestError if status < 500 else EarshotError
+
+
+def from_response(url: str, status: int, body: bytes) -> EarshotError:
+    """Make the error of a failed HTTP response; its body may be OpenAI's JSON of an error."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return from_http(status)(json.loads(body)["error"]["message"])
+    return EarshotError(f"{url} returned status {status}; expected an Earshot server there")

@@ -18,21 +18,21 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def exit_status(
     run: Callable[[], int],
     interrupted: str = "interrupted",
-    told: Callable[[EarshotError], str] = str,
+    message_of: Callable[[EarshotError], str] = str,
 ) -> int:
     """Run a command and return its exit status; print the message of an expected error.
 
     Args:
         run: the command; it returns its own exit status.
         interrupted: the message after Ctrl-C.
-        told: returns the message of an error.
+        message_of: returns the message of an error.
     """
     try:
         status = run()
         sys.stdout.flush()
         return status
     except EarshotError as error:
-        sys.stderr.write(f"error: {told(error)}\n")
+        sys.stderr.write(f"error: {message_of(error)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
@@ -82,8 +82,8 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    former_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, former_handler)

@@ -17,14 +17,6 @@ def _is_device(text: str) -> bool:
     return len(set(numbers)) == len(numbers)
 
 
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _switched(value: object) -> object:
     """Convert a boolean to its choice; pydantic checks other values."""
     return as_switch("vad", value) if isinstance(value, bool) else value
@@ -49,11 +41,10 @@ Factor = Annotated[Finite, Field(ge=0.1, le=10)]
 Power = Annotated[Finite, Field(ge=0, le=10)]
 Moment = Annotated[Finite, Field(ge=0, le=10)]  # s
 Name = Annotated[
-    str,
-    text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters"),
+    str, text_that(lambda text: text.strip() and text.isprintable(), "text of printable characters")
 ]
 NameOrNone = Annotated[str, text_that(str.isprintable, "text of printable characters")]
-Address = Annotated[str, text_that(_is_ipv4, "an IPv4 address such as 127.0.0.1")]
+Address = Annotated[str, text_that(ipaddress.IPv4Address, "an IPv4 address such as 127.0.0.1")]
 Origin = Annotated[
     str,
     text_that(

@@ -16,12 +16,12 @@ FLAGS = (
     *("vad", "beam_size", "temperature", "channels"),
 )
 """Options with a flag of the same name; `--option` and `--cue` set the others."""
-OTHERWISE = {
+OTHER_FLAGS = {
     "known_speaker_names": "--known-speaker",
     "known_speaker_references": "--known-speaker",
 }
 """Options with a flag of another name."""
-WITHOUT = ("sample_rate", "try_word_timestamps", "voice", "unfinished", "draft")
+WITHOUT_FLAG = ("sample_rate", "try_word_timestamps", "voice", "unfinished", "draft")
 """Options that the command line cannot set."""
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^\]]*\]|[^\s;,]+"""
@@ -30,7 +30,7 @@ _FIELD = re.compile(rf"(?<![\w.\-'\"/])`?([a-z]\w*)`?(?: = ({_VALUE}))?(?![\w\-]
 _SUBJECT = re.compile(r" (?:has|holds|is|came) ")
 
 
-def told(error: EarshotError, options: Mapping[str, Option] = OPTIONS) -> str:
+def message_in_flags(error: EarshotError, options: Mapping[str, Option] = OPTIONS) -> str:
     """Return an error's message for the command line; see `in_flags`."""
     return in_flags(str(error), options) if isinstance(error, RequestError) else str(error)
 
@@ -50,20 +50,20 @@ def in_flags(text: str, options: Mapping[str, Option] = OPTIONS) -> str:
         name, value = match.groups()
         subject = match.start() == 0 and _SUBJECT.match(text, match.end())
         named = value or "_" in name or "`" in match[0] or subject
-        known = name in OTHERWISE or (name in options and name not in WITHOUT)
+        known = name in OTHER_FLAGS or (name in options and name not in WITHOUT_FLAG)
         if not known or not (named or text.endswith("came with ", 0, match.start())):
             return match[0]
-        return spelled(name, value)
+        return flag_of(name, value)
 
     return _FIELD.sub(replaced, text)
 
 
-def spelled(name: str, value: str | None = None) -> str:
+def flag_of(name: str, value: str | None = None) -> str:
     """Return the flag that sets an option, with its value if there is one."""
     if value is not None and value.startswith("["):
         value = value.strip("[]").replace("'", "").replace(", ", ",")
-    if name in OTHERWISE or name in FLAGS:
-        flag = OTHERWISE.get(name, f"--{name.replace('_', '-')}")
+    if name in OTHER_FLAGS or name in FLAGS:
+        flag = OTHER_FLAGS.get(name, f"--{name.replace('_', '-')}")
         if value in ("true", "false"):
             return flag if value == "true" else f"no {flag}"
         return flag if value is None else f"{flag} {value}"

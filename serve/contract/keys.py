@@ -93,11 +93,10 @@ class Key:
         """Return the key with the limits of one of `processes` processes, rounded up."""
         if processes == 1:
             return self
-        limits = zip(LIMITS, self.limits, strict=True)
         shares: dict[str, Any] = {
-            name: math.ceil(most / processes)
-            for name, most in limits
-            if most and name != "audio_s_per_day"
+            name: math.ceil(limit / processes)
+            for name, limit in zip(LIMITS, self.limits, strict=True)
+            if limit and name != "audio_s_per_day"
         }
         return dataclasses.replace(self, **shares)
 
@@ -180,8 +179,7 @@ def revoke_key(path: Path, name: str) -> None:
         ConfigError: the key does not exist, or the layout differs from that of `add_key`.
         FileError: the file cannot be read or written.
     """
-    before, after, _ = _parted(path, name)
-    _replace(path, before + after, name, None)
+    _edit(path, name, None)
 
 
 def expire_key(path: Path, name: str, expires: str) -> None:
@@ -194,34 +192,28 @@ def expire_key(path: Path, name: str, expires: str) -> None:
     """
     if _time_of(expires) is None:
         raise ConfigError(f"expires = {shown(expires)}; expected {_TIMES}")
-    before, after, lines = _parted(path, name)
-    kept = [line for line in lines if not re.match(r"\s*expires\s*=", line)]
-    while kept and not kept[-1].strip():
-        kept.pop()
-    text = "".join([*kept, f'expires = "{expires}"\n', "\n" if after else ""])
-    _replace(path, before + text + after, name, expires)
+    _edit(path, name, expires)
 
 
-def _parted(path: Path, name: str) -> tuple[str, str, list[str]]:
-    """Split a file into the text before a key's lines, the text after them, and these lines."""
-    if name not in read_keys(path):
+def _edit(path: Path, name: str, expires: str | None) -> None:
+    """Set the expiry of a key, or remove the key; the rest of the file keeps its layout."""
+
+    def edited(match: re.Match[str]) -> str:
+        if expires is None:
+            return ""
+        lines = re.sub(r"(?m)^[ \t]*expires[ \t]*=.*\n?", "", match[0]).rstrip()
+        blank = "\n" if match[0].endswith("\n\n") else ""
+        return f'{lines}\nexpires = "{expires}"\n{blank}'
+
+    keys = read_keys(path)
+    if name not in keys:
         raise ConfigError(f"{path} has no key {shown(name)}; see `python -m serve keys list`")
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    heads = [i for i, line in enumerate(lines) if line.lstrip().startswith("[")]
-    named = re.compile(rf"\s*\[\s*keys\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]")
-    starts = [i for i in heads if named.match(lines[i])]
-    if len(starts) != 1:
-        raise ConfigError(f"{path} has no line [keys.{name}]; edit it by hand")
-    end = min((i for i in heads if i > starts[0]), default=len(lines))
-    return "".join(lines[: starts[0]]), "".join(lines[end:]), lines[starts[0] : end]
-
-
-def _replace(path: Path, text: str, name: str, expires: str | None) -> None:
-    """Write a file after checking that only one key has changed: removed, or a new expiry."""
-    keys = dict(read_keys(path))
     key = keys.pop(name)
     if expires is not None:
         keys[name] = dataclasses.replace(key, expires=expires)
-    if from_table(_File, tomllib.loads(text), str(path)).keys != keys:
+    header = rf"[ \t]*\[\s*keys\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]"
+    section = re.compile(rf"(?ms)^{header}.*?(?=^[ \t]*\[|\Z)")
+    text, count = section.subn(edited, path.read_text(encoding="utf-8"))
+    if count != 1 or from_table(_File, tomllib.loads(text), str(path)).keys != keys:
         raise ConfigError(f"{path} has another layout than `keys new` writes; edit it by hand")
     write_text(path, text, mode=_OWNER_ONLY)

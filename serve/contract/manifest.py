@@ -1,6 +1,6 @@
 """The manifest of an engine, `engine.json`.
 
-The types below check each field; `check_manifest` checks that the fields are consistent.
+The types below check each field; `read_manifest` also checks that the fields are consistent.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from serve.contract.codec import from_json, require_version, text_that, to_json
+from serve.contract.codec import from_json, text_that, to_json
 from serve.contract.config import Precision
 from serve.contract.errors import EngineError, shown
 from serve.contract.fields import Finite
@@ -188,6 +188,13 @@ class Manifest:
     fp8: Fp8Proof | None = None  # None: not built or verified on a GPU with FP8
 
 
+@dataclasses.dataclass(frozen=True)
+class _Versioned:
+    """The key that exists in all versions of the format."""
+
+    format_version: int | None = None
+
+
 def manifest_to_json(manifest: Manifest) -> str:
     """Return the text of `engine.json`."""
     return to_json(manifest, indent=2) + "\n"
@@ -197,7 +204,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check an engine's `engine.json`.
 
     Raises:
-        EngineError: the file is missing, unreadable, too large, or inconsistent.
+        EngineError: the file is missing, unreadable, too large, or of another format version, or
+            its fields are wrong or inconsistent.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -211,35 +219,20 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     if len(text) > _MAX_BYTES:
         raise EngineError(f"{path} has too many bytes; expected at most {_MAX_BYTES:,}; {_ADVICE}")
-    manifest = manifest_from_json(text, str(path))
-    check_manifest(manifest, str(path))
-    return manifest
-
-
-def manifest_from_json(text: str | bytes, where: str) -> Manifest:
-    """Parse the text of `engine.json`.
-
-    Raises:
-        EngineError: it is not JSON, it has another format version, or a field is missing, unknown
-            or malformed.
-    """
-    require_version(text, where, FORMAT_VERSION, error=EngineError, advice=_ADVICE)
-    return from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
-
-
-def check_manifest(manifest: Manifest, where: str) -> None:
-    """Reject a manifest with inconsistent fields.
-
-    Args:
-        manifest: the manifest.
-        where: the start of the error message.
-
-    Raises:
-        EngineError: a field does not fit the others.
-    """
-    for problems in (_files, _heads, _tokens, _alignment_heads):
-        for problem in problems(manifest):
+    where = str(path)
+    versioned = from_json(
+        _Versioned, text, where, error=EngineError, advice=_ADVICE, extra="ignore"
+    )
+    version = versioned.format_version
+    if version != FORMAT_VERSION:
+        raise EngineError(
+            f"{where} has format version {version}; expected {FORMAT_VERSION}; {_ADVICE}"
+        )
+    manifest = from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
+    for find_problems in (_files, _heads, _tokens, _alignment_heads):
+        for problem in find_problems(manifest):
             raise EngineError(f"{where}: {problem}; {_ADVICE}")
+    return manifest
 
 
 def _files(manifest: Manifest) -> Iterator[str]:

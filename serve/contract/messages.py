@@ -63,15 +63,13 @@ class SearchOptions:
 
     beam_size: Beams = option(1, "1 to 8 hypotheses, at temperature 0; 1: greedy")
     patience: Factor = option(  # the product is rounded
-        1.0,
-        "the search ends with BEAM_SIZE * PATIENCE finished hypotheses",
+        1.0, "the search ends with BEAM_SIZE * PATIENCE finished hypotheses"
     )
     length_penalty: Power = option(1.0, "hypotheses rank by log-probability / length ** this")
     best_of: Beams = option(1, "1 to 8 samples, at temperatures above 0")  # keeps the best
     repetition_penalty: Factor = option(1.0, "above 1: repeated tokens become less likely")
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=448)] = option(  # 448 is the context
-        0,
-        "never repeat an n-gram of this many tokens",
+        0, "never repeat an n-gram of this many tokens"
     )
     suppress_blank: bool = option(
         True, "no space at the start of a window's text, and no empty text"
@@ -116,9 +114,7 @@ class Request:
         None, 'such as "en", "English" or "en-US"; default, and "auto": detected', max_bytes=64
     )
     languages: Sequence[str] = option(  # codes or names
-        (),
-        "codes of the languages to detect; default: as configured",
-        max_bytes=2**12,
+        (), "codes of the languages to detect; default: as configured", max_bytes=2**12
     )
     multilingual: bool = option(False, "detect the language of each window; default: false")
     task: Task = option("transcribe", '"transcribe" (default) or "translate"', max_bytes=64)
@@ -148,9 +144,7 @@ class Request:
         None, "0 to 1: mark timed words with a lower confidence; default: mark none"
     )
     channels: Channels = option(
-        "mix",
-        '"mix" (default), or "split": one speaker per channel',
-        max_bytes=64,
+        "mix", '"mix" (default), or "split": one speaker per channel', max_bytes=64
     )
     diarize: bool = option(False, "label speakers by their voices; default: false")
     num_speakers: int | None = option(None, "with DIARIZE: the number of speakers")
@@ -186,8 +180,7 @@ class Request:
     vad_min_silence_s: float | None = None
     vad_pad_s: float | None = None
     temperature: float | None = option(  # a number turns the fallback off
-        None,
-        "0 to 1; default: 0, with the configured fallback",
+        None, "0 to 1; default: 0, with the configured fallback"
     )
     max_tokens: int | None = option(None, "maximum of new tokens per window of at most 30 s")
     beam_size: int | None = None

@@ -35,7 +35,7 @@ class RuntimeSections:
     tensorrt_llm: TrtllmConfig = TrtllmConfig()
 
 
-OWN = tuple(field.name for field in dataclasses.fields(RuntimeSections))
+SECTIONS = tuple(field.name for field in dataclasses.fields(RuntimeSections))
 
 
 @dataclasses.dataclass(frozen=True)

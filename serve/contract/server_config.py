@@ -32,14 +32,6 @@ PLACE = re.compile(r"(?:(https?)://)?((?:\*\.)?[A-Za-z0-9._-]+)(?::([0-9]{1,5}))
 POSTGRESQL = "postgresql://"
 
 
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return True
-
-
 Place = Annotated[
     str,
     text_that(
@@ -47,7 +39,7 @@ Place = Annotated[
         "a host such as files.example.org, *.example.org or http://files.example.org:8080",
     ),
 ]
-Network = Annotated[str, text_that(_is_network, "a network such as 10.1.0.0/16")]
+Network = Annotated[str, text_that(ipaddress.ip_network, "a network such as 10.1.0.0/16")]
 Database = Annotated[
     str,
     text_that(

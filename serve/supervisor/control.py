@@ -17,7 +17,7 @@ from serve.contract.config import Config, load_config
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.wire.folder import CONFIG, CONTROL, runs
 
-_ORDER_BYTES = 2**20
+_REQUEST_BYTES = 2**20
 _CONNECT_S = 5.0
 _POLL_S = 0.1  # longest wait of closing
 
@@ -45,11 +45,11 @@ class ReloadProgress:
     failed: bool = False
 
 
-Tell = Callable[[ReloadProgress], object]
+Report = Callable[[ReloadProgress], object]
 """A function that receives reports, in any thread."""
 
 
-def order_for(
+def reload_request(
     config: Config,
     engine: str = "",
     clips: str = "",
@@ -57,13 +57,9 @@ def order_for(
     in_place: bool = False,
 ) -> ReloadRequest:
     """Make the request for the engine that `engine`, or else the config, names."""
-    return ReloadRequest(
-        config,
-        str(Path(engine or config.engine).absolute()),
-        str(Path(clips).absolute()) if clips else "",
-        max_cer,
-        in_place,
-    )
+    engine = str(Path(engine or config.engine).absolute())
+    clips = str(Path(clips).absolute()) if clips else ""
+    return ReloadRequest(config, engine, clips, max_cer, in_place)
 
 
 class Control:
@@ -71,16 +67,26 @@ class Control:
 
     Args:
         folder: the folder of the run.
-        take: receives each request and the function for its reports.
+        ask: receives each request and the function for its reports.
     """
 
-    def __init__(self, folder: Path, take: Callable[[ReloadRequest, Tell], object]) -> None:
+    def __init__(self, folder: Path, ask: Callable[[ReloadRequest, Report], object]) -> None:
         class ControlHandler(socketserver.StreamRequestHandler):
             timeout = _CONNECT_S
 
             def handle(self) -> None:
+                reports: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
                 with contextlib.suppress(OSError):  # the client has disconnected
-                    _answer(self, take)
+                    line = self.rfile.readline(_REQUEST_BYTES)
+                    try:
+                        ask(from_json(ReloadRequest, line, "the reload request"), reports.put)
+                    except EarshotError as error:
+                        reports.put(ReloadProgress(str(error), done=True, failed=True))
+                    done = False
+                    while not done:
+                        report = reports.get()
+                        self.wfile.write(f"{to_json(report)}\n".encode())
+                        done = report.done
 
         self._server = _ControlServer(str(folder / CONTROL), ControlHandler)
         (folder / CONTROL).chmod(0o600)
@@ -103,40 +109,22 @@ class _ControlServer(socketserver.ThreadingUnixStreamServer):
     block_on_close = False
 
 
-def _answer(
-    asked: socketserver.StreamRequestHandler, take: Callable[[ReloadRequest, Tell], object]
-) -> None:
-    news: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
-    try:
-        take(
-            from_json(ReloadRequest, asked.rfile.readline(_ORDER_BYTES), "the reload request"),
-            news.put,
-        )
-    except EarshotError as error:
-        news.put(ReloadProgress(str(error), done=True, failed=True))
-    last = False
-    while not last:
-        told = news.get()
-        asked.wfile.write(f"{to_json(told)}\n".encode())
-        last = told.done
-
-
-def give(order: ReloadRequest, say: Callable[[str], object]) -> None:
+def send_request(request: ReloadRequest, say: Callable[[str], object]) -> None:
     """Send a request to the server that runs with its config, and wait for the outcome.
 
     Raises:
         UnavailableError: no such server runs, or it ended meanwhile.
         EarshotError: the request was refused, or the reload failed; the old engine serves on.
     """
-    with _connected(order.config) as connection, connection.makefile("rwb") as file:
-        file.write(f"{to_json(order)}\n".encode())
+    with _connected(request.config) as connection, connection.makefile("rwb") as file:
+        file.write(f"{to_json(request)}\n".encode())
         file.flush()
         for line in file:
-            news = from_json(ReloadProgress, line, "the server's answer")
-            if news.failed:
-                raise EarshotError(news.text)
-            say(news.text)
-            if news.done:
+            report = from_json(ReloadProgress, line, "the server's answer")
+            if report.failed:
+                raise EarshotError(report.text)
+            say(report.text)
+            if report.done:
                 return
     raise UnavailableError("the server ended before it had replaced its engine; see its log")
 

@@ -20,18 +20,17 @@ from typing import TypeVar
 from serve.contract.config import Config
 from serve.contract.devices import DevicePlacement, placements
 from serve.contract.errors import ConfigError, EarshotError
-from serve.supervisor.control import ReloadProgress, ReloadRequest, Tell
+from serve.supervisor.control import ReloadProgress, ReloadRequest, Report
 from serve.supervisor.reload_checks import (
     ReloadClip,
     check_reload,
-    hear,
+    error_rate,
     read_clips,
     require_memory,
-    require_right,
+    transcribe_clips,
 )
-from serve.supervisor.server import TritonLaunch, TritonServer, prepare
-from serve.supervisor.supervised_process import SupervisedProcess
-from serve.wire.folder import USED, engine_links, is_held, remove_triton, triton_folder
+from serve.supervisor.server import SupervisedTriton, TritonLaunch, prepare
+from serve.wire.folder import USED, engine_links, remove_triton, triton_folder
 from serve.wire.liveness import heartbeat_age_s, touch_heartbeat
 
 logger = logging.getLogger("earshot")
@@ -47,30 +46,24 @@ Chore = Generator[None, None, T]
 class EngineProcess:
     """The engine of a device."""
 
-    place: DevicePlacement
+    name: str  # the device's
     link: Path  # symbolic link to the folder of the Triton that gets requests
     log: Path
-    launch: TritonLaunch  # starts it, and restarts it
-    part: SupervisedProcess
-    former_restarts: int = 0  # restarts of the engines before it
+    triton: SupervisedTriton
 
-    @property
-    def name(self) -> str:
-        return self.place.name
-
-    @property
-    def restarts(self) -> int:
-        """Return the number of restarts, with those of earlier engines."""
-        return self.former_restarts + self.part.restarts
+    def replace(self, triton: SupervisedTriton) -> None:
+        """Continue with another Triton, which also counts the restarts of the earlier ones."""
+        triton.restarts += self.triton.restarts
+        self.triton = triton
 
 
 class EngineManager:
-    """The engines of a server. For one thread, except `kill`, `ask` and the properties.
+    """The engines of a server. For one thread, except `ask` and the properties.
 
     Args:
         folder: the folder of the run.
-        config: the config that the server was started with.
-        counted: the same config with absolute paths and with its devices resolved.
+        original: the config that the server was started with.
+        config: the same config with absolute paths and with its devices resolved.
         engine: the engine's folder.
         log_path: the server's log; several engines have their own logs beside it.
 
@@ -79,72 +72,72 @@ class EngineManager:
     """
 
     def __init__(
-        self, folder: Path, config: Config, counted: Config, engine: str, log_path: Path
+        self, folder: Path, original: Config, config: Config, engine: str, log_path: Path
     ) -> None:
         self._folder = folder
-        self._asked = config
-        self._config = counted
+        self._original = original
+        self._config = config
         self._numbers = itertools.count()
         self._used = folder / USED
-        self._timeout_s = counted.server.start_timeout_s
-        places = placements(counted.runtime)
-        self._several = len(places) > 1
+        self._places = placements(config.runtime)
         self.all: list[EngineProcess] = []
-        launches = self._prepare(places, engine, beside=False)
-        links = engine_links(folder, len(places))
-        for number, (place, link, launch) in enumerate(zip(places, links, launches, strict=True)):
-            log = Path(f"{log_path}.{number}") if self._several else log_path
+        links = engine_links(folder, len(self._places))
+        launches = self._prepare(engine, beside=False)
+        for number, (place, link, launch) in enumerate(
+            zip(self._places, links, launches, strict=True)
+        ):
+            log = Path(f"{log_path}.{number}") if len(self._places) > 1 else log_path
             log.write_bytes(b"")
             link.symlink_to(launch.folder)
-            part = self._part(place.name, launch, log)
-            self.all.append(EngineProcess(place, link, log, launch, part))
+            triton = self._supervised(place, launch, log)
+            self.all.append(EngineProcess(place.name, link, log, triton))
         self._loaded = True
         self.reloads = {"ok": 0, "failed": 0}
         self._unloaded_s = 0.0  # time of the last unload
-        self._others: list[SupervisedProcess] = []  # starting, or draining their requests
-        self._requests: list[tuple[ReloadRequest, Tell]] = []
+        self._others: list[SupervisedTriton] = []  # of a reload: starting, or finishing requests
+        self._requests: list[tuple[ReloadRequest, Report]] = []
         self._chore: Chore[None] | None = None
-        self._threads = ThreadPoolExecutor(2 * len(places), "earshot-engines")
+        self._threads = ThreadPoolExecutor(2 * len(self._places), "earshot-engines")
         touch_heartbeat(self._used)
 
     # ------------------------------------------------------------ for any thread
 
-    def ask(self, order: ReloadRequest, tell: Tell) -> None:
+    def ask(self, request: ReloadRequest, report: Report) -> None:
         """Queue a reload of the engines."""
-        self._requests.append((order, tell))
+        self._requests.append((request, report))
 
     @property
-    def parts(self) -> tuple[SupervisedProcess, ...]:
+    def processes(self) -> tuple[SupervisedTriton, ...]:
         """All processes of the engines."""
-        return (*(engine.part for engine in self.all), *self._others)
+        return (*(engine.triton for engine in self.all), *self._others)
 
     @property
     def ever_ready(self) -> bool:
         """Whether the first engine has been ready; the others start after it."""
-        return self.all[0].part.ever_ready
+        return self.all[0].triton.ever_ready
 
     def loaded(self, engine: EngineProcess) -> bool:
         """Return whether an engine is in memory."""
-        return self._loaded and engine.part.ever_ready
+        return self._loaded and engine.triton.ever_ready
 
     def works(self, engine: EngineProcess) -> bool:
         """Return whether an engine works, or will be loaded at the next request."""
-        return engine.part.up or not self._loaded
+        return engine.triton.up or not self._loaded
 
     # ------------------------------------------------------------ for the supervisor's thread
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll each engine that should run, and continue the present chore.
 
         Raises:
-            EarshotError: see `SupervisedProcess.look`.
+            EarshotError: see `SupervisedProcess.poll`.
         """
         if self._loaded:
             for engine in self.all if self.ever_ready else self.all[:1]:
-                engine.part.look()
-        self.go_on()
+                engine.triton.poll()
+        self.continue_chore()
 
-    def go_on(self, draining: bool = False) -> None:
+    def continue_chore(self, draining: bool = False) -> None:
         """Continue the present chore, or begin the next one.
 
         Args:
@@ -162,8 +155,8 @@ class EngineManager:
 
     def close(self) -> None:
         """Kill all engines, and end every queued reload."""
-        for part in self.parts:
-            part.kill()
+        for process in self.processes:
+            process.kill()
         if self._chore is not None:
             self._chore.close()
         while self._requests:
@@ -171,45 +164,43 @@ class EngineManager:
         self._threads.shutdown(wait=False)
 
     def _next_chore(self, draining: bool) -> Chore[None] | None:
-        if self._requests and not draining and all(engine.part.ever_ready for engine in self.all):
+        if self._requests and not draining and all(engine.triton.ever_ready for engine in self.all):
             return self._reload(*self._requests.pop(0))
-        idle_s, most_s = heartbeat_age_s(self._used), self._config.server.idle_unload_s
+        idle_s, limit_s = heartbeat_age_s(self._used), self._config.server.idle_unload_s
         if not self._loaded:
             return self._load() if time.monotonic() - idle_s > self._unloaded_s else None
-        if not all(engine.part.up for engine in self.all):
+        if not all(engine.triton.up for engine in self.all):
             touch_heartbeat(self._used)  # the idle time begins when the engines are ready
             return None
-        return self._unload() if 0 < most_s < idle_s and not draining else None
+        return self._unload() if 0 < limit_s < idle_s and not draining else None
 
     # ------------------------------------------------------------ chores
 
-    def _reload(self, order: ReloadRequest, tell: Tell) -> Chore[None]:
+    def _reload(self, request: ReloadRequest, report: Report) -> Chore[None]:
         """Reload the engines and report the outcome."""
-        refusal = "the server stops"
+        reason = "the server stops"
         try:
-            refusal = yield from self._try_reload(order, lambda text: tell(ReloadProgress(text)))
+            reason = yield from self._try_reload(request, lambda text: report(ReloadProgress(text)))
         finally:
-            self.reloads["failed" if refusal else "ok"] += 1
-            if refusal:
-                logger.warning("the engine %s was rejected: %s", order.engine, refusal)
-                text = f"{order.engine} was rejected: {refusal}"
-                tell(ReloadProgress(text, done=True, failed=True))
-            else:
-                logger.warning("the engine is now %s", order.engine)
-                tell(ReloadProgress(f"the engine is now {order.engine}", done=True))
+            outcome = "failed" if reason else "ok"
+            self.reloads[outcome] += 1
+            text = f"the engine is now {request.engine}"
+            if reason:
+                text = f"the engine {request.engine} was rejected: {reason}"
+            logger.warning("%s", text)
+            report(ReloadProgress(text, done=True, failed=bool(reason)))
 
-    def _try_reload(self, order: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
+    def _try_reload(self, request: ReloadRequest, say: Callable[[str], object]) -> Chore[str]:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
-        before = [engine.launch for engine in self.all]
         try:
-            clips = yield from self._checked(order)
-            if order.in_place and was_loaded:
+            clips = yield from self._check(request)
+            if request.in_place and was_loaded:
                 say("unloading the old engine; requests wait")
                 yield from self._unload()
-            launches = self._prepare(self._places, order.engine, beside=self._loaded)
-            say(f"opening {order.engine}")
-            parts = yield from self._open(launches, order, clips, say)
+            launches = self._prepare(request.engine, beside=self._loaded)
+            say(f"opening {request.engine}")
+            tritons = yield from self._open(launches, request, clips, say)
         except (EarshotError, OSError) as error:
             self._discard(launches)
             if was_loaded and not self._loaded:
@@ -217,27 +208,34 @@ class EngineManager:
                 yield from self._load()
             return str(error)
         say("new requests go to the new engine; the old one finishes its requests")
-        yield from self._end(self._replace(launches, parts))
-        self._discard(before)
+        old = [engine.triton for engine in self.all]
+        self._others = old if self._loaded else []
+        for engine, triton in zip(self.all, tritons, strict=True):
+            engine.replace(triton)
+        self._link()
+        yield from self._end(self._others)
+        self._discard(triton.launch for triton in old)
         return ""
 
-    def _checked(self, order: ReloadRequest) -> Chore[list[ReloadClip]]:
+    def _check(self, request: ReloadRequest) -> Chore[list[ReloadClip]]:
         """Check the request without opening the engine; return the clips to transcribe.
 
         Raises:
             EarshotError: the engine cannot replace the present one.
         """
-        check_reload(self._asked, order, self.all[0].launch.engine)
-        if not order.in_place and self._loaded:
-            require_memory([engine.part.running for engine in self.all])
-        clips = read_clips(order.clips) if order.clips else []
+        launch = self.all[0].triton.launch
+        check_reload(self._original, request, launch.engine)
+        if not request.in_place and self._loaded:
+            running = (engine.triton.running for engine in self.all)
+            require_memory([process.pid for process in running if process is not None])
+        clips = read_clips(request.clips) if request.clips else []
         if any(clip.text is None for clip in clips):
             if not self._loaded:
                 raise ConfigError(
-                    f"{order.clips} has clips without a text, and the present engine, which could "
-                    "transcribe them, is unloaded; add a text to each clip"
+                    f"{request.clips} has clips without a text, and the present engine, which "
+                    "could transcribe them, is unloaded; add a text to each clip"
                 )
-            texts = yield from self._transcribe_clips(self.all[0].launch, clips)
+            texts = yield from self._transcribe(launch, clips)
             clips = [
                 dataclasses.replace(clip, text=text if clip.text is None else clip.text)
                 for clip, text in zip(clips, texts, strict=True)
@@ -247,44 +245,43 @@ class EngineManager:
     def _open(
         self,
         launches: Sequence[TritonLaunch],
-        order: ReloadRequest,
+        request: ReloadRequest,
         clips: Sequence[ReloadClip],
         say: Callable[[str], object],
-    ) -> Chore[list[SupervisedProcess]]:
+    ) -> Chore[list[SupervisedTriton]]:
         """Start a Triton for each device in turn, and transcribe the clips with each.
 
         Raises:
             EarshotError: one of them does not work.
         """
-        parts = []
-        for engine, launch in zip(self.all, launches, strict=True):
-            part = self._part(engine.name, launch, engine.log)
-            parts.append(part)
-            self._others.append(part)
-            while not part.up:
-                part.look()
+        tritons: list[SupervisedTriton] = []
+        self._others = tritons
+        for place, engine, launch in zip(self._places, self.all, launches, strict=True):
+            triton = self._supervised(place, launch, engine.log)
+            tritons.append(triton)
+            while not triton.up:
+                triton.poll()
                 yield
             try:
-                texts = yield from self._transcribe_clips(launch, clips)
+                texts = yield from self._transcribe(launch, clips)
             except EarshotError as error:
-                raise EarshotError(_failure(part) or str(error)) from error
+                raise EarshotError(triton.failure() or str(error)) from error
             if clips:
-                cer = require_right(clips, texts, order.max_cer)
+                cer = error_rate(clips, texts, request.max_cer)
                 say(f"{engine.name}: CER {100 * cer:.1f} % on {len(clips)} clips")
             else:
                 say(f"{engine.name}: open; not checked, because there are no clips (--clips)")
-        for reason in filter(None, map(_failure, parts)):
-            raise EarshotError(reason)
-        return parts
+        for triton in tritons:
+            if reason := triton.failure():
+                raise EarshotError(reason)
+        return tritons
 
     def _unload(self) -> Chore[None]:
         """Make new requests wait, and end the engines after their present requests."""
         for engine in self.all:
             engine.link.unlink()
         self._loaded, self._unloaded_s = False, time.monotonic()
-        old = [(engine.launch, engine.part) for engine in self.all]
-        self._others += [engine.part for engine in self.all]
-        yield from self._end(old)
+        yield from self._end([engine.triton for engine in self.all])
 
     def _load(self) -> Chore[None]:
         """Start the unloaded engines and give them the waiting requests.
@@ -292,32 +289,26 @@ class EngineManager:
         Raises:
             EarshotError: they cannot be started after all retries.
         """
-        for engine in self.all:
-            restarts = engine.restarts
-            engine.part = self._part(engine.name, engine.launch, engine.log)
-            engine.former_restarts = restarts
-            engine.part.ever_ready = True  # it has been ready, so a failure restarts it
-        while not all(engine.part.up for engine in self.all):
+        for place, engine in zip(self._places, self.all, strict=True):
+            engine.replace(self._supervised(place, engine.triton.launch, engine.log))
+            engine.triton.ever_ready = True  # it has been ready, so a failure restarts it
+        while not all(engine.triton.up for engine in self.all):
             for engine in self.all:
-                engine.part.look()
+                engine.triton.poll()
             yield
         self._link()
 
-    def _end(self, old: Sequence[tuple[TritonLaunch, SupervisedProcess]]) -> Chore[None]:
+    def _end(self, tritons: Sequence[SupervisedTriton]) -> Chore[None]:
         """End Tritons that get no more requests, after their present requests."""
-        end_s = time.monotonic() + self._config.transcriber.request_timeout_s + _GRACE_S
-        while time.monotonic() < end_s and any(_answers(*each) for each in old):
+        deadline_s = time.monotonic() + self._config.transcriber.request_timeout_s + _GRACE_S
+        while time.monotonic() < deadline_s and any(triton.has_requests() for triton in tritons):
             yield
-        yield from self._wait([self._threads.submit(_stop, part) for _, part in old])
-        for _, part in old:
-            self._others.remove(part)
+        yield from self._wait([self._threads.submit(triton.stop) for triton in tritons])
 
-    def _transcribe_clips(
-        self, launch: TritonLaunch, clips: Sequence[ReloadClip]
-    ) -> Chore[list[str]]:
-        (texts,) = yield from self._wait(
-            [self._threads.submit(hear, launch.folder, clips, self._timeout_s)]
-        )
+    def _transcribe(self, launch: TritonLaunch, clips: Sequence[ReloadClip]) -> Chore[list[str]]:
+        timeout_s = self._config.server.start_timeout_s
+        future = self._threads.submit(transcribe_clips, launch.folder, clips, timeout_s)
+        (texts,) = yield from self._wait([future])
         return texts
 
     @staticmethod
@@ -328,17 +319,11 @@ class EngineManager:
 
     # ------------------------------------------------------------ steps
 
-    @property
-    def _places(self) -> list[DevicePlacement]:
-        return [engine.place for engine in self.all]
-
-    def _prepare(
-        self, places: Sequence[DevicePlacement], engine: str, beside: bool
-    ) -> list[TritonLaunch]:
-        launches, count = [], len(places)
-        folders = [triton_folder(self._folder, next(self._numbers)) for _ in places]
+    def _prepare(self, engine: str, beside: bool) -> list[TritonLaunch]:
+        launches, count = [], len(self._places)
+        folders = [triton_folder(self._folder, next(self._numbers)) for _ in self._places]
         try:
-            for place, folder in zip(places, folders, strict=True):
+            for place, folder in zip(self._places, folders, strict=True):
                 folder.mkdir(mode=0o700)
                 config = dataclasses.replace(self._config, runtime=place.runtime)
                 launches.append(prepare(folder, config, engine, place.environment, count, beside))
@@ -348,59 +333,26 @@ class EngineManager:
             raise
         return launches
 
-    def _part(self, name: str, launch: TritonLaunch, log: Path) -> SupervisedProcess:
-        return SupervisedProcess(
-            "server",
-            f"{TRITON} of {name}" if self._several else TRITON,
-            lambda: launch.start(log),
-            self._timeout_s,
-            lambda: not any(engine.part.up for engine in self.all),
+    def _supervised(
+        self, place: DevicePlacement, launch: TritonLaunch, log: Path
+    ) -> SupervisedTriton:
+        title = f"{TRITON} of {place.name}" if len(self._places) > 1 else TRITON
+        return SupervisedTriton(
+            title, launch, log, lambda: not any(engine.triton.up for engine in self.all)
         )
-
-    def _replace(
-        self, launches: Sequence[TritonLaunch], parts: Sequence[SupervisedProcess]
-    ) -> list[tuple[TritonLaunch, SupervisedProcess]]:
-        """Send new requests to these Tritons; return the replaced ones."""
-        old = [(engine.launch, engine.part) for engine in self.all if self._loaded]
-        for engine, launch, part in zip(self.all, launches, parts, strict=True):
-            if self._loaded:
-                self._others.append(engine.part)
-            self._others.remove(part)
-            engine.former_restarts = engine.restarts
-            engine.launch, engine.part = launch, part
-        self._link()
-        return old
 
     def _link(self) -> None:
         for engine in self.all:
             new = engine.link.with_name(f"{engine.link.name}.new")
-            new.symlink_to(engine.launch.folder)
+            new.symlink_to(engine.triton.launch.folder)
             new.replace(engine.link)
         touch_heartbeat(self._used)
         self._loaded = True
 
     def _discard(self, launches: Iterable[TritonLaunch]) -> None:
-        """Remove the folders of Tritons that have ended or end now."""
-        folders = {launch.folder for launch in launches}
-        current = {engine.part for engine in self.all}
-        for part in [part for part in self._others if part not in current]:
-            part.kill()
-            self._others.remove(part)
-        for folder in folders:
-            remove_triton(folder)
-
-
-def _failure(part: SupervisedProcess) -> str | None:
-    return None if part.running is None else part.running.failure()
-
-
-def _answers(launch: TritonLaunch, part: SupervisedProcess) -> bool:
-    """Return whether a Triton has requests and can answer them."""
-    return part.running is not None and _failure(part) is None and is_held(launch.folder)
-
-
-def _stop(part: SupervisedProcess) -> None:
-    running = part.running
-    if isinstance(running, TritonServer):
-        running.stop()
-    part.kill()
+        """End the Tritons of a reload that are not used, and remove these folders."""
+        for triton in self._others:
+            triton.kill()
+        self._others = []
+        for launch in launches:
+            remove_triton(launch.folder)

@@ -4,20 +4,19 @@ Before it is opened, its manifest and the free memory are checked; then it trans
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serve.contract.codec import from_json
-from serve.contract.config import Config
+from serve.contract.config import Config, table_of
 from serve.contract.edits import char_edits
 from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
 from serve.contract.files import read_bytes, read_text
 from serve.contract.manifest import Manifest, read_manifest
 from serve.contract.messages import Request, RequestFinished
 from serve.supervisor.control import ReloadRequest
-from serve.supervisor.processes import free_memory_bytes
-from serve.supervisor.server import TritonServer
+from serve.supervisor.processes import free_memory_bytes, memory_bytes
 from serve.wire.client import TritonClient
 from serve.wire.folder import grpc_target
 from serve.wire.tensors import MODEL
@@ -30,20 +29,13 @@ _COMPARED = 2000  # characters of each clip; the work grows with their square
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReloadClipLine:
+class ReloadClip:
+    """A recording and its text: a line of a manifest."""
+
     file: str  # relative to the manifest
     text: str | None = None  # None: the text of the present engine is right
     language: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ReloadClip:
-    """A recording and its text."""
-
-    name: str
-    audio: bytes
-    language: str | None
-    text: str | None  # None: unknown
+    audio: bytes = b""  # the file's content
 
 
 def read_clips(manifest: str) -> list[ReloadClip]:
@@ -58,30 +50,28 @@ def read_clips(manifest: str) -> list[ReloadClip]:
         raise ConfigError(f"{manifest} lists {len(lines)} clips; expected {CLIPS} or more")
     clips = []
     for number, text in enumerate(lines[:CLIPS], 1):
-        line = from_json(_ReloadClipLine, text, f"{manifest}:{number}", extra="ignore")
-        audio = read_bytes(Path(manifest).parent / line.file)
-        clips.append(ReloadClip(line.file, audio, line.language, line.text))
+        clip = from_json(ReloadClip, text, f"{manifest}:{number}", extra="ignore")
+        audio = read_bytes(Path(manifest).parent / clip.file)
+        clips.append(dataclasses.replace(clip, audio=audio))
     return clips
 
 
-def hear(triton: Path, clips: Sequence[ReloadClip], timeout_s: float) -> list[str]:
+def transcribe_clips(triton: Path, clips: Sequence[ReloadClip], timeout_s: float) -> list[str]:
     """Transcribe clips with the engine of the Triton in this folder.
 
     Raises:
         EarshotError: a clip failed, or was not answered in time.
     """
+    texts = []
     with TritonClient(grpc_target(triton), timeout_s) as client:
-        return [_text(client, clip) for clip in clips]
+        for clip in clips:
+            (event,) = client.stream(Request(audio=clip.audio, language=clip.language), MODEL)
+            assert isinstance(event, RequestFinished), "this model answers once"
+            texts.append(event.transcript.text)
+    return texts
 
 
-def _text(client: TritonClient, clip: ReloadClip) -> str:
-    request = Request(audio=clip.audio, language=clip.language)
-    (answer,) = client.stream(request, MODEL)
-    assert isinstance(answer, RequestFinished), "this model answers once"
-    return answer.transcript.text
-
-
-def require_right(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float) -> float:
+def error_rate(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float) -> float:
     """Return an engine's character error rate on the clips.
 
     Only letters and digits count, in any case.
@@ -89,16 +79,17 @@ def require_right(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: fl
     Raises:
         EngineError: the rate is above `max_cer`.
     """
-    pairs = [
-        (_letters(clip.text or ""), _letters(text)) for clip, text in zip(clips, texts, strict=True)
+    references = [_letters(clip.text or "") for clip in clips]
+    edits = [
+        char_edits(reference, _letters(text))
+        for reference, text in zip(references, texts, strict=True)
     ]
-    wrong = [char_edits(*pair) for pair in pairs]
-    cer = sum(wrong) / max(1, sum(len(right) for right, _ in pairs))
+    cer = sum(edits) / max(1, sum(map(len, references)))
     if cer > max_cer:
-        worst = max(range(len(clips)), key=wrong.__getitem__)
+        worst = max(range(len(clips)), key=edits.__getitem__)
         raise EngineError(
             f"its character error rate is {100 * cer:.1f} % on {len(clips)} clips; expected at "
-            f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].name} it returned "
+            f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].file} it returned "
             f"{texts[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
         )
     return cer
@@ -108,24 +99,27 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))[:_COMPARED]
 
 
-def check_reload(asked: Config, order: ReloadRequest, engine: Path) -> None:
+def check_reload(original: Config, request: ReloadRequest, engine: Path) -> None:
     """Check that a reload changes only the network.
 
     Args:
-        asked: the config that the server was started with.
-        order: the reload request.
+        original: the config that the server was started with.
+        request: the reload request.
         engine: the folder of the present engine.
 
     Raises:
         ConfigError: the config has changed; the message names the first key.
         EngineError: the new engine's manifest cannot be read, or has other tokens.
     """
-    for key, old, new in _differences(asked, order.config):
-        raise ConfigError(
-            f"{key} is {shown(new)} in the config and {shown(old)} in the running server; a reload "
-            "replaces only the engine: restart the server"
-        )
-    old_facts, new_facts = (_tokens(read_manifest(path)) for path in (engine, Path(order.engine)))
+    old_keys, new_keys = _flat(table_of(original)), _flat(table_of(request.config))
+    for key, old in old_keys.items():
+        new = new_keys[key]
+        if old != new and key not in _EXCHANGED:
+            raise ConfigError(
+                f"{key} is {shown(new)} in the config and {shown(old)} in the running server; a "
+                "reload replaces only the engine: restart the server"
+            )
+    old_facts, new_facts = (_tokens(read_manifest(path)) for path in (engine, Path(request.engine)))
     for key, old in old_facts.items():
         if new_facts[key] != old:
             raise EngineError(
@@ -134,32 +128,28 @@ def check_reload(asked: Config, order: ReloadRequest, engine: Path) -> None:
             )
 
 
-def require_memory(running: Iterable[object]) -> None:
-    """Check that memory has room for new engines beside the running ones.
+def require_memory(pids: Iterable[int]) -> None:
+    """Check that memory has room for new engines beside the running ones of these processes.
 
     Raises:
         UnavailableError: there is too little memory.
     """
-    taken = sum(it.memory_bytes() for it in running if isinstance(it, TritonServer)) // _MIB
-    free = free_memory_bytes() // _MIB
-    if free < taken:
+    needed_mib = sum(map(memory_bytes, pids)) // _MIB
+    free_mib = free_memory_bytes() // _MIB
+    if free_mib < needed_mib:
         raise UnavailableError(
-            f"{free} MiB of memory are free, and the present engine uses {taken}; free some, or "
-            "reload with --in-place, which stops the old engine first while requests wait"
+            f"{free_mib} MiB of memory are free, and the present engine uses {needed_mib}; free "
+            "some, or reload with --in-place, which stops the old engine first while requests wait"
         )
 
 
-def _differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys that differ between two configs, with both values."""
-    for field in dataclasses.fields(Config if not at else old):
-        key = f"{at}{field.name}"
-        if key in _EXCHANGED:
-            continue
-        values = getattr(old, field.name), getattr(new, field.name)
-        if dataclasses.is_dataclass(values[0]):
-            yield from _differences(*values, f"{key}.")
-        elif values[0] != values[1]:
-            yield key, *values
+def _flat(table: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted key."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = _flat(value, f"{section}{key}.") if isinstance(value, dict) else None
+        values |= {f"{section}{key}": value} if inner is None else inner
+    return values
 
 
 def _tokens(manifest: Manifest) -> dict[str, Any]:

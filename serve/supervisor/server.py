@@ -11,24 +11,15 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from serve.contract.config import Config, table_of
 from serve.contract.errors import UnavailableError
-from serve.contract.server_config import ServerConfig
 from serve.supervisor.installation import find_installation
-from serve.supervisor.processes import (
-    Child,
-    live_children,
-    log_tail,
-    memory_bytes,
-    peak_memory_bytes,
-)
-from serve.supervisor.supervised_process import ManagedProcess
+from serve.supervisor.processes import ManagedProcess, SupervisedProcess, live_children
 from serve.wire import folder as names
 from serve.wire.client import TritonClient
 from serve.wire.liveness import INTERVAL_S, STALE_S, heartbeat_age_s
@@ -70,25 +61,19 @@ def write_repository(folder: Path, toml: Path, engine: Path) -> Path:
     repository = folder / "models"
     code = repository / MODEL / "1"
     code.mkdir(parents=True)
-    values = {
-        "name": MODEL,
-        "config": toml,
-        "engine": engine.resolve(),
-        "folder": folder,
+    values = {"name": MODEL, "config": toml, "engine": engine.resolve(), "folder": folder}
+    escaped = {
+        key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
     }
-    text = _filled(_TEMPLATE / "config.pbtxt", values) + _tensor_lists()
+    template = string.Template((_TEMPLATE / "config.pbtxt").read_text(encoding="utf-8"))
+    # A client may omit any input; `wire.request_from_inputs` checks which belong together.
+    lines = [f"input {{ {_fields(spec)} optional: true }}" for spec in INPUTS.values()]
+    lines += [f"output {{ {_fields(spec)} }}" for spec in OUTPUTS.values()]
+    text = template.substitute(escaped) + "\n".join(lines)
     (repository / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
     (code / "model.py").symlink_to(_TEMPLATE / "1" / "model.py")
     (code / "serve").symlink_to(_SERVE)
     return repository
-
-
-def _tensor_lists() -> str:
-    """Return the inputs and outputs of config.pbtxt, which `serve.wire.tensors` lists."""
-    # A client may omit any input; `wire.request_from_inputs` checks which belong together.
-    inputs = "".join(f"input {{ {_fields(spec)} optional: true }}\n" for spec in INPUTS.values())
-    outputs = "".join(f"output {{ {_fields(spec)} }}\n" for spec in OUTPUTS.values())
-    return inputs + outputs
 
 
 def _fields(spec: TensorSpec) -> str:
@@ -96,36 +81,15 @@ def _fields(spec: TensorSpec) -> str:
     return f'name: "{spec.name}" data_type: TYPE_{datatype} dims: {list(spec.dims)}'
 
 
-def _filled(template: Path, values: Mapping[str, Any]) -> str:
-    """Fill in the $-names of a template, escaped for strings of config.pbtxt."""
-    escaped = {
-        key: str(value).replace("\\", "\\\\").replace('"', '\\"') for key, value in values.items()
-    }
-    return string.Template(template.read_text(encoding="utf-8")).substitute(escaped)
-
-
 @dataclasses.dataclass(frozen=True)
 class TritonLaunch:
-    """The command and the files to start Triton repeatedly; made by `prepare`."""
+    """The command and the files of a `TritonServer`; made by `prepare`."""
 
     folder: Path
     config: Config
     engine: Path  # the engine's folder, with links resolved
     command: tuple[str, ...]
     environment: dict[str, str]
-
-    def start(self, log_path: Path) -> "TritonServer":
-        """Start Triton without any state of an earlier process.
-
-        Raises:
-            UnavailableError: the program cannot be started.
-        """
-        names.remove_shared_memory(self.folder)
-        sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
-        for name in (*sockets, names.FAILURE, names.ALIVE):
-            (self.folder / name).unlink(missing_ok=True)
-        child = Child(self.command, log_path, self.environment)
-        return TritonServer(self.folder, self.config.server, child)
 
 
 def prepare(
@@ -156,7 +120,7 @@ def prepare(
             f"{folder} is too long a path for the sockets in it; set TMPDIR to a shorter folder"
         )
     inflight_mib = 0 if beside else config.server.max_inflight_mb
-    _require_shared_memory(inflight_mib, count * _REGIONS_MIB)
+    _require_shared_memory(inflight_mib + count * _REGIONS_MIB)
     toml = folder / names.CONFIG
     toml.write_text(config_to_toml(config), encoding="utf-8")
     resolved = Path(engine).resolve()
@@ -178,8 +142,8 @@ def prepare(
         f"--metrics-port={names.METRICS_PORT}",
         f"--exit-timeout-secs={_EXIT_S}",
     )
-    whole = {**installation.environment(), **(environment or {})}
-    return TritonLaunch(folder, config, resolved, command, whole)
+    variables = {**installation.environment(), **(environment or {})}
+    return TritonLaunch(folder, config, resolved, command, variables)
 
 
 def config_to_toml(config: Config) -> str:
@@ -188,44 +152,43 @@ def config_to_toml(config: Config) -> str:
 
 
 class TritonServer(ManagedProcess):
-    """A started tritonserver, which may become ready and may fail."""
+    """A started tritonserver, without any state of an earlier process.
 
-    def __init__(self, folder: Path, config: ServerConfig, child: Child) -> None:
-        super().__init__(child)
-        self.pid = child.pid
-        self._folder = folder
-        self._config = config
+    Args:
+        launch: the command and the files.
+        log_path: the log file.
+
+    Raises:
+        UnavailableError: the program cannot be started.
+    """
+
+    def __init__(self, launch: TritonLaunch, log_path: Path) -> None:
+        self._folder = folder = launch.folder
+        names.remove_shared_memory(folder)
+        sockets = (f"{names.GRPC_SOCKET}:{names.GRPC_PORT}", names.METRICS_SOCKET)
+        for name in (*sockets, names.FAILURE, names.ALIVE):
+            (folder / name).unlink(missing_ok=True)
+        super().__init__(launch.command, log_path, launch.environment)
+        self._stall_timeout_s = launch.config.server.stall_timeout_s
         self._has_been_ready = False
-        self._given_up = 0.0  # abandoned requests at the last reading while the model was healthy
+        self._abandoned = 0.0  # requests at the last reading while the model was healthy
 
     def ready(self) -> bool:
         if not self._has_been_ready and self._loaded():
-            self._close_regions()
+            # Triton creates the shared memory of requests readable by all, with any umask. It
+            # creates none after this.
+            for region in names.shared_memory(self._folder):
+                region.chmod(0o600)
             self._has_been_ready = True
         return self._has_been_ready and self._silent_s() < STALE_S
 
     def failure(self) -> str | None:
         if reason := self._written_failure():
             return reason
-        status = self._child.status()
+        status = self.status()
         if status is not None:
-            return f"it ended with status {status}: {cause(self._child.log())}"
-        if self._has_been_ready:
-            return self._breakdown()
-        return None
-
-    def peak_memory_bytes(self) -> int:
-        """Return the sum of the peak resident memory of the server and its model."""
-        return sum(peak_memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
-
-    def memory_bytes(self) -> int:
-        """Return the present resident memory of the server and its model."""
-        return sum(memory_bytes(pid) for pid in (self.pid, *live_children(self.pid)))
-
-    def stop(self) -> None:
-        """End Triton; its requests are lost."""
-        self._child.terminate(_STOP_S)
-        self.kill()
+            return f"it ended with status {status}: {self._cause()}"
+        return self._breakdown() if self._has_been_ready else None
 
     def _loaded(self) -> bool:
         present = (self._folder / names.METRICS_SOCKET, self._folder / names.ALIVE)
@@ -234,36 +197,31 @@ class TritonServer(ManagedProcess):
         with TritonClient(names.grpc_target(self._folder)) as client:
             return client.ready()
 
-    def _close_regions(self) -> None:
-        """Make the shared memory of requests readable for this user only.
-
-        Triton creates its regions readable by all, with any umask. It creates none after this.
-        """
-        for region in names.shared_memory(self._folder):
-            region.chmod(0o600)
-
     def _silent_s(self) -> float:
         return heartbeat_age_s(self._folder / names.ALIVE)
+
+    def _cause(self) -> str:
+        return cause(self.log()) or f"its log ends:\n{self.log_tail()}"
 
     def _written_failure(self) -> str | None:
         """Return the failure that the engine's process has written."""
         path = self._folder / names.FAILURE
         with contextlib.suppress(FileNotFoundError):
-            since_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
+            age_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
             text = path.read_text(encoding="utf-8")
-            if text or since_s > _TELLING_S:  # empty if the disk is full
+            if text or age_s > _TELLING_S:  # empty if the disk is full
                 return text or "a model's process has failed; see its log"
         return None
 
     def _breakdown(self) -> str | None:
         """Return what has failed in the model while Triton itself still runs."""
         if not live_children(self.pid):
-            return f"a model's process ended: {cause(self._child.log())}"
+            return f"a model's process ended: {self._cause()}"
         silent_s = self._silent_s()
-        if silent_s > self._config.stall_timeout_s:
+        if silent_s > self._stall_timeout_s:
             return (
                 f"a model's process had no heartbeat for {silent_s:.0f} s; the maximum is "
-                f"server.stall_timeout_s = {self._config.stall_timeout_s:g}"
+                f"server.stall_timeout_s = {self._stall_timeout_s:g}"
             )
         return self._abandoned_requests(silent_s)
 
@@ -275,49 +233,74 @@ class TritonServer(ManagedProcess):
         """
         page = _metrics(self._folder) or ""
         counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
-        given_up = sum(map(float, counts))
+        abandoned = sum(map(float, counts))
         if silent_s < INTERVAL_S:  # nothing since the last heartbeat can be abandoned yet
-            self._given_up = given_up
-        elif silent_s > STALE_S and given_up > self._given_up:
+            self._abandoned = abandoned
+        elif silent_s > STALE_S and abandoned > self._abandoned:
             return "a model's process was stopped, and Triton abandoned requests that it still has"
         return None
 
 
-def cause(log: Sequence[str]) -> str:
-    """Return the reason for Triton's end from its log, as a sentence if possible."""
-    refused = [re.search(r"failed to load '\w+' version \d+: (.*)", line) for line in log]
-    reasons = [match.group(1).rstrip('"') for match in refused if match is not None]
-    if reasons:
-        return reasons[0]
+def cause(log: Sequence[str]) -> str | None:
+    """Return the reason for Triton's end from its log, as a sentence; None if it has none."""
+    rejected = re.findall(r"failed to load '\w+' version \d+: (.*)", "\n".join(log))
+    if rejected:
+        return str(rejected[0]).rstrip('"')
     for line in log:
         if match := re.match(r"Signal \((\d+)\) received", line):
             return f"it crashed with signal {match.group(1)}"
     errors = [line for line in log if re.match(r"E\d{4} |error|Failed to", line)]
-    meant = [line for line in errors if not any(noise in line for noise in _NOISE)]
-    return meant[-1].split("] ", 1)[-1] if meant else f"its log ends:\n{log_tail(log)}"
+    errors = [line for line in errors if not any(noise in line for noise in _NOISE)]
+    return errors[-1].split("] ", 1)[-1] if errors else None
 
 
-def _require_shared_memory(inflight_mib: int, regions_mib: int) -> None:
-    """Check that shared memory can hold the requests in flight.
+class SupervisedTriton(SupervisedProcess):
+    """A Triton through all its restarts.
 
     Args:
-        inflight_mib: the maximum MiB of requests, for all engines together.
-        regions_mib: the MiB that the engines need in addition.
+        title: the name in messages.
+        launch: the command and the files.
+        log_path: the log file.
+        needed: see `SupervisedProcess`.
+    """
+
+    def __init__(
+        self, title: str, launch: TritonLaunch, log_path: Path, needed: Callable[[], bool]
+    ) -> None:
+        timeout_s = launch.config.server.start_timeout_s
+        super().__init__(title, lambda: TritonServer(launch, log_path), timeout_s, needed)
+        self.launch = launch
+
+    def failure(self) -> str | None:
+        """Return why the running Triton has failed; None if it has not, or none runs."""
+        running = self.running
+        return None if running is None else running.failure()
+
+    def has_requests(self) -> bool:
+        """Return whether Triton runs and a gateway awaits answers from it."""
+        running = self.running is not None and self.failure() is None
+        return running and names.is_held(self.launch.folder)
+
+    def stop(self) -> None:
+        """End Triton for good; its requests are lost."""
+        if (running := self.running) is not None:
+            running.terminate(_STOP_S)
+        self.kill()
+
+
+def _require_shared_memory(needed_mib: int) -> None:
+    """Check that shared memory can hold the requests in flight and what the engines need.
 
     Raises:
         UnavailableError: too little shared memory is free.
     """
     status = os.statvfs(names.SHARED_MEMORY)
-    free = status.f_bavail * status.f_frsize // _MIB
-    needed = inflight_mib + regions_mib
-    if free < needed:
+    free_mib = status.f_bavail * status.f_frsize // _MIB
+    if free_mib < needed_mib:
         raise UnavailableError(
-            f"{names.SHARED_MEMORY}, which holds requests, has {free} MiB free; expected {needed} "
-            f"MiB (server.max_inflight_mb and {regions_mib} more); enlarge it (containers: "
-            f"--shm-size {needed}m or more) or lower server.max_inflight_mb"
-            if inflight_mib
-            else f"{names.SHARED_MEMORY} has {free} MiB free; expected {needed} for another "
-            "engine; enlarge it, or reload with --in-place"
+            f"{names.SHARED_MEMORY}, which holds requests, has {free_mib} MiB free; expected "
+            f"{needed_mib} MiB; enlarge it (containers: --shm-size {needed_mib}m or more), lower "
+            "server.max_inflight_mb, or reload with --in-place"
         )
 
 

@@ -24,10 +24,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from serve.contract.config import Config
 from serve.contract.devices import counted
@@ -37,18 +37,15 @@ from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, ReloadRequest
 from serve.supervisor.engines import TRITON, EngineManager
-from serve.supervisor.gateway import GatewayProcess, address, check_ports, is_ready
-from serve.supervisor.page import SupervisorMetrics, page_of
-from serve.supervisor.server import TritonLaunch, TritonServer, config_to_toml, prepare
-from serve.supervisor.supervised_process import SupervisedProcess
-from serve.wire.folder import CONFIG, reference_folder, run_folder
+from serve.supervisor.gateway import GatewayProcess, answers, check_ports
+from serve.supervisor.processes import SupervisedProcess
+from serve.supervisor.server import SupervisedTriton, TritonLaunch, config_to_toml, prepare
+from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, gateway_door, reference_folder, run_folder
 
 logger = logging.getLogger("earshot")
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _PORTS = range(10_000, 32_768)
-
-T = TypeVar("T")
 
 _REFERENCE_MEMORY_SHARE = 0.2  # of a GPU's memory
 _REFERENCE_SLOTS = 4  # it has one request at a time, with few windows
@@ -63,8 +60,8 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
     shadow, runtime = config.shadow, config.runtime
     if not shadow.opens_engine:
         return None
-    own = reference_folder(folder)
-    own.mkdir(mode=0o700)
+    reference = reference_folder(folder)
+    reference.mkdir(mode=0o700)
     runtime = dataclasses.replace(
         runtime,
         device=shadow.device,
@@ -82,29 +79,27 @@ def prepare_reference(folder: Path, config: Config) -> TritonLaunch | None:
     )
     live = dataclasses.replace(config.live, short_encoder="auto")
     config = dataclasses.replace(config, runtime=runtime, live=live)
-    return prepare(own, config, shadow.engine)
+    return prepare(reference, config, shadow.engine)
 
 
-def from_here(config: Config) -> Config:
-    """Return the config with absolute paths."""
-
-    def absolute(path: str) -> str:
-        return str(Path(path).absolute()) if path else ""
-
-    return dataclasses.replace(
-        config,
-        server=dataclasses.replace(
-            config.server,
-            keys_file=absolute(config.server.keys_file),
-            usage_file=absolute(config.server.usage_file),
-            tls_certificate=absolute(config.server.tls_certificate),
-            tls_key=absolute(config.server.tls_key),
-        ),
-    )
+def _with_absolute_paths(config: Config) -> Config:
+    names = ("keys_file", "usage_file", "tls_certificate", "tls_key")
+    paths: dict[str, Any] = {
+        name: str(Path(path).absolute()) for name in names if (path := getattr(config.server, name))
+    }
+    return dataclasses.replace(config, server=dataclasses.replace(config.server, **paths))
 
 
 class Supervisor:
-    """A started server and its supervisor."""
+    """A started server and its supervisor; made by `running_server`.
+
+    Args:
+        folder: the folder of the run.
+        config: the config, with absolute paths and resolved devices.
+        engines: the engines.
+        log_path: the log file.
+        requests_to: see `running_server`.
+    """
 
     def __init__(
         self,
@@ -112,24 +107,33 @@ class Supervisor:
         config: Config,
         engines: EngineManager,
         log_path: Path,
-        requests_to: int | None = None,
-        reference: TritonLaunch | None = None,
+        requests_to: int | None,
     ) -> None:
-        server = config.server
-        self.http = address(server.host, server.http_port)
-        self.grpc = address(server.host, server.grpc_port)
-        self.metrics = address(server.host, server.metrics_port)  # the page is /metrics
+        server, count = config.server, config.gateway.processes
+        self.http = f"{server.host}:{server.http_port}"
+        self.grpc = f"{server.host}:{server.grpc_port}"
+        self.metrics = f"{server.host}:{server.metrics_port}"  # the page is /metrics
         self.log_path = log_path
         self.folder = folder
-        self._tls = bool(server.tls_certificate)
         self._start_timeout_s = server.start_timeout_s
         self._engines = engines
         self._gateways = tuple(
-            self._gateway(number, config.gateway.processes, server, requests_to)
-            for number in range(config.gateway.processes)
+            SupervisedProcess(
+                "the gateway" if count == 1 else f"the gateway's process {number}",
+                functools.partial(GatewayProcess, folder, server, log_path, requests_to, number),
+                server.start_timeout_s,
+                lambda: not any(gateway.up for gateway in self._gateways),
+            )
+            for number in range(count)
         )
-        self._reference = None if reference is None else self._shadow(reference)
-        self._others = (*self._gateways, *([self._reference] if self._reference else []))
+        launch = prepare_reference(folder, config)
+        self._reference: SupervisedTriton | None = None
+        if launch is not None:
+            log = Path(f"{log_path}.shadow")
+            log.write_bytes(b"")
+            title = f"{TRITON} of shadow.engine"
+            self._reference = SupervisedTriton(title, launch, log, lambda: False)
+        self._others = (*self._gateways, *filter(None, [self._reference]))
         self._page = SupervisorMetrics(folder)
         self._error: EarshotError | None = None
         self._complete = True  # whether every accepted request was answered
@@ -139,54 +143,11 @@ class Supervisor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="earshot-supervisor")
 
-    def _shadow(self, launch: TritonLaunch) -> SupervisedProcess:
-        """Make the process of the shadow monitor's reference, which the server does not need."""
-        log = Path(f"{self.log_path}.shadow")
-        log.write_bytes(b"")
-        title, start = f"{TRITON} of shadow.engine", functools.partial(launch.start, log)
-        return SupervisedProcess("server", title, start, self._start_timeout_s, lambda: False)
-
-    def _gateway(
-        self, number: int, processes: int, server: ServerConfig, requests_to: int | None
-    ) -> SupervisedProcess:
-        """Make one of the gateway's processes."""
-        return SupervisedProcess(
-            "gateway",
-            "the gateway" if processes == 1 else f"the gateway's process {number}",
-            lambda: GatewayProcess(self.folder, server, self.log_path, requests_to, number),
-            server.start_timeout_s,
-            lambda: not any(part.up for part in self._gateways),
-        )
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process ids of the running tritonservers, which a restart changes.
-
-        Raises:
-            EarshotError: none runs now.
-        """
-        return tuple(triton.pid for triton in self._tritons())
-
     @property
     def restarts(self) -> int:
         """The number of restarts of all processes."""
-        others = sum(part.restarts for part in self._others)
-        return others + sum(engine.restarts for engine in self._engines.all)
-
-    def require_unbroken(self) -> None:
-        """Check that no process has failed since the start, for measurements.
-
-        Raises:
-            EarshotError: a process has failed, even if it was restarted.
-        """
-        if self.restarts:
-            raise EarshotError(
-                f"a process of the server failed and was restarted; see {self.log_path}"
-            )
-
-    def peak_memory_bytes(self) -> int:
-        """Return the sum of the peak resident memory of Triton and its model."""
-        return sum(triton.peak_memory_bytes() for triton in self._tritons())
+        tritons = (engine.triton for engine in self._engines.all)
+        return sum(process.restarts for process in (*self._others, *tritons))
 
     def failure(self) -> str | None:
         """Return why the server was given up; None while it runs or restarts."""
@@ -200,20 +161,20 @@ class Supervisor:
         """
         # The first engine must be ready before the others start.
         timeout_s = self._start_timeout_s * min(2, len(self._engines.all))
-        end = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         self._thread.start()
-        while not (self._ready.is_set() and is_ready(self.http, self._tls)):
+        while not (self._ready.is_set() and answers(gateway_door(self.folder), "/health")):
             if not self._thread.is_alive() and self._error is not None:
                 raise self._error
-            if time.monotonic() > end:
+            if time.monotonic() > deadline_s:
                 raise EarshotError(
                     f"the server was not ready within {timeout_s:g} s (server.start_timeout_s)"
                 )
-            self._ready.wait(_LOOK_S)
+            self._ready.wait(_POLL_S)
 
-    def reload(self, order: ReloadRequest) -> None:
+    def reload(self, request: ReloadRequest) -> None:
         """Queue a reload of the engine; the log has the outcome."""
-        self._engines.ask(order, lambda news: None)
+        self._engines.ask(request, lambda report: None)
 
     def stop(self) -> None:
         """Drain and end the server.
@@ -233,29 +194,23 @@ class Supervisor:
     def kill(self) -> None:
         self._killed.set()
         self._stopping.set()
-        for part in (*self._engines.parts, *self._others):
-            part.kill()  # so that the supervisor's thread does not wait for it
+        for process in (*self._engines.processes, *self._others):
+            process.kill()  # so that the supervisor's thread does not wait for it
         if self._thread.ident is not None:
             self._ended.wait()
-
-    def _tritons(self) -> list[TritonServer]:
-        running = _running((engine.part for engine in self._engines.all), TritonServer)
-        if not running:
-            raise EarshotError(f"{TRITON} does not run; {self.failure() or 'it starts again'}")
-        return running
 
     # ------------------------------------------------------------ the supervisor's thread
 
     def _supervise(self) -> None:
         try:
             self._publish()
-            while not self._stopping.wait(_LOOK_S):
-                self._engines.look()
-                for part in self._others if self._engines.ever_ready else self._gateways:
-                    part.look()
+            while not self._stopping.wait(_POLL_S):
+                self._engines.poll()
+                for process in self._others if self._engines.ever_ready else self._gateways:
+                    process.poll()
                 self._publish()
-                parts = (*(engine.part for engine in self._engines.all), *self._others)
-                if all(part.up for part in parts):
+                tritons = (engine.triton for engine in self._engines.all)
+                if all(process.up for process in (*tritons, *self._others)):
                     self._ready.set()
             if not self._killed.is_set():
                 self._drain()
@@ -266,32 +221,91 @@ class Supervisor:
             self._error = EarshotError(f"the supervisor failed: {error!r}")
         finally:
             try:
-                for part in self._others:
-                    part.kill()
+                for process in self._others:
+                    process.kill()
                 self._engines.close()
             finally:
                 self._ended.set()
 
     def _drain(self) -> None:
         """End the gateway first: it needs Triton to answer its accepted requests."""
-        gateways = _running(self._gateways, GatewayProcess)
-        running = (*self._engines.parts, *self._others)
-        with ThreadPoolExecutor(max(1, len(running))) as pool:
+        running = [gateway.running for gateway in self._gateways]
+        gateways = [process for process in running if isinstance(process, GatewayProcess)]
+        with ThreadPoolExecutor(len(self._others) + len(self._engines.processes)) as pool:
             drained = [pool.submit(gateway.drain) for gateway in gateways]
-            while not all(each.done() for each in drained):
-                self._engines.go_on(draining=True)  # requests may wait for an engine to load
-                time.sleep(_LOOK_S)
-            self._complete = all(each.result() for each in drained)
-            tritons = (*self._engines.parts, *self._others)
-            list(pool.map(TritonServer.stop, _running(tritons, TritonServer)))
+            while not all(future.done() for future in drained):
+                self._engines.continue_chore(draining=True)  # an engine may load for a request
+                time.sleep(_POLL_S)
+            self._complete = all(future.result() for future in drained)
+            tritons = (*self._engines.processes, *filter(None, [self._reference]))
+            list(pool.map(SupervisedTriton.stop, tritons))
 
     def _publish(self) -> None:
         self._page.write(page_of(self._engines, self._gateways, self._reference))
 
 
-def _running(parts: Iterable[SupervisedProcess], kind: type[T]) -> list[T]:
-    processes = [part.running for part in parts]  # read once: another thread changes it
-    return [process for process in processes if isinstance(process, kind)]
+class SupervisorMetrics:
+    """The supervisor's metrics file, written when it changes.
+
+    Args:
+        folder: the folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SUPERVISOR_PAGE
+        self._page = self._unwritten = ""
+
+    def write(self, page: str) -> None:
+        """Write the file; log the first failure."""
+        if page == self._page:
+            return
+        new = self._path.with_name(f"{self._path.name}.new")
+        try:
+            new.write_text(page, encoding="utf-8")
+            new.replace(self._path)
+        except OSError as error:  # for example a full disk; the next poll tries again
+            if page != self._unwritten:
+                logger.warning("cannot write the supervisor's metrics: %s", error)
+            self._unwritten = page
+        else:
+            self._page = page
+
+
+def page_of(
+    engines: EngineManager,
+    gateways: Sequence[SupervisedProcess],
+    reference: SupervisedProcess | None,
+) -> str:
+    """Render the metrics of a server's processes; the shadow reference counts as an engine."""
+    restarts = [
+        (f'{{part="server",device="{engine.name}"}}', engine.triton.restarts)
+        for engine in engines.all
+    ]
+    works = [(f'{{device="{engine.name}"}}', engines.works(engine)) for engine in engines.all]
+    loaded = [(f'{{device="{engine.name}"}}', engines.loaded(engine)) for engine in engines.all]
+    up = any(gateway.up for gateway in gateways) and any(map(engines.works, engines.all))
+    if reference is not None:
+        restarts.append(('{part="server",device="shadow"}', reference.restarts))
+        works.append(('{device="shadow"}', reference.up))
+    restarts.append(('{part="gateway"}', sum(gateway.restarts for gateway in gateways)))
+    reloads = [(f'{{outcome="{outcome}"}}', n) for outcome, n in engines.reloads.items()]
+    engine_up = "Whether the engine of a device works, or is unloaded while idle"
+    engine_loaded = "Whether the engine of a device is in memory"
+    both = "Whether the gateway and at least one engine work"
+    return (
+        _family("earshot_restarts_total", "counter", "Restarts of a process", restarts)
+        + _family("earshot_up", "gauge", both, [("", up)])
+        + _family("earshot_engine_up", "gauge", engine_up, works)
+        + _family("earshot_engine_loaded", "gauge", engine_loaded, loaded)
+        + _family("earshot_reloads_total", "counter", "Reloads of the engine", reloads)
+    )
+
+
+def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str, int]]) -> str:
+    """Render a metric in Prometheus's text format, with the labels and value of each sample."""
+    lines = [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+    lines += [f"{name}{labels} {int(value)}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
 
 
 @contextlib.contextmanager
@@ -317,15 +331,16 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    whole = from_here(dataclasses.replace(config, runtime=counted(config.runtime)))
+    runtime = counted(config.runtime)
+    resolved = _with_absolute_paths(dataclasses.replace(config, runtime=runtime))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()
         log.write_bytes(b"")
-        (folder / CONFIG).write_text(config_to_toml(whole), encoding="utf-8")
-        read_manifest(Path(engine or config.engine))  # report a missing engine at once
-        engines = EngineManager(folder, config, whole, engine or config.engine, log)
-        reference = prepare_reference(folder, whole)
-        server = Supervisor(folder, whole, engines, log, requests_to, reference)
+        (folder / CONFIG).write_text(config_to_toml(resolved), encoding="utf-8")
+        engine = engine or config.engine
+        read_manifest(Path(engine))  # report a missing engine at once
+        engines = EngineManager(folder, config, resolved, engine, log)
+        server = Supervisor(folder, resolved, engines, log, requests_to)
         try:
             server.start()
             with contextlib.closing(Control(folder, engines.ask)):
@@ -354,15 +369,18 @@ def free_ports(host: str, count: int) -> tuple[int, ...]:
     raise UnavailableError(f"found {len(ports)} free ports of {host}, expected {count}")
 
 
-def on_free_ports(server: ServerConfig) -> ServerConfig:
-    """Return the config on free ports, to run beside a server on the configured ports."""
-    http, grpc, metrics = free_ports(server.host, 3)
-    return dataclasses.replace(server, http_port=http, grpc_port=grpc, metrics_port=metrics)
-
-
 def for_this_machine(server: ServerConfig) -> ServerConfig:
     """Return the config on free ports of loopback, without keys or TLS, for measurements."""
-    plain = dataclasses.replace(
-        server, host="127.0.0.1", keys_file="", usage_file="", tls_certificate="", tls_key=""
+    host = "127.0.0.1"
+    http, grpc, metrics = free_ports(host, 3)
+    return dataclasses.replace(
+        server,
+        host=host,
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+        keys_file="",
+        usage_file="",
+        tls_certificate="",
+        tls_key="",
     )
-    return on_free_ports(plain)

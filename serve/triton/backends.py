@@ -2,13 +2,9 @@
 
 import contextlib
 import functools
-import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from serve.contract.config import Config
 from serve.contract.errors import EarshotError
 from serve.contract.fields import MAX_BEAMS
 from serve.contract.messages import (
@@ -21,16 +17,12 @@ from serve.contract.messages import (
     TranscriberEvent,
 )
 from serve.transcriber.guard import guarded
+from serve.transcriber.loop import Transcriber
 from serve.transcriber.request_tracker import Stats
 from serve.triton.cancellation import CancellationRegistry
-from serve.triton.metrics import EngineAbilities, MetricFamily, Publisher
+from serve.triton.metrics import MetricFamily, Publisher
 from serve.wire import folder as names
 from serve.wire import tensors, uploads
-
-if TYPE_CHECKING:
-    from serve.transcriber.loop import Transcriber
-
-logger = logging.getLogger("earshot")
 
 Inputs = Mapping[str, tensors.Tensor]
 
@@ -46,24 +38,17 @@ class EngineBackend:
     """
 
     def __init__(
-        self,
-        transcriber: "Transcriber",
-        drain_s: float,
-        folder: Path,
-        metric_family: MetricFamily,
+        self, transcriber: Transcriber, drain_s: float, folder: Path, metric_family: MetricFamily
     ) -> None:
         self._transcriber = transcriber
         self._drain_s = drain_s
         self._folder = folder
-        self._publisher = Publisher(self._stats, metric_family, _offers(transcriber))
+        slots = transcriber.capabilities.max_windows
+        self._publisher = Publisher(self._stats, metric_family, _abilities(transcriber), slots)
         self._keys = CancellationRegistry()
 
     def start(
-        self,
-        inputs: Inputs,
-        on_event: OnEvent,
-        key: str | None = None,
-        priority: Priority = "file",
+        self, inputs: Inputs, on_event: OnEvent, key: str | None = None, priority: Priority = "file"
     ) -> RequestHandle:
         """Submit a request; any failure is an EarshotError.
 
@@ -74,10 +59,10 @@ class EngineBackend:
             priority: see `Transcriber.submit`.
         """
         submit = functools.partial(self._submit, inputs, key, priority)
-        work = functools.partial(submit, on_event)
+        start = functools.partial(submit, on_event)
         if key is not None:
-            work = functools.partial(self._keys.submit, key, on_event, submit)
-        handle = guarded("starting a request", work)
+            start = functools.partial(self._keys.submit, key, on_event, submit)
+        handle = guarded("starting a request", start)
         if isinstance(handle, EarshotError):
             raise handle
         return handle
@@ -104,8 +89,8 @@ class EngineBackend:
     ) -> RequestHandle:
         with contextlib.ExitStack() as stack:
             try:
-                by_file = key is not None and not {"AUDIO", "SAMPLES"} & inputs.keys()
-                file = uploads.take(self._folder, key) if by_file and key else None
+                has_audio = bool({"AUDIO", "SAMPLES"} & inputs.keys())
+                file = uploads.take(self._folder, key) if key and not has_audio else None
                 if file is not None:
                     stack.callback(file.let_go)
                     on_event = functools.partial(_let_go_at_end, file, on_event)
@@ -124,26 +109,12 @@ def _let_go_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) 
     on_event(event)
 
 
-def _offers(transcriber: "Transcriber") -> EngineAbilities:
+def _abilities(transcriber: Transcriber) -> dict[str, str]:
+    """Return the features of the engine and its runtime, as labels of a metric."""
     capabilities = transcriber.capabilities
-    return EngineAbilities(
-        languages=tuple(sorted(transcriber.tokenizer.languages)),
-        detects_language=capabilities.detect_language,
-        words=capabilities.words,
-        beams=min(capabilities.beam_width, MAX_BEAMS),
-        slots=capabilities.max_windows,
-    )
-
-
-def open_transcriber(config: Config, engine: str) -> "Transcriber":
-    """Open a transcriber with the engine's runtime.
-
-    Raises:
-        EarshotError: the engine or its runtime cannot be opened.
-    """
-    from serve.transcriber import open as opening  # noqa: PLC0415 - loads torch
-
-    began = time.monotonic()
-    transcriber = opening.open_transcriber(config, engine)
-    logger.info("the engine is open after %.1f s", time.monotonic() - began)
-    return transcriber
+    return {
+        "languages": ",".join(sorted(transcriber.tokenizer.languages)),
+        "detects_language": str(capabilities.detect_language).lower(),
+        "words": str(capabilities.words).lower(),
+        "beams": str(min(capabilities.beam_width, MAX_BEAMS)),
+    }

@@ -36,9 +36,10 @@ def owner_of(key: str) -> str:
     return key.rpartition("-")[0]
 
 
-def _is_left(key: str, by: str) -> bool:
+def _is_abandoned(key: str, cancel_key: str) -> bool:
     """Return whether a key is from the process that another sender has replaced."""
-    return key.partition("-")[0] == by.partition("-")[0] and owner_of(key) != owner_of(by)
+    same_process = key.partition("-")[0] == cancel_key.partition("-")[0]
+    return same_process and owner_of(key) != owner_of(cancel_key)
 
 
 class CancellationRegistry:
@@ -85,8 +86,8 @@ class CancellationRegistry:
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it comes, and those of a replaced process."""
         with self._lock:
-            left = [running for running in self._running if _is_left(running, key)]
-            handles = {ended: self._running.get(ended) for ended in (key, *left)}
+            abandoned = [running for running in self._running if _is_abandoned(running, key)]
+            handles = {ended: self._running.get(ended) for ended in (key, *abandoned)}
             for ended, handle in handles.items():
                 if handle is None:
                     self._remember(ended)

@@ -49,50 +49,42 @@ FAMILIES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineAbilities:
-    """The features of an engine and its runtime, and their capacity."""
-
-    languages: tuple[str, ...]  # codes
-    detects_language: bool
-    words: bool  # word timestamps
-    beams: int  # the largest beam size
-    slots: int  # the maximum number of windows that decode concurrently
-
-
 class Publisher:
     """A thread that copies statistics into Triton's metrics once a second.
 
     Args:
         stats: returns the current statistics.
         metric_family: Triton's class of metrics.
-        offers: published once, as labels of a metric that is always 1; slots have their own metric.
+        abilities: the labels of `engine_info`, a metric that is always 1.
+        slots: the maximum number of windows that decode concurrently.
     """
 
     def __init__(
-        self, stats: Callable[[], Stats], metric_family: MetricFamily, offers: EngineAbilities
+        self,
+        stats: Callable[[], Stats],
+        metric_family: MetricFamily,
+        abilities: dict[str, str],
+        slots: int,
     ) -> None:
         kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
         self._stats = stats
         self._families = []
         self._metrics = []
-        self._facts = []
-        for family in FAMILIES:
-            made = metric_family(
-                name=f"earshot_{family.name}",
-                description=family.description,
-                kind=kinds[family.kind],
-            )
-            self._families.append(made)
-            for field in family.fields:
-                labels = {"outcome": field} if len(family.fields) > 1 else {}
-                self._metrics.append((made.Metric(labels=labels), family.kind, field))
-        for name, description, value, labels in _facts(offers):
-            made = metric_family(f"earshot_{name}", description, metric_family.GAUGE)
-            metric = made.Metric(labels=labels)
-            metric.set(value)
-            self._families.append(made)
-            self._facts.append(metric)
+        self._constants = []
+        for metric in FAMILIES:
+            family = metric_family(f"earshot_{metric.name}", metric.description, kinds[metric.kind])
+            self._families.append(family)
+            for field in metric.fields:
+                labels = {"outcome": field} if len(metric.fields) > 1 else {}
+                self._metrics.append((family.Metric(labels=labels), metric.kind, field))
+        for name, description, value, labels in (
+            ("engine_info", "1; the labels have the engine's features", 1, abilities),
+            ("slots", "Maximum number of windows that decode concurrently", slots, {}),
+        ):
+            family = metric_family(f"earshot_{name}", description, metric_family.GAUGE)
+            self._families.append(family)
+            self._constants.append(family.Metric(labels=labels))
+            self._constants[-1].set(value)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="earshot-metrics", daemon=True)
         self._thread.start()
@@ -102,32 +94,15 @@ class Publisher:
         self._stopped.set()
         self._thread.join(timeout=_JOIN_S)
         self._metrics.clear()
-        self._facts.clear()
+        self._constants.clear()
         self._families.clear()
 
     def _run(self) -> None:
         while not self._stopped.wait(INTERVAL_S):
-            self._publish()
-
-    def _publish(self) -> None:
-        stats = self._stats()
-        for metric, kind, field in self._metrics:
-            value = getattr(stats, field)
-            if kind == "gauge":
-                metric.set(value)
-            else:  # a counter takes increments only
-                metric.increment(max(0.0, value - metric.value()))
-
-
-def _facts(offers: EngineAbilities) -> list[tuple[str, str, float, dict[str, str]]]:
-    """Return names, descriptions, values and labels of the constant metrics."""
-    labels = {
-        "languages": ",".join(offers.languages),
-        "detects_language": str(offers.detects_language).lower(),
-        "words": str(offers.words).lower(),
-        "beams": str(offers.beams),
-    }
-    return [
-        ("engine_info", "1; the labels have the engine's features", 1, labels),
-        ("slots", "Maximum number of windows that decode concurrently", offers.slots, {}),
-    ]
+            stats = self._stats()
+            for metric, kind, field in self._metrics:
+                value = getattr(stats, field)
+                if kind == "gauge":
+                    metric.set(value)
+                else:  # a counter takes increments only
+                    metric.increment(max(0.0, value - metric.value()))

@@ -21,48 +21,22 @@ _TRITON_NAMES = {"INVALID_ARGUMENT": "INVALID_ARG"}  # statuses with other names
 _FLUSH_S = 10.0  # longest wait of `close` for queued responses
 
 
-class Sender:
-    """Triton's response sender of one request, which also makes its responses.
-
-    Args:
-        sender: the request's response sender.
-        backend_utils: the module `triton_python_backend_utils`, which exists only in Triton.
-    """
-
-    def __init__(self, sender: Any, backend_utils: Any) -> None:
-        self._sender = sender
-        self._utils = backend_utils
-
-    def response(self, outputs: Mapping[str, tensors.Tensor]) -> Any:
-        """Make a response with these outputs."""
-        made = [self._utils.Tensor(*item) for item in outputs.items()]
-        return self._utils.InferenceResponse(made)
-
-    def error_response(self, error: EarshotError) -> Any:
-        """Make a response with an error's text and status."""
-        name = error.status.grpc
-        code = getattr(self._utils.TritonError, _TRITON_NAMES.get(name, name))
-        triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
-        return self._utils.InferenceResponse(error=triton_error)
-
-    def send(self, response: Any, final: bool) -> None:
-        """Send a response and wait until Triton has taken it."""
-        flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(response, flags=flags)
-
-
 class Responder:
     """The sender of one request's responses; only the last response is final.
 
     Args:
-        sender: the request's response sender.
+        sender: Triton's response sender of the request.
+        backend_utils: the module `triton_python_backend_utils`, which exists only in Triton.
         stream: whether to send each segment separately.
         phases: whether the answer has PHASES.
     """
 
-    def __init__(self, sender: Sender, stream: bool, phases: bool = False) -> None:
+    def __init__(
+        self, sender: Any, backend_utils: Any, stream: bool = False, phases: bool = False
+    ) -> None:
         # None after the last response, since Triton keeps a request as long as its sender lives.
-        self._sender: Sender | None = sender
+        self._sender = sender
+        self._utils = backend_utils
         self._stream = stream
         self._phases = phases
         self._lock = threading.Lock()
@@ -84,45 +58,46 @@ class Responder:
 
     def send_event(self, event: TranscriberEvent) -> None:
         """Send an event of the transcriber as a response; return once Triton has accepted it."""
-        sender = self._sender
-        if sender is None:
+        if self.done:
             return
         try:
             if isinstance(event, RequestFinished):
-                outputs = tensors.transcript_outputs(event.transcript, phases=self._phases)
-                self._send(sender.response(outputs), final=True)
+                self.send(tensors.transcript_outputs(event.transcript, phases=self._phases))
             elif isinstance(event, RequestFailed):
                 self.fail(event.error)
             elif self._stream:
-                outputs = tensors.segment_outputs(event.segment)
-                self._send(sender.response(outputs), final=False)
+                self.send(tensors.segment_outputs(event.segment), final=False)
         except Exception as error:
             logger.exception("a response could not be sent")
-            self._give_up()
+            with self._lock:
+                self._lost = True
+                handle = self._handle
+            if handle is not None:
+                handle.cancel()
             self.fail(error)
+
+    def send(self, outputs: Mapping[str, tensors.Tensor], final: bool = True) -> None:
+        """Send a response with these outputs."""
+        output_tensors = [self._utils.Tensor(*item) for item in outputs.items()]
+        self._send(self._utils.InferenceResponse(output_tensors), final)
 
     def fail(self, error: Exception) -> None:
         """End with an error; an unexpected exception is an internal error of the server."""
         if not isinstance(error, EarshotError):
             error = EarshotError(f"internal error: {shown(error)}")
-        sender = self._sender
-        if sender is not None:
-            self._send(sender.error_response(error), final=True)
-
-    def _give_up(self) -> None:
-        with self._lock:
-            self._lost = True
-            handle = self._handle
-        if handle is not None:
-            handle.cancel()
+        name = error.status.grpc
+        code = getattr(self._utils.TritonError, _TRITON_NAMES.get(name, name))
+        triton_error = self._utils.TritonError(tensors.error_to_text(error), code)
+        self._send(self._utils.InferenceResponse(error=triton_error), final=True)
 
     def _send(self, response: Any, final: bool) -> None:
+        flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         with self._lock:
             sender = self._sender
             if final:
                 self._sender = None
             if sender is not None:
-                sender.send(response, final)
+                sender.send(response, flags=flags)
 
 
 class ResponseQueue:

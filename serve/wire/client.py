@@ -111,11 +111,7 @@ class TritonClient:
 
         inputs = _inputs(request)
         context = self._client.async_infer(
-            tensors.MODEL,
-            inputs,
-            on_answer,
-            client_timeout=self._timeout_s,
-            headers=self._headers,
+            tensors.MODEL, inputs, on_answer, client_timeout=self._timeout_s, headers=self._headers
         )
         return PendingTranscript(answer, context, self._timeout_s)
 
@@ -189,12 +185,12 @@ class TritonClient:
     def _error(self, error: Any) -> EarshotError:
         """Convert an error of tritonclient to one of `serve.contract.errors`."""
         status = str(error.status() or "").removeprefix("StatusCode.")
-        ours = tensors.error_from_text(str(error.message()), status)
-        if type(ours) is UnavailableError:
-            return UnavailableError(f"server at {self._address}: {ours}")
-        if type(ours) is CancelledError:
+        converted = tensors.error_from_text(str(error.message()), status)
+        if type(converted) is UnavailableError:
+            return UnavailableError(f"server at {self._address}: {converted}")
+        if type(converted) is CancelledError:
             return CancelledError("the request was cancelled")
-        return ours
+        return converted
 
 
 def _inputs(request: Request) -> list[Any]:

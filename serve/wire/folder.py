@@ -153,16 +153,12 @@ def _remove_abandoned() -> None:
     """Remove the folders of this user's killed runs."""
     for folder in runs():
         with contextlib.suppress(OSError):  # removed meanwhile, or in use
-            _remove_if_abandoned(folder)
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is in use
-        remove_triton(folder)
-    finally:
-        os.close(lock)
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_triton(folder)
+            finally:
+                os.close(lock)
 
 
 def remove_triton(folder: Path) -> None:

@@ -22,14 +22,7 @@ from serve.contract import errors
 from serve.contract.codec import from_json, to_json
 from serve.contract.config import OPTIONS
 from serve.contract.errors import AudioError, EarshotError, OptionError, UnavailableError, shown
-from serve.contract.messages import (
-    AudioFile,
-    Phase,
-    Request,
-    Segment,
-    Timings,
-    Transcript,
-)
+from serve.contract.messages import AudioFile, Phase, Request, Segment, Timings, Transcript
 from serve.contract.options import Option, checked
 
 Tensor = npt.NDArray[Any]
@@ -77,10 +70,6 @@ class TensorSpec:
     max_bytes: int | None = None  # of an input; None: limited by the request only
 
 
-def _by_name(*specs: TensorSpec) -> dict[str, TensorSpec]:
-    return {spec.name: spec for spec in specs}
-
-
 def _input(option: Option) -> TensorSpec:
     datatype = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}[option.kind]
     if datatype == "FP32" and option.many:  # times in long audio
@@ -91,13 +80,13 @@ def _input(option: Option) -> TensorSpec:
 
 # An input of Triton has one datatype. Audio therefore has two inputs, and a request sends one of
 # them. All other inputs are optional.
-INPUTS = _by_name(
+_INPUTS = (
     TensorSpec("AUDIO", "BYTES", (1,), "a whole file in any supported format"),
     TensorSpec("SAMPLES", "FP32", (-1,), "instead of AUDIO: mono samples in [-1, 1]"),
     *map(_input, OPTIONS.values()),
     TensorSpec("STREAM", "BOOL", (1,), "whisper_stream: a message per segment; default: true"),
 )
-OUTPUTS = _by_name(
+_OUTPUTS = (
     TensorSpec("TEXT", "BYTES", (1,), "the whole text, or the text of one segment"),
     TensorSpec("SEGMENTS", "BYTES", (1,), "JSON list; fields of serve.contract.messages.Segment"),
     TensorSpec("LANGUAGE", "BYTES", (1,), "code; absent without speech and a requested language"),
@@ -110,6 +99,8 @@ OUTPUTS = _by_name(
     TensorSpec("WARNINGS", "BYTES", (-1,), "sentences about skipped or guessed parts, if any"),
     TensorSpec("PHASES", "BYTES", (1,), "JSON list; absent if the request is not traced"),
 )
+INPUTS = {spec.name: spec for spec in _INPUTS}
+OUTPUTS = {spec.name: spec for spec in _OUTPUTS}
 NUMPY_TYPES = {
     "BYTES": np.object_,
     "FP32": np.float32,
@@ -135,8 +126,7 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """Convert a request to tensors; options with their default values are omitted.
 
     Raises:
-        OptionError: a value has the wrong type, is not valid text, or is too long; the server
-            checks everything else.
+        OptionError: a value is too large or is not valid text; the server checks everything else.
     """
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio

@@ -29,8 +29,8 @@ def make_folder(run: Path, process: int = 0) -> Path:
     folder = folder_of(run, process)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for left in folder.iterdir():
-        left.unlink(missing_ok=True)
+    for file in folder.iterdir():
+        file.unlink(missing_ok=True)
     return folder
 
 

@@ -31,7 +31,9 @@ class Bridge:
             UnavailableError: the address cannot be used.
         """
         try:
-            self._server = await asyncio.start_server(self._take, host, port, limit=MAX_LINE_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve_client, host, port, limit=MAX_LINE_BYTES
+            )
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {error.strerror}; stop the other process, or "
@@ -58,7 +60,9 @@ class Bridge:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         session, task = WyomingSession(reader, writer, self._settings), asyncio.current_task()
         assert task is not None
         try:
@@ -69,7 +73,7 @@ class Bridge:
                 return
             self._sessions[task] = session
             await session.run()
-            await _hear_out(reader, writer)
+            await _read_to_end(reader, writer)
         except asyncio.CancelledError:  # from `stop`; asyncio would log it
             return
         finally:
@@ -80,7 +84,7 @@ class Bridge:
                     await writer.wait_closed()
 
 
-async def _hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _read_to_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Read until the client closes; closing while it sends could discard our last event."""
     with contextlib.suppress(OSError, TimeoutError):
         writer.write_eof()

@@ -64,25 +64,20 @@ async def read_event(reader: asyncio.StreamReader) -> WyomingEvent | None:
         RequestError: the input is not an event, or too large.
     """
     try:
-        line = await _line(reader)
+        line = await reader.readline()
         if not line:
             return None
         head = from_json(_EventHeader, line, "an event", error=RequestError, extra="ignore")
         data = head.data or {}
         if head.data_length:
-            behind = await reader.readexactly(head.data_length)
+            text = await reader.readexactly(head.data_length)
             where = f"data of {head.type[:60]}"
-            data |= from_json(dict[str, Any], behind, where, error=RequestError)
+            data |= from_json(dict[str, Any], text, where, error=RequestError)
         payload = await reader.readexactly(head.payload_length or 0)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return WyomingEvent(head.type, data, payload)
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readline()
-    except ValueError as error:  # StreamReader raises it if the line is too long
+    except ValueError as error:  # `readline` raises it if the line is too long
         raise RequestError(
             f"an event's line is longer than {MAX_LINE_BYTES} bytes; expected JSON and a newline"
         ) from error
+    return WyomingEvent(head.type, data, payload)

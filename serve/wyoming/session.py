@@ -32,11 +32,6 @@ class BridgeSettings:
     budget: Budget = dataclasses.field(default_factory=Budget)  # for the audio of all sessions
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ping:
-    text: str | None = None
-
-
 class WyomingSession:
     """A client's connection.
 
@@ -84,9 +79,9 @@ class WyomingSession:
     async def refuse(self, error: EarshotError) -> None:
         """Send an error to the client, if it is still connected."""
         try:
-            await self._say("error", {"text": str(error), "code": error.status.grpc})
-        except EarshotError as deaf:
-            logger.warning("%s", deaf)
+            await self._send("error", {"text": str(error), "code": error.status.grpc})
+        except EarshotError as send_error:
+            logger.warning("%s", send_error)
 
     async def _next(self) -> WyomingEvent | None:
         self._read_task = self._read_task or asyncio.create_task(read_event(self._reader))
@@ -100,7 +95,7 @@ class WyomingSession:
         self._read_task = None
         return event
 
-    async def _say(self, kind: str, data: dict[str, Any]) -> None:
+    async def _send(self, kind: str, data: dict[str, Any]) -> None:
         try:
             self._writer.write(WyomingEvent(kind, data).write())
             async with asyncio.timeout(_WRITE_S):
@@ -114,34 +109,35 @@ class WyomingSession:
     # ---------------------------------------------------------------- events
 
     async def _describe(self, event: WyomingEvent) -> None:
-        models = await self._settings.upstream.models()
-        languages = list(self._settings.languages)
         about = {"installed": True, "version": None}
+        models = [
+            {
+                **about,
+                "name": name,
+                "description": f"Whisper ({name})",
+                "attribution": _WHISPER,
+                "languages": list(self._settings.languages),
+            }
+            for name in await self._settings.upstream.models()
+        ]
         program = {
             **about,
             "name": "Earshot",
             "description": "Whisper, served by Earshot",
             "attribution": {"name": "Earshot", "url": ""},
-            "models": [
-                {
-                    **about,
-                    "name": name,
-                    "description": f"Whisper ({name})",
-                    "attribution": _WHISPER,
-                    "languages": languages,
-                }
-                for name in models
-            ],
+            "models": models,
             "supports_transcript_streaming": False,
             "requires_external_vad": True,
             "prefers_auto_gain_enabled": False,
             "prefers_noise_reduction_enabled": False,
         }
-        others = ("tts", "handle", "intent", "wake", "mic", "snd")
-        await self._say("info", {"asr": [program], **{name: [] for name in others}})
+        other_services: dict[str, Any] = {
+            key: [] for key in ("tts", "handle", "intent", "wake", "mic", "snd")
+        }
+        await self._send("info", {"asr": [program], **other_services})
 
     async def _ping(self, event: WyomingEvent) -> None:
-        await self._say("pong", {"text": data_of(event, _Ping).text})
+        await self._send("pong", {"text": event.data.get("text")})
 
     async def _transcribe(self, event: WyomingEvent) -> None:
         self._options = data_of(event, TranscribeOptions)
@@ -162,7 +158,7 @@ class WyomingSession:
         if not options.language:
             options = dataclasses.replace(options, language=self._settings.language)
         if (answer := await self._while_client_waits(self._utterance, options)) is not None:
-            await self._say("transcript", {"text": answer.text, "language": answer.language})
+            await self._send("transcript", {"text": answer.text, "language": answer.language})
         self._options = TranscribeOptions()
         self._drop()
 
@@ -178,15 +174,11 @@ class WyomingSession:
         if not utterance.seconds:
             return SpeechApiAnswer("")  # no audio
         answer = asyncio.create_task(self._settings.upstream.transcribe(utterance, options))
-        self._read_task = self._read_task or asyncio.create_task(read_event(self._reader))
+        self._read_task = read = self._read_task or asyncio.create_task(read_event(self._reader))
         try:
-            await asyncio.wait((answer, self._read_task), return_when=asyncio.FIRST_COMPLETED)
-            gone = (
-                self._read_task.done()
-                and not self._read_task.exception()
-                and not self._read_task.result()
-            )
-            return None if gone and not answer.done() else await answer
+            await asyncio.wait((answer, read), return_when=asyncio.FIRST_COMPLETED)
+            disconnected = read.done() and not read.exception() and read.result() is None
+            return None if disconnected and not answer.done() else await answer
         finally:
             answer.cancel()
 

@@ -4,27 +4,19 @@ import asyncio
 import dataclasses
 import http.client
 import re
-import secrets
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from serve.contract.codec import from_json
-from serve.contract.errors import (
-    ConfigError,
-    DeadlineError,
-    EarshotError,
-    UnavailableError,
-    from_http,
-    shown,
-)
+from serve.contract.errors import ConfigError, DeadlineError, UnavailableError, from_response, shown
 from serve.speech.languages import language_code
 from serve.wyoming.utterance import TranscribeOptions, WyomingUtterance
 
+T = TypeVar("T")
+
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
-_PIECE_BYTES = 2**16
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
 
@@ -44,16 +36,6 @@ class _Model:
 @dataclasses.dataclass(frozen=True)
 class _ModelList:
     data: tuple[_Model, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Error:
-    message: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _ErrorBody:
-    error: _Error
 
 
 class SpeechApiClient:
@@ -92,8 +74,8 @@ class SpeechApiClient:
         Raises:
             EarshotError: see `transcribe`.
         """
-        answer = await self._ask("GET", "/v1/models")
-        return tuple(model.id for model in _read(_ModelList, answer).data)
+        answer = await self._ask(_ModelList, "GET", "/v1/models")
+        return tuple(model.id for model in answer.data)
 
     async def transcribe(
         self, utterance: WyomingUtterance, options: TranscribeOptions
@@ -106,40 +88,33 @@ class SpeechApiClient:
             DeadlineError: the timeout expired.
             EarshotError: the server rejected the request, with its message.
         """
-        fields = [
-            ("response_format", "verbose_json"),
-            *(("keywords[]", word) for word in options.keywords),
-        ]
-        fields += [
-            (name, value)
-            for name, value in (("model", options.name), ("language", options.language))
-            if value
-        ]
-        kind, body = _form(fields, utterance.wav())
-        received = await self._ask("POST", "/v1/audio/transcriptions", kind, body)
-        answer = _read(SpeechApiAnswer, received)
+        fields = {"model": options.name, "language": options.language}
+        form = {
+            "response_format": "verbose_json",
+            "keywords[]": options.keywords,
+            **{name: value for name, value in fields.items() if value},
+        }
+        file = ("speech.wav", utterance.wav(), "audio/wav")
+        answer = await self._ask(
+            SpeechApiAnswer, "POST", "/v1/audio/transcriptions", data=form, files={"file": file}
+        )
         return SpeechApiAnswer(answer.text.strip(), language_code(answer.language or ""))
 
-    async def _ask(
-        self, method: str, path: str, kind: str = "", body: Sequence[bytes] = ()
-    ) -> bytes:
+    async def _ask(self, kind: type[T], method: str, path: str, **form: Any) -> T:
         import httpx2  # noqa: PLC0415 - other commands do not load it
 
-        headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
-        headers |= {"Content-Type": kind} if kind else {}
         limits = httpx2.Timeout(None, connect=_CONNECT_S)
+        url = f"{self.url}{path}"
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
                 httpx2.AsyncClient(verify=self._tls, timeout=limits, trust_env=False) as client,
-                client.stream(
-                    method, f"{self.url}{path}", headers=headers, content=_pieces(body)
-                ) as response,
+                client.stream(method, url, headers=self._headers, **form) as response,
             ):
-                answer = bytearray()
-                async for piece in response.aiter_raw():
-                    answer += piece
-                    if len(answer) > _MAX_ANSWER_BYTES:
+                body = bytearray()
+                async for block in response.aiter_raw():
+                    body += block
+                    if len(body) > _MAX_ANSWER_BYTES:
                         raise httpx2.RemoteProtocolError(f"more than {_MAX_ANSWER_BYTES} bytes")
         except TimeoutError:
             raise DeadlineError(f"{self.url} did not answer in {self._timeout_s:g} s") from None
@@ -154,35 +129,7 @@ class SpeechApiClient:
                 "server with OpenAI's API"
             ) from error
         if response.status_code != http.client.OK:
-            raise _refusal(response.status_code, bytes(answer), self.url)
-        return bytes(answer)
-
-
-async def _pieces(body: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield a body in small pieces, because a transport copies unsent bytes."""
-    for part in body:
-        for begin in range(0, len(part), _PIECE_BYTES):
-            yield part[begin : begin + _PIECE_BYTES]
-
-
-def _form(fields: Iterable[tuple[str, str]], file: Iterable[bytes]) -> tuple[str, list[bytes]]:
-    """Return the media type of a multipart form, and its body in pieces."""
-    boundary = secrets.token_hex(16)
-    part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
-    texts = (f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields)
-    head = f'{part}file"; filename="speech.wav"\r\nContent-Type: audio/wav\r\n\r\n'
-    body = ["".join((*texts, head)).encode(), *file, f"\r\n--{boundary}--\r\n".encode()]
-    return f"multipart/form-data; boundary={boundary}", body
-
-
-def _read(kind: Any, answer: bytes) -> Any:
-    where = "the server's answer"
-    return from_json(kind, answer, where, error=UnavailableError, extra="ignore")
-
-
-def _refusal(status: int, answer: bytes, url: str) -> EarshotError:
-    kind = from_http(status)
-    try:
-        return kind(_read(_ErrorBody, answer).error.message)
-    except UnavailableError:
-        return kind(f"{url} returned status {status}")
+            raise from_response(self.url, response.status_code, bytes(body))
+        return from_json(
+            kind, bytes(body), "the server's answer", error=UnavailableError, extra="ignore"
+        )

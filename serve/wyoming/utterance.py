@@ -1,6 +1,7 @@
 """An utterance: the audio between audio-start and audio-stop, and its options."""
 
 import dataclasses
+import io
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,8 +11,6 @@ from serve.speech.raw import wav_header
 
 MAX_S = 300.0
 MAX_BYTES = 2**25
-
-_PIECE_BYTES = 2**16  # a piece of this size is complete
 
 
 class Budget:
@@ -74,7 +73,7 @@ class AudioFormat:
 
 
 class WyomingUtterance:
-    """The samples of an utterance.
+    """The samples of an utterance, as a WAV file in memory.
 
     Args:
         format: the format of the samples.
@@ -84,9 +83,9 @@ class WyomingUtterance:
     def __init__(self, format: AudioFormat, budget: Budget) -> None:
         self._format = format
         self._budget = budget
-        # A single growing array would be copied repeatedly and fragment the memory.
-        self._pieces: list[bytes] = []
+        self._file = io.BytesIO()
         self._bytes = 0
+        self._write_header()
 
     @property
     def seconds(self) -> float:
@@ -107,10 +106,7 @@ class WyomingUtterance:
             )
         self._budget.take(len(samples))
         self._bytes += len(samples)
-        if self._pieces and len(self._pieces[-1]) < _PIECE_BYTES:
-            self._pieces[-1] = b"".join((self._pieces[-1], samples))
-        else:
-            self._pieces.append(samples)
+        self._file.write(samples)
         if self.seconds > MAX_S or self._bytes > MAX_BYTES:
             raise AudioLimitError(
                 f"the audio has {self.seconds:.0f} s and {self._bytes} bytes; expected at most "
@@ -120,16 +116,21 @@ class WyomingUtterance:
     def close(self) -> None:
         """Release the samples; may be called again."""
         self._budget.give_back(self._bytes)
-        self._pieces, self._bytes = [], 0
+        self._file, self._bytes = io.BytesIO(), 0
 
-    def wav(self) -> tuple[bytes, ...]:
-        """Return a WAV file in pieces.
+    def wav(self) -> io.BytesIO:
+        """Return the WAV file of the samples so far.
 
         Raises:
             AudioError: the audio ends within a sample.
         """
-        frame, size = self._format.width * self._format.channels, self._bytes
-        if size % frame:
-            raise AudioError(f"the audio has {size} bytes; expected a multiple of {frame}")
-        header = wav_header(self._format.rate, self._format.channels, self._format.width, size)
-        return header, *self._pieces
+        frame = self._format.width * self._format.channels
+        if self._bytes % frame:
+            raise AudioError(f"the audio has {self._bytes} bytes; expected a multiple of {frame}")
+        self._file.seek(0)
+        self._write_header()
+        return self._file
+
+    def _write_header(self) -> None:
+        format = self._format
+        self._file.write(wav_header(format.rate, format.channels, format.width, self._bytes))

@@ -20,20 +20,18 @@ import pytest
 import serve.transcriber.open
 from serve.cli import backend, progress
 from serve.cli.main import main
-from serve.contract.config import Config
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.usage import UsageFile, UsageRecord
 from serve.speech import raw
-from serve.supervisor.gateway import is_ready
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors
 from serve.wire.client import TritonClient
 from tests.fakes import FakeTranscriber
 from tests.gateways import full_disk
-from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, is_ready, wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120
@@ -599,10 +597,6 @@ def test_a_terminal_sees_progress(nano_toml, size):
     assert done.returncode == 0, shown
     assert b"0/2 files" in shown and b"2 of 2 files transcribed, 0 skipped" in shown, shown
     assert done.stdout.decode().count("==> ") == 2
-
-
-def test_the_default_config_listens_on_this_machine_alone():
-    assert Config().server.host == "127.0.0.1"
 
 
 @pytest.mark.nightly

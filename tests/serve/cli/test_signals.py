@@ -20,8 +20,9 @@ from serve.cli.start import _Signals
 signals = _Signals()
 signals.armed = True
 Path(sys.argv[1]).write_text("armed")
-signals.asked.wait(1.0 if sys.argv[2] == "ignored" else {WAIT_S})
-Path(sys.argv[1]).write_text(f"asked={{signals.asked.is_set()}} reload={{signals.reload.is_set()}}")
+signals.stop_requested.wait(1.0 if sys.argv[2] == "ignored" else {WAIT_S})
+stop, reload = signals.stop_requested.is_set(), signals.reload.is_set()
+Path(sys.argv[1]).write_text(f"{{stop=}} {{reload=}}")
 """
 
 
@@ -35,7 +36,7 @@ def become(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("before", "said"),
-    [("taken", "asked=True reload=False"), ("ignored", "asked=False reload=False")],
+    [("taken", "stop=True reload=False"), ("ignored", "stop=False reload=False")],
 )
 def test_a_terminal_that_closes_ends_the_server_unless_hangups_are_ignored(tmp_path, before, said):
     file = tmp_path / "said"
@@ -58,4 +59,4 @@ def test_else_it_asks_for_another_engine(tmp_path):
         become(file, "armed")
         process.send_signal(signal.SIGHUP)
         process.terminate()  # signals are taken by their numbers, so this is the second
-        become(file, "asked=True reload=True")
+        become(file, "stop=True reload=True")

@@ -34,7 +34,7 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
         ("[gateway]\nprocesses = 5", "max_inflight_mb = 1024, shared by gateway.processes = 5"),
         (
             "[build]\nengine = 'e'",
-            "the key engine has moved out of [build]; expected engine = 'e' at the top of",
+            "build.engine was removed; it is the key `engine` at the top of the file now",
         ),
         ("[gateway]\ncurrency = 'EUR'", "gateway.currency was removed; it was the currency"),
         ("[transcriber]\npatience = 2", "it was the default of the option patience; leave it out"),

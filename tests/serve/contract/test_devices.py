@@ -35,7 +35,7 @@ def test_a_star_is_all_gpus_that_there_are(monkeypatch):
     for device in ("cuda:*", "cuda:0,1"):
         with pytest.raises(UnavailableError, match="but this process sees 0 GPUs"):
             counted(RuntimeConfig(device=device))
-    assert counted(RuntimeConfig(device="cuda")).device == "cuda"  # the runtime says it better
+    assert counted(RuntimeConfig(device="cuda")).device == "cuda"  # the runtime checks it
 
 
 @pytest.mark.parametrize(

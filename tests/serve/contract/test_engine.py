@@ -21,7 +21,6 @@ from serve.contract.engine import (
     Draft,
     Engine,
     checked_meanwhile,
-    manifest_from_json,
     manifest_to_json,
     mel_filters,
     open_engine,
@@ -30,18 +29,20 @@ from serve.contract.engine import (
     write_mel_filters,
 )
 from serve.contract.errors import EngineError, UnavailableError
+from serve.contract.manifest import read_manifest
 from tests.tiny_engine import make_engine
 
 DIMS = Dims(80, 1500, 128, 2, 1, 256, 51865, 448, 64, 1, 2, 512)
 
 
-def test_a_manifest_comes_back_whole(nano_engine):
+def test_a_manifest_comes_back_whole(nano_engine, tmp_path):
     manifest = dataclasses.replace(
         open_engine(nano_engine).manifest,
         runtime_options={"gpu": "H200", "sizes": [1, 2], "deep": {"x": None}},
         draft=Draft(CheckpointSource("a/möhre", "ef" * 32), n_text_layer=1, n_text_ffn=256),
     )
-    assert manifest_from_json(manifest_to_json(manifest), "engine.json") == manifest
+    (tmp_path / MANIFEST_FILE).write_text(manifest_to_json(manifest))
+    assert read_manifest(tmp_path) == manifest
     assert manifest.tokenizer.multilingual
     assert not dataclasses.replace(manifest.tokenizer, languages={}).multilingual
 

@@ -5,7 +5,7 @@ import pytest
 from serve.cli.main import parser
 from serve.contract.config import OPTIONS
 from serve.contract.errors import ConfigError, OptionError
-from serve.contract.flags import OTHERWISE, WITHOUT, in_flags, told
+from serve.contract.flags import OTHER_FLAGS, WITHOUT_FLAG, in_flags, message_in_flags
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ def test_fields_become_flags(message, shown):
 
 
 def test_what_a_request_did_not_cause_stays_as_it_is():
-    assert told(OptionError("mode = 3")) == "--option mode=3"
-    assert told(ConfigError("some.toml: mode = 3")) == "some.toml: mode = 3"
+    assert message_in_flags(OptionError("mode = 3")) == "--option mode=3"
+    assert message_in_flags(ConfigError("some.toml: mode = 3")) == "some.toml: mode = 3"
 
 
 def test_every_option_is_set_by_what_messages_name():
     for name, option in OPTIONS.items():
-        if name in OTHERWISE or name in WITHOUT:
+        if name in OTHER_FLAGS or name in WITHOUT_FLAG:
             continue
         value = "1" if option.kind in (int, float) else (option.choices or ("true",))[0]
         words = in_flags(f"`{name}`").split()

@@ -22,10 +22,11 @@ from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.headers import may_be_called
 from serve.gateway.engine import SERVICE
-from serve.supervisor.gateway import is_live, is_ready
+from serve.supervisor.gateway import answers
 from serve.wire.client import TritonClient
 from serve.wire.folder import gateway_door
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
+from tests.serving import is_ready
 
 KEY = {"authorization": "Bearer secret-a"}
 INFER = "/v2/models/whisper/infer"
@@ -157,7 +158,7 @@ def test_which_names_may_be_called():
 
 def test_a_gateway_that_names_its_hosts_is_found_by_whoever_started_it(start):
     running = start(host="0.0.0.0", open=True, allowed_hosts=("asr.example.org",))
-    assert is_ready(f"0.0.0.0:{running.config.server.http_port}")
+    assert answers(gateway_door(running.folder), "/health")
 
 
 def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
@@ -201,9 +202,8 @@ def test_with_certificates_all_ports_speak_tls(start):
         url = f"https://{at.replace('127.0.0.1', 'localhost')}/metrics"
         with urllib.request.urlopen(url, timeout=WAIT_S, context=trusted) as answer:
             assert answer.headers["strict-transport-security"]
-    assert is_ready(running.http, tls=True)
     assert not is_ready(running.http)
-    assert is_live(gateway_door(running.folder))
+    assert answers(gateway_door(running.folder), "/health")
     client = triton_grpc.InferenceServerClient(
         running.grpc.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(PEM)
     )

@@ -22,10 +22,10 @@ def engine_for(nano_engine):
 
 
 CHANGED = [
-    ("native", {"tensorrt_llm": TrtllmConfig(beam_width=3)}, r"tensorrt_llm\.beam_width = 3, but"),
-    ("tensorrt_llm", {"cuda_graph": True}, r"cuda_graph = True, but .* the runtime 'tensorrt_llm'"),
-    ("tensorrt_llm", {"kernels": "torch"}, r"kernels = 'torch', but .*, which does not have it; "),
-    ("tensorrt_llm_api", {"draft_tokens": 4}, r"draft_tokens = 4, but"),
+    ("native", {"tensorrt_llm": TrtllmConfig(beam_width=3)}, r"tensorrt_llm is set, but"),
+    ("tensorrt_llm", {"cuda_graph": True}, r"cuda_graph = True is set, but .* 'tensorrt_llm'"),
+    ("tensorrt_llm", {"kernels": "torch"}, r"kernels = 'torch' is set, .* does not have it; "),
+    ("tensorrt_llm_api", {"draft_tokens": 4}, r"draft_tokens = 4 is set, but"),
 ]
 
 

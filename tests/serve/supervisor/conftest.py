@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from serve.supervisor.control import give, order_for
+from serve.supervisor.control import reload_request, send_request
+from serve.wire.client import TritonClient
 from tests.serving import audio_file
 
 
@@ -29,7 +30,13 @@ def another(nano_engine, tmp_path):
 def exchange(clips):
     def exchange(config, engine, **options):
         said = []
-        give(order_for(config, str(engine), clips, **options), said.append)
+        send_request(reload_request(config, str(engine), clips, **options), said.append)
         return said
 
     return exchange
+
+
+@pytest.fixture
+def client(server):
+    with TritonClient(server.grpc, timeout_s=120) as client:
+        yield client

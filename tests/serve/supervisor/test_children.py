@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from serve.contract.errors import UnavailableError
-from serve.supervisor.processes import Child, is_alive, live_children, peak_memory_bytes
+from serve.supervisor.processes import ManagedProcess, is_alive, live_children, peak_memory_bytes
 from tests.serving import WAIT_S, wait_until
 
 
@@ -66,7 +66,7 @@ def child(tmp_path):
     started = []
 
     def start(script):
-        started.append(Child(["/bin/sh", "-c", script], tmp_path / "log"))
+        started.append(ManagedProcess(["/bin/sh", "-c", script], tmp_path / "log"))
         return started[-1]
 
     yield start
@@ -108,4 +108,4 @@ def test_a_child_is_killed_with_all_that_it_started(child):
 
 def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UnavailableError, match="cannot start"):
-        Child(["/bin/true"], tmp_path / "log", folder=tmp_path / "none")
+        ManagedProcess(["/bin/true"], tmp_path / "log", folder=tmp_path / "none")

@@ -53,7 +53,7 @@ def test_a_crowd_at_its_doors_is_no_reason_to_end_it(gateway, config):
 
 
 def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gateway):
-    pid = gateway._child.pid
+    pid = gateway.pid
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: gateway.failure() is not None, "it has not failed")
     assert "its event loop was blocked for" in gateway.failure()

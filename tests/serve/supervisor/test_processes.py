@@ -13,7 +13,6 @@ import openai
 import psutil
 import pytest
 
-from serve.contract.errors import EarshotError
 from serve.contract.messages import Request, RequestFinished
 from serve.contract.server_config import GatewayConfig
 from serve.supervisor.supervisor import running_server
@@ -133,5 +132,4 @@ def test_one_that_dies_is_started_again_and_the_other_answers_meanwhile(server):
             assert client.transcribe(CLIP).duration == 1.0
         assert time.monotonic() < until
     wait_until(lambda: len(processes(server)) == 2, "it did not come back")
-    with pytest.raises(EarshotError, match="failed and was restarted"):
-        server.require_unbroken()
+    assert server.restarts == 1

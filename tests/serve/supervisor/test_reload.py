@@ -7,8 +7,7 @@ import pytest
 
 from serve.contract.errors import EarshotError
 from serve.supervisor.supervisor import running_server
-from serve.wire.client import TritonClient
-from tests.serving import CLIP, metrics_page, wait_until
+from tests.serving import CLIP, metrics_page, triton_pids, wait_until
 
 pytestmark = pytest.mark.server
 
@@ -22,12 +21,6 @@ def config(nano_config):
 def server(config):
     with running_server(config) as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    with TritonClient(server.grpc, timeout_s=120) as client:
-        yield client
 
 
 def loaded(server):
@@ -55,4 +48,4 @@ def test_what_nobody_uses_is_unloaded_and_comes_back_once_for_all_who_ask(server
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(client.transcribe, CLIP) for _ in range(4)]
         assert [call.result().duration for call in calls] == [1.0] * 4
-    assert loaded(server) and len(server.pids) == 1
+    assert loaded(server) and len(triton_pids(server)) == 1

@@ -2,20 +2,22 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.control import give, order_for
-from serve.supervisor.reload_checks import ReloadClip, check_reload, read_clips, require_right
+from serve.supervisor.control import reload_request, send_request
+from serve.supervisor.reload_checks import ReloadClip, check_reload, error_rate, read_clips
 
 CONFIG = Config()
 
 
 def order(config=CONFIG, engine="engines/none"):
-    return order_for(config, str(engine))
+    return reload_request(config, str(engine))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,8 @@ def test_a_folder_without_an_engine_is_named(nano_engine, tmp_path):
 
 
 def heard(*texts):
-    clips = [ReloadClip(f"{i}.wav", b"", None, right) for i, (right, _) in enumerate(texts)]
-    return require_right(clips, [text for _, text in texts], 0.25)
+    clips = [ReloadClip(f"{i}.wav", right) for i, (right, _) in enumerate(texts)]
+    return error_rate(clips, [text for _, text in texts], 0.25)
 
 
 def test_clips_are_right_whatever_their_case_and_signs():
@@ -75,4 +77,32 @@ def test_a_manifest_of_too_few_clips_is_refused(tmp_path):
 def test_a_server_that_does_not_run_is_said():
     config = dataclasses.replace(CONFIG, server=ServerConfig(http_port=1))
     with pytest.raises(UnavailableError, match=r"no server of this user runs at 127\.0\.0\.1:1;"):
-        give(order(config), print)
+        send_request(order(config), print)
+
+
+# Ctrl-C comes when `close` has the lock by which the other thread tells that it has ended.
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from serve.supervisor.control import Control
+
+control = Control(Path(sys.argv[1]), None)
+
+def wait():
+    ended._cond.acquire()
+    raise KeyboardInterrupt
+
+ended = control._server._BaseServer__is_shut_down
+ended.wait = wait
+control.close()
+"""
+
+
+def test_an_end_that_is_interrupted_is_one(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"KeyboardInterrupt" in ended.stderr

@@ -1,27 +1,46 @@
 """Triton as a child: what it needs, where it listens, how it fails."""
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import psutil
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from serve.contract.config import Config, load_config
+from serve.contract.config import Config, RuntimeConfig, load_config
 from serve.contract.errors import UnavailableError
-from serve.contract.server_config import ServerConfig
+from serve.contract.server_config import LiveConfig, ServerConfig, ShadowConfig
 from serve.supervisor import server as server_module
 from serve.supervisor.processes import live_children
-from serve.supervisor.server import TritonServer, cause, config_to_toml, prepare
+from serve.supervisor.server import (
+    TritonLaunch,
+    TritonServer,
+    cause,
+    config_to_toml,
+    prepare,
+    write_repository,
+)
+from serve.supervisor.supervisor import prepare_reference
 from serve.wire.client import TritonClient
-from serve.wire.folder import FAILURE, grpc_target, run_folder, shared_memory
+from serve.wire.folder import (
+    CONFIG,
+    FAILURE,
+    grpc_target,
+    reference_folder,
+    run_folder,
+    shared_memory,
+)
+from serve.wire.tensors import INPUTS, OUTPUTS
 from tests.serving import CLIP, WAIT_S, ask_triton, audio_request, wait_until
 
 BLOCK = 4096
@@ -74,7 +93,7 @@ CAUSES = {
     "a crash": ("Signal (11) received.", "it crashed with signal 11"),
     "another error": ('E1122 02:25:21.8 15 main.cc:5] "no more files"', '"no more files"'),
     "an option": ("Failed to parse --x", "Failed to parse --x"),
-    "nothing": ("", f"its log ends:\n{NOISE}\n\n{LAST}"),
+    "nothing": ("", None),
 }
 
 
@@ -85,8 +104,8 @@ def test_a_log_gives_its_cause_and_not_its_noise(line, told):
 
 def test_a_failure_counts_though_it_could_not_be_written_down(tmp_path):
     """As where the disk is full."""
-    child = SimpleNamespace(pid=os.getpid(), status=lambda: None)
-    triton = TritonServer(tmp_path, ServerConfig(), child)
+    launch = TritonLaunch(tmp_path, Config(), tmp_path, ("/bin/sleep", "600"), dict(os.environ))
+    triton = TritonServer(launch, tmp_path / "log")
     failure = tmp_path / FAILURE
     failure.touch()
     assert triton.failure() is None  # it may be writing
@@ -96,6 +115,112 @@ def test_a_failure_counts_though_it_could_not_be_written_down(tmp_path):
         assert "see its log" in triton.failure()
     failure.write_text("the device failed")
     assert triton.failure() == "the device failed"
+    triton.kill()
+
+
+@pytest.fixture
+def run():
+    with run_folder() as folder:  # the path is short enough for sockets
+        yield folder
+
+
+def test_the_reference_of_a_gpu_runs_on_the_processor_with_nothing_of_the_gpus(run, nano_engine):
+    shadow = ShadowConfig(share=0.1, engine=str(nano_engine))
+    fast = RuntimeConfig(
+        device="cuda", slots=64, kernels="triton", cuda_graph=True, encoder_precision="fp8"
+    )
+    config = Config(runtime=fast, shadow=shadow, live=LiveConfig(short_encoder="on"))
+    launch = prepare_reference(run, config)
+    written = load_config(reference_folder(run) / CONFIG)
+    assert launch.folder == reference_folder(run)
+    assert written.runtime == RuntimeConfig(
+        device="cpu",
+        compute_type="float32",
+        encoder_precision="full",
+        slots=4,
+        rows=32,
+        encoder_batch=1,
+        memory_share=0.2,
+    )
+    assert written.live.short_encoder == "auto"
+    of_gpu = dataclasses.replace(shadow, device="cuda:1")
+    other = run / "o"
+    other.mkdir()
+    prepare_reference(other, dataclasses.replace(config, shadow=of_gpu))
+    on_gpu = load_config(reference_folder(other) / CONFIG).runtime
+    assert (on_gpu.device, on_gpu.cuda_graph) == ("cuda:1", True)
+
+
+def test_without_an_engine_of_its_own_there_is_none(run):
+    for shadow in (ShadowConfig(engine="engines/demo"), ShadowConfig(share=0.1, beam_size=8)):
+        assert prepare_reference(run, Config(shadow=shadow)) is None
+
+
+# ---------------------------------------------------------------- the model repository
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run's folder with a name that config.pbtxt has to escape."""
+    folder = tmp_path / 'a "run" \\ é'
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def repository(folder):
+    return write_repository(folder, folder / "some.toml", folder / "engine")
+
+
+def read(repository, name):
+    text = (repository / name / "config.pbtxt").read_text(encoding="utf-8")
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def tensors(items):
+    types = model_config_pb2.DataType
+    return {item.name: (types.Name(item.data_type), tuple(item.dims)) for item in items}
+
+
+def declared(specs):
+    """What Triton is to be told of the tensors of the wire."""
+    return {
+        name: (f"TYPE_{spec.datatype}".replace("BYTES", "STRING"), tuple(spec.dims))
+        for name, spec in specs.items()
+    }
+
+
+def test_the_model_is_configured_for_triton(repository):
+    config = read(repository, "whisper")
+    assert (config.name, config.backend, config.max_batch_size) == ("whisper", "python", 0)
+    assert config.model_transaction_policy.decoupled
+    (group,) = config.instance_group
+    assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    assert tensors(config.input) == declared(INPUTS)
+    assert all(item.optional for item in config.input)
+    assert tensors(config.output) == declared(OUTPUTS)
+
+
+def test_the_model_has_the_run_and_this_code(repository, folder):
+    assert repository == folder / "models"
+    assert [path.name for path in repository.iterdir()] == ["whisper"]
+    parameters = read(repository, "whisper").parameters
+    assert {key: value.string_value for key, value in parameters.items()} == {
+        "config": str(folder / "some.toml"),
+        "engine": str(folder / "engine"),
+        "folder": str(folder),
+    }
+    code = repository / "whisper" / "1"
+    assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")
+    assert (code / "serve" / "wire" / "tensors.py").is_file()
+
+
+def test_an_engine_given_by_a_relative_path_is_found_from_anywhere(folder, monkeypatch):
+    """The model runs in another working directory than the launcher."""
+    monkeypatch.chdir(folder)
+    repository = write_repository(folder, folder / "some.toml", Path("engine"))
+    engine = read(repository, "whisper").parameters["engine"].string_value
+    assert engine == str(folder / "engine")
 
 
 # ---------------------------------------------------------------- a real one
@@ -109,7 +234,7 @@ def alone(nano_config):
     def start(**options):
         with run_folder() as folder:
             config = nano_config(**options)
-            triton = prepare(folder, config, config.engine).start(folder / "log")
+            triton = TritonServer(prepare(folder, config, config.engine), folder / "log")
             try:
                 wait_until(lambda: triton.failure() or triton.ready(), "not ready", START_S)
                 assert triton.failure() is None, (folder / "log").read_text()

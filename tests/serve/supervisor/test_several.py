@@ -14,10 +14,17 @@ import pytest
 
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request, RequestFinished
-from serve.supervisor.gateway import is_ready
 from serve.supervisor.supervisor import running_server
-from serve.wire.client import TritonClient
-from tests.serving import CLIP, LONG, WAIT_S, audio_file, metrics_page, wait_until
+from tests.serving import (
+    CLIP,
+    LONG,
+    WAIT_S,
+    audio_file,
+    is_ready,
+    metrics_page,
+    triton_pids,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 DEVICES = ["cpu-0", "cpu-1"]
@@ -31,12 +38,6 @@ def server(nano_config):
     config = dataclasses.replace(config, runtime=runtime, transcriber=transcriber)
     with running_server(config) as server:
         yield server
-
-
-@pytest.fixture
-def client(server):
-    with TritonClient(server.grpc, timeout_s=120) as client:
-        yield client
 
 
 def counts(server, name):
@@ -67,7 +68,7 @@ def engine_of(server, number):
     """The process that has an engine."""
     (pid,) = [
         child.pid
-        for child in psutil.Process(server.pids[number]).children()
+        for child in psutil.Process(triton_pids(server)[number]).children()
         if "whisper_0_0" in child.cmdline()
     ]
     return pid
@@ -131,7 +132,7 @@ def test_the_end_waits_for_what_either_has_accepted(server, client):
         lambda: all(counts(server, "accepted_total")[name] > before[name] for name in DEVICES),
         "none arrived",
     )
-    pids = (*server.pids, engine_of(server, 0), engine_of(server, 1))
+    pids = (*triton_pids(server), engine_of(server, 0), engine_of(server, 1))
     family = [psutil.Process(pid) for pid in pids]
     server.stop()
     assert durations(calls) == {119.0}

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from serve.contract.errors import EarshotError, UnavailableError
-from serve.supervisor.supervised_process import MAX_FAILED_STARTS, SupervisedProcess
+from serve.supervisor.processes import MAX_FAILED_STARTS, SupervisedProcess
+from serve.supervisor.supervisor import SupervisorMetrics
+from serve.wire.folder import SUPERVISOR_PAGE
 
 
 class FakeProcess:
@@ -45,48 +47,46 @@ def part(clock, started):
         started.append(FakeProcess())
         return started[-1]
 
-    return SupervisedProcess(
-        "server", "The server", launch, 20.0, lambda: clock.needed, lambda: clock.now
-    )
+    return SupervisedProcess("The server", launch, 20.0, lambda: clock.needed, lambda: clock.now)
 
 
 def make_ready(part, started):
-    part.look()
+    part.poll()
     started[-1].is_ready = True
-    part.look()
+    part.poll()
     assert part.up
 
 
 def fail(part, started, clock, reason="it broke"):
     """Let the running process fail; returns how long the part then waits."""
     started[-1].reason, count = reason, len(started)
-    part.look()
+    part.poll()
     assert not part.up and started[-1].killed == 1
     began = clock.now
     while len(started) == count:
         clock.now += 0.25
-        part.look()
+        part.poll()
     return clock.now - began
 
 
 def test_it_is_started_at_once_and_up_when_it_says_so(part, started):
-    part.look()
+    part.poll()
     assert len(started) == 1 and not part.up
-    part.look()
+    part.poll()
     assert not part.up
     started[0].is_ready = True
-    part.look()
+    part.poll()
     assert part.up and part.restarts == 0
     started[0].is_ready = False  # it stands still, which passes
-    part.look()
+    part.poll()
     assert not part.up and part.restarts == 0 and len(started) == 1
 
 
 def test_a_first_start_that_fails_is_the_end_and_says_why(part, started):
-    part.look()
+    part.poll()
     started[0].reason = "no engine"
     with pytest.raises(EarshotError, match=r"^The server did not start: no engine$"):
-        part.look()
+        part.poll()
     assert started[0].killed == 1
 
 
@@ -95,16 +95,16 @@ def test_a_refusal_to_start_keeps_its_class():
         raise UnavailableError("no room")
 
     with pytest.raises(UnavailableError, match=r"^no room$"):
-        SupervisedProcess("server", "The server", launch, 1.0).look()
+        SupervisedProcess("The server", launch, 1.0).poll()
 
 
 def test_a_start_that_takes_too_long_fails(part, started, clock):
-    part.look()
+    part.poll()
     clock.now += 19.0
-    part.look()
+    part.poll()
     clock.now += 2.0
     with pytest.raises(EarshotError, match=r"not ready within 20 s .*\n?.*the last words"):
-        part.look()
+        part.poll()
     assert started[0].killed == 1
 
 
@@ -114,7 +114,7 @@ def test_what_died_is_started_again_ever_later(part, started, clock, caplog):
     for _ in range(9):
         waits.append(fail(part, started, clock))
         started[-1].is_ready = True
-        part.look()
+        part.poll()
         assert part.up
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert part.restarts == 9 and len(started) == 10
@@ -126,7 +126,7 @@ def test_delays_begin_anew_once_it_has_run_well(part, started, clock):
     assert [fail(part, started, clock) for _ in range(3)] == [0.5, 1.0, 2.0]
     started[-1].is_ready = True
     clock.now += 61.0
-    part.look()
+    part.poll()
     assert fail(part, started, clock) == 0.5
 
 
@@ -139,7 +139,7 @@ def test_it_is_given_up_after_starts_in_a_row_of_which_none_was_ready(part, star
     with pytest.raises(
         EarshotError, match=r"gave up after 5 failed starts: The server did not .*damaged"
     ):
-        part.look()
+        part.poll()
     assert all(process.killed == 1 for process in started)
 
 
@@ -151,7 +151,7 @@ def test_one_of_several_is_never_given_up_while_others_work(part, started, clock
     clock.needed = True
     started[-1].reason = "the device is gone"
     with pytest.raises(EarshotError, match="gave up after 10 failed starts"):
-        part.look()
+        part.poll()
 
 
 def test_a_start_that_succeeds_ends_the_row(part, started, clock):
@@ -160,7 +160,7 @@ def test_a_start_that_succeeds_ends_the_row(part, started, clock):
         for _ in range(MAX_FAILED_STARTS - 1):
             fail(part, started, clock)
         started[-1].is_ready = True
-        part.look()
+        part.poll()
     assert part.up
 
 
@@ -172,6 +172,18 @@ def test_a_process_that_is_killed_while_it_is_looked_at_has_not_failed(part, sta
         return "it ended"
 
     started[-1].failure = failure
-    part.look()
+    part.poll()
     assert (part.restarts, caplog.text) == (0, "")
     assert started[-1].killed
+
+
+def test_a_full_disk_does_not_end_the_server(tmp_path, caplog):
+    page = SupervisorMetrics(tmp_path)
+    blocked = tmp_path / f"{SUPERVISOR_PAGE}.new"
+    blocked.mkdir()  # nothing can be written there
+    for _ in range(3):
+        page.write("earshot_up 0\n")
+    assert caplog.text.count("cannot write the supervisor's metrics") == 1
+    blocked.rmdir()
+    page.write("earshot_up 0\n")
+    assert "earshot_up 0" in (tmp_path / SUPERVISOR_PAGE).read_text()

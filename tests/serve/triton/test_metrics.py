@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from serve.triton import metrics
-from serve.triton.metrics import FAMILIES, EngineAbilities, Publisher
+from serve.triton.metrics import FAMILIES, Publisher
 from tests import fake_triton
 from tests.serving import STATS, WAIT_S, wait_until
 
@@ -15,7 +15,7 @@ EXPECTED = {
     for family in FAMILIES
     for field in family.fields
 } | {("slots", None): 8, ("engine_info", None): 1}
-OFFERS = EngineAbilities(("en", "es"), detects_language=True, words=False, beams=5, slots=8)
+LABELS = {"languages": "en,es", "words": "false"}
 FACTS = ["earshot_engine_info", "earshot_slots"]
 
 
@@ -48,7 +48,7 @@ def publish(families, monkeypatch):
     started = []
 
     def start(stats):
-        started.append(Publisher(stats, families, OFFERS))
+        started.append(Publisher(stats, families, LABELS, 8))
         return started[-1]
 
     yield start
@@ -81,12 +81,7 @@ def test_triton_is_told_which_kind_each_family_is(publish, families):
 
 def test_what_the_engine_can_do_stands_in_labels(publish, families):
     publish(lambda: STATS)
-    assert families.labels["earshot_engine_info"] == {
-        "languages": "en,es",
-        "detects_language": "true",
-        "words": "false",
-        "beams": "5",
-    }
+    assert families.labels["earshot_engine_info"] == LABELS
 
 
 def test_counters_never_fall_and_gauges_do(publish, families):

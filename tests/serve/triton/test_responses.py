@@ -1,6 +1,7 @@
 """Exactly one last response, whatever happens."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,9 +9,13 @@ from serve.contract.errors import AudioError
 from serve.contract.messages import RequestFinished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import tensors
+from tests import fake_triton
 from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
 
 SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)
+
+
+UTILS = fake_triton.backend_utils()
 
 
 class Sender:
@@ -18,29 +23,16 @@ class Sender:
 
     def __init__(self):
         self.sent = []  # (response, final)
-        self.broken = None  # "response", "error_response" or "send": what raises
-        self.sending = threading.Event()  # set while `send` waits for `go_on`
+        self.broken = False  # whether `send` raises
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def response(self, outputs):
-        self.maybe_break("response")
-        return sorted(outputs)
-
-    def error_response(self, error):
-        self.maybe_break("error_response")
-        return error
-
-    def send(self, response, final):
-        self.sending.set()
+    def send(self, response, flags):
         assert self.go_on.wait(WAIT_S)
-        self.maybe_break("send")
+        if self.broken:
+            raise RuntimeError("send broke")
         assert not (self.sent and self.sent[-1][1]), "a response after the last one"
-        self.sent.append((response, final))
-
-    def maybe_break(self, part):
-        if self.broken == part:
-            raise RuntimeError(f"{part} broke")
+        self.sent.append((response, flags == fake_triton.FINAL))
 
 
 class Handle:
@@ -59,7 +51,7 @@ WHOLE = sorted(tensors.transcript_outputs(TRANSCRIPT))
 
 class TestResponder:
     def test_nothing_follows_the_last_response(self, sender):
-        responder = Responder(sender, stream=True)
+        responder = Responder(sender, UTILS, stream=True)
         responder.send_event(FINISHED)
         responder.send_event(SEGMENT_READY)
         responder.send_event(FINISHED)
@@ -68,17 +60,17 @@ class TestResponder:
 
     @pytest.mark.parametrize("event", [SEGMENT_READY, FINISHED])
     def test_an_answer_that_cannot_be_made_becomes_an_error(self, sender, event):
-        responder, handle = Responder(sender, stream=True), Handle()
+        utils = SimpleNamespace(**{**vars(UTILS), "Tensor": None})
+        responder, handle = Responder(sender, utils, stream=True), Handle()
         responder.set_handle(handle)
-        sender.broken = "response"
         responder.send_event(event)
-        ((error, final),) = sender.sent
-        assert "response broke" in str(error) and final
+        ((response, final),) = sender.sent
+        assert "not callable" in response.error.message and final
         assert handle.cancelled.is_set(), "nobody should go on working for it"
 
     def test_a_segment_that_cannot_be_sent_ends_the_request(self, sender):
-        responder = Responder(sender, stream=True)
-        sender.broken = "send"
+        responder = Responder(sender, UTILS, stream=True)
+        sender.broken = True
         with pytest.raises(RuntimeError, match="send broke"):
             responder.send_event(SEGMENT_READY)
         assert responder.done
@@ -95,7 +87,7 @@ class TestResponseQueue:
         responses.close()
 
     def test_events_are_sent_in_order_and_the_end_waits_for_them(self, sender, responses):
-        responder = Responder(sender, stream=True)
+        responder = Responder(sender, UTILS, stream=True)
         sender.go_on.clear()
         for _ in range(50):
             responses.put(responder, SEGMENT_READY)
@@ -107,8 +99,9 @@ class TestResponseQueue:
 
     def test_a_request_that_cannot_be_answered_does_not_stop_the_others(self, sender, responses):
         broken = Sender()
-        broken.broken = "send"
-        responses.put(Responder(broken, stream=False), FINISHED)
-        responses.put(Responder(sender, stream=False), FINISHED)
+        broken.broken = True
+        responses.put(Responder(broken, UTILS), FINISHED)
+        responses.put(Responder(sender, UTILS), FINISHED)
         wait_until(lambda: sender.sent, "the thread ended")
-        assert sender.sent == [(WHOLE, True)]
+        ((response, final),) = sender.sent
+        assert sorted(response.outputs) == WHOLE and final

@@ -14,14 +14,18 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serve.contract.errors import AudioError, CancelledError, EarshotError, OverloadedError
 from serve.contract.messages import Request, RequestFinished, SegmentReady
+from serve.gateway.kserve.messages import cancel_of
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.wire import tensors
+from serve.wire.folder import engine_links, grpc_target
 from tests.serving import (
     CLIP,
     LONG,
     WAIT_S,
     accepted,
+    ask_triton,
     audio_file,
+    audio_request,
     http_inputs,
     metrics_page,
     outcomes,
@@ -215,6 +219,37 @@ def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client
     assert after["failed"] == before["failed"] and after["timed_out"] == before["timed_out"]
 
 
+@pytest.fixture
+def stub(server):
+    """Of Triton itself, which only the gateway reaches; the gateway takes no keys."""
+    with grpc.insecure_channel(grpc_target(engine_links(server.folder, 1)[0])) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def cancel(stub, key):
+    (answer,) = ask_triton(stub, cancel_of(key))
+    assert not answer.error_message and not answer.infer_response.outputs
+
+
+def test_a_call_whose_cancel_came_first_is_refused(server, stub):
+    before = settled(server)
+    cancel(stub, "0-early-1")
+    (answer,) = ask_triton(stub, audio_request(audio_file(119.0), "0-early-1"))
+    assert answer.error_message.startswith("CancelledError: the client cancelled the request")
+    assert settled(server)["cancelled"] == before["cancelled"]
+
+
+def test_a_stream_ends_when_another_takes_its_senders_place(server, stub):
+    before = settled(server)
+    answers = ask_triton(stub, audio_request(audio_file(119.0), "0-gone-1", segments=True))
+    assert not next(answers).error_message
+    cancel(stub, "0-new-1")
+    *_, last = answers
+    assert last.error_message.startswith("CancelledError: ")
+    expected = before["cancelled"] + 1
+    wait_until(lambda: outcomes(server)["cancelled"] == expected, "it is not counted")
+
+
 # ---------------------------------------------------------------- metrics
 
 
@@ -229,7 +264,3 @@ def test_metrics_tell_what_was_done(server, client):
         assert float(values[f"earshot_{name}"]) > 0, name
     for name in ("queue_depth", "busy_slots", "pending_requests"):
         assert float(values[f"earshot_{name}"]) == 0, name
-
-
-def test_peak_memory_covers_server_and_models(server):
-    assert server.peak_memory_bytes() > 200 * 2**20  # torch alone is more

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 
 
 class Stub:
@@ -28,7 +29,8 @@ class Stub:
     async def take(self, reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            size = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+            sizes = re.findall(r"content-length: (\d+)", head.lower())
+            size = int(sizes[0]) if sizes else 0
             self.asked.append((head, await reader.readexactly(size)))
             if self.answer is None:
                 await reader.read()

@@ -11,22 +11,25 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serve.contract.config import load_config
 from serve.contract.errors import EarshotError, OptionError, shown
-from serve.triton.backends import EngineBackend, open_transcriber
 from serve.triton.cancellation import MAX_KEY_CHARS
 from serve.triton.heartbeat import Heartbeat
-from serve.triton.responses import Responder, ResponseQueue, Sender
+from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import folder as names
 from serve.wire import tensors
 from serve.wire.tensors import require_numpy_1
+
+if TYPE_CHECKING:
+    from serve.triton.backends import EngineBackend
 
 logger = logging.getLogger("earshot")
 
@@ -69,13 +72,14 @@ class TritonPythonModel:
             # KServe's parameters are a flat map of texts, numbers and booleans.
             parameters, inputs = json.loads(request.parameters() or "{}"), _inputs(request)
             if (key := parameters.get(tensors.CANCEL_PARAMETER)) is not None:
-                self._cancel(request, key)
+                self._backend.cancel(str(key))
+                Responder(request.get_response_sender(), pb_utils).send({})
                 continue
             segments = tensors.SEGMENTS_PARAMETER in parameters
             streamed = bool(inputs.get("STREAM", [segments])[0])
             # Keep no variable for the sender: a traceback would keep it, and so Triton the request.
             phases = tensors.PHASES_PARAMETER in parameters
-            responder = Responder(Sender(request.get_response_sender(), pb_utils), streamed, phases)
+            responder = Responder(request.get_response_sender(), pb_utils, streamed, phases)
             try:
                 if streamed and not segments:
                     raise OptionError(
@@ -92,12 +96,6 @@ class TritonPythonModel:
             else:
                 responder.set_handle(handle)
 
-    def _cancel(self, request: Any, key: object) -> None:
-        """Handle a request that only cancels another one; its answer is empty."""
-        self._backend.cancel(str(key))
-        sender = Sender(request.get_response_sender(), pb_utils)
-        sender.send(sender.response({}), final=True)
-
     def finalize(self) -> None:
         """Finish the accepted requests and stop."""
         self._backend.close()
@@ -105,19 +103,21 @@ class TritonPythonModel:
         self._heartbeat.close()
 
 
-def open_backend(parameters: dict[str, str]) -> EngineBackend:
+def open_backend(parameters: dict[str, str]) -> "EngineBackend":
     """Open the engine that the parameters of config.pbtxt name.
 
     Raises:
         EarshotError: the config or the engine cannot be opened.
     """
-    config = load_config(parameters["config"])
-    return EngineBackend(
-        open_transcriber(config, parameters["engine"]),
-        config.server.drain_timeout_s,
-        Path(parameters["folder"]),
-        pb_utils.MetricFamily,
-    )
+    # These load torch; a failure is reported as one of the engine.
+    from serve.transcriber.open import open_transcriber  # noqa: PLC0415
+    from serve.triton.backends import EngineBackend  # noqa: PLC0415
+
+    config, began_s = load_config(parameters["config"]), time.monotonic()
+    transcriber = open_transcriber(config, parameters["engine"])
+    logger.info("the engine is open after %.1f s", time.monotonic() - began_s)
+    drain_s, folder = config.server.drain_timeout_s, Path(parameters["folder"])
+    return EngineBackend(transcriber, drain_s, folder, pb_utils.MetricFamily)
 
 
 def _key(parameters: Mapping[str, Any]) -> str | None:
