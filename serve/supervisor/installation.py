@@ -57,7 +57,7 @@ def find_installation(folder: Path) -> Installation:
     if (IMAGE / "bin" / "tritonserver").is_file():
         return Installation(IMAGE / "bin" / "tritonserver", IMAGE / "backends", ())
     wheel = _wheel()
-    libraries = (str(wheel.parent / "nvidia_pytriton.libs"), _libpython_folder())
+    libraries = (str(wheel.parent / "nvidia_pytriton.libs"), _link_libpython(folder))
     binary = wheel / "tritonserver" / "bin" / "tritonserver"
     return Installation(binary, _link_backend(folder, wheel), libraries)
 
@@ -89,13 +89,20 @@ def _link_backend(folder: Path, wheel: Path) -> Path:
     return target.parent
 
 
-def _libpython_folder() -> str:
-    """Return the folder of libpython for the stub; empty if the loader finds it by itself."""
+def _link_libpython(folder: Path) -> str:
+    """Link libpython for the stub in a folder; return that, or "" if the loader finds libpython.
+
+    The folder has nothing else: beside libpython the system may have a cuDNN, which the loader
+    would then prefer to that of PyTorch.
+    """
     version = sysconfig.get_python_version()
     name = f"libpython{version}.so.1.0"
-    folder = str(sysconfig.get_config_var("LIBDIR") or "")
-    if (Path(folder) / name).is_file():
-        return folder
+    library = Path(sysconfig.get_config_var("LIBDIR") or "") / name
+    if library.is_file():
+        target = folder / "libpython"
+        target.mkdir(parents=True)
+        (target / name).symlink_to(library)
+        return str(target)
     if ctypes.util.find_library(f"python{version}"):
         return ""
     raise UnavailableError(

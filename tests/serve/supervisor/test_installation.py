@@ -69,19 +69,23 @@ def test_the_wheels_server_gets_a_backend_folder_of_the_run_s_own(image, wheel, 
 
 def test_its_libraries_and_this_python_come_first(image, wheel, library, folder, monkeypatch):
     library.touch()
-    own = str(library.parent)
+    own = folder / "libpython"
     monkeypatch.setenv("LD_LIBRARY_PATH", "/some/libraries")
     monkeypatch.setenv("PATH", "/some/bin")
     monkeypatch.setenv("EARSHOT_TEST", "kept")
     environment = find_installation(folder).environment()
     libraries = str(wheel.parent.parent / "nvidia_pytriton.libs")
-    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, own, "/some/libraries"]
+    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, str(own), "/some/libraries"]
+    assert [path.resolve() for path in own.iterdir()] == [library]  # no other system library
     assert environment["PATH"].split(":") == [str(Path(sys.executable).parent), "/some/bin"]
     assert environment["EARSHOT_TEST"] == "kept"
     assert environment["EARSHOT_LD_LIBRARY_PATH"] == "/some/libraries"
     monkeypatch.delenv("LD_LIBRARY_PATH")
     environment = find_installation(folder / "another").environment()
-    assert environment["LD_LIBRARY_PATH"].split(":") == [libraries, own]
+    assert environment["LD_LIBRARY_PATH"].split(":") == [
+        libraries,
+        str(folder / "another" / "libpython"),
+    ]
 
 
 def test_an_image_needs_nothing(image, folder):
