@@ -19,8 +19,7 @@ from serve.contract.messages import Segment, Timings, Transcript
 from serve.gateway.kserve.messages import for_triton
 from serve.transcriber.request_tracker import Stats
 from serve.wire import tensors
-
-WAIT_S = 60.0
+from tests.waits import WAIT_S
 
 SEGMENT = Segment(0.5, 1.5, " ¿Qué?", (1, 2), -0.5, None, 0.2, 1.25)
 TIMINGS = Timings(0.1, 0.2, 0.3, 0.7)
@@ -94,13 +93,6 @@ def settled(server):
         assert time.monotonic() < end, now
         last = now
         time.sleep(1.2)
-
-
-def wait_until(condition, what, timeout_s=WAIT_S):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def http_inputs(request):

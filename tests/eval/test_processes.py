@@ -25,7 +25,7 @@ from eval.processes import (
     slope,
 )
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
-from tests.serving import wait_until
+from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -19,7 +19,8 @@ from pyarrow import parquet
 from eval.processes import kill
 from serve.cli.main import main
 from serve.supervisor.server import config_to_toml
-from tests.serving import audio_file, wait_until
+from tests.serving import audio_file
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.nightly
 

@@ -31,7 +31,8 @@ from serve.wire import tensors
 from serve.wire.client import TritonClient
 from tests.fakes import FakeTranscriber
 from tests.gateways import full_disk
-from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, is_ready, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, is_ready
+from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 120

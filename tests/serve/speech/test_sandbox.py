@@ -27,7 +27,7 @@ from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client
 from serve.speech.sandbox import server as process
 from tests.serve.speech.sounds import RATE, encode, encode_ffmpeg, recording, tone
-from tests.serving import wait_until
+from tests.waits import wait_until
 
 LIMITS = AudioLimits(60.0)
 LONG = encode(tone(seconds=50), "FLAC")

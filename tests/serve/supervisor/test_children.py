@@ -7,7 +7,7 @@ import pytest
 
 from serve.contract.errors import UnavailableError
 from serve.supervisor.processes import ManagedProcess, is_alive, live_children, peak_memory_bytes
-from tests.serving import WAIT_S, wait_until
+from tests.waits import WAIT_S, wait_until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from serve.supervisor.gateway import GatewayProcess
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import CONFIG, engine_links
-from tests.serving import WAIT_S, wait_until
+from tests.waits import WAIT_S, wait_until
 
 STALL_S = 3.0
 MOST = 8 + 256

@@ -18,7 +18,8 @@ from serve.contract.server_config import GatewayConfig
 from serve.supervisor.supervisor import running_server
 from serve.wire import uploads
 from serve.wire.client import TritonClient
-from tests.serving import CLIP, audio_file, metrics_page, wait_until
+from tests.serving import CLIP, audio_file, metrics_page
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 HTTP, GRPC = "earshot_gateway_requests_total", 'route="grpc"'

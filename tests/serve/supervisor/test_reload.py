@@ -7,7 +7,8 @@ import pytest
 
 from serve.contract.errors import EarshotError
 from serve.supervisor.supervisor import running_server
-from tests.serving import CLIP, metrics_page, triton_pids, wait_until
+from tests.serving import CLIP, metrics_page, triton_pids
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.server
 

@@ -41,7 +41,8 @@ from serve.wire.folder import (
     shared_memory,
 )
 from serve.wire.tensors import INPUTS, OUTPUTS
-from tests.serving import CLIP, WAIT_S, ask_triton, audio_request, wait_until
+from tests.serving import CLIP, ask_triton, audio_request
+from tests.waits import WAIT_S, wait_until
 
 BLOCK = 4096
 START_S = 180.0

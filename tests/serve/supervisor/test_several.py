@@ -15,16 +15,8 @@ import pytest
 from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.messages import Request, RequestFinished
 from serve.supervisor.supervisor import running_server
-from tests.serving import (
-    CLIP,
-    LONG,
-    WAIT_S,
-    audio_file,
-    is_ready,
-    metrics_page,
-    triton_pids,
-    wait_until,
-)
+from tests.serving import CLIP, LONG, audio_file, is_ready, metrics_page, triton_pids
+from tests.waits import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.nightly]
 DEVICES = ["cpu-0", "cpu-1"]

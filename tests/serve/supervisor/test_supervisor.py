@@ -30,16 +30,8 @@ from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports, running_server
 from serve.wire.client import TritonClient
 from serve.wire.folder import reference_folder, shared_memory
-from tests.serving import (
-    CLIP,
-    LONG,
-    accepted,
-    audio_file,
-    is_ready,
-    metrics_page,
-    triton_pids,
-    wait_until,
-)
+from tests.serving import CLIP, LONG, accepted, audio_file, is_ready, metrics_page, triton_pids
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]

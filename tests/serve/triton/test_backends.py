@@ -22,7 +22,8 @@ from serve.triton.backends import EngineBackend
 from serve.wire import tensors, uploads
 from tests import fake_triton
 from tests.fakes import CAPABILITIES
-from tests.serving import STATS, TRANSCRIPT, wait_until
+from tests.serving import STATS, TRANSCRIPT
+from tests.waits import wait_until
 
 
 class Transcriber:

@@ -13,7 +13,7 @@ from serve.triton import heartbeat
 from serve.triton.heartbeat import Heartbeat
 from serve.wire import liveness
 from serve.wire.liveness import heartbeat_age_s, touch_heartbeat
-from tests.serving import WAIT_S, wait_until
+from tests.waits import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,8 @@ import pytest
 from serve.triton import metrics
 from serve.triton.metrics import FAMILIES, Publisher
 from tests import fake_triton
-from tests.serving import STATS, WAIT_S, wait_until
+from tests.serving import STATS
+from tests.waits import WAIT_S, wait_until
 
 EXPECTED = {
     (family.name, field if len(family.fields) > 1 else None): getattr(STATS, field)

@@ -16,7 +16,8 @@ from serve.contract.errors import EarshotError, OverloadedError
 from serve.contract.messages import Phase, Request, RequestFinished, SegmentReady
 from serve.wire import tensors
 from tests import fake_triton
-from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT
+from tests.waits import WAIT_S, wait_until
 
 MODEL = Path(__file__).parents[3] / "serve/triton/model_repository/whisper/1/model.py"
 

@@ -10,7 +10,8 @@ from serve.contract.messages import RequestFinished, SegmentReady
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import tensors
 from tests import fake_triton
-from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S, wait_until
+from tests.serving import SEGMENT, TRANSCRIPT
+from tests.waits import WAIT_S, wait_until
 
 SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)
 

@@ -21,7 +21,6 @@ from serve.wire.folder import engine_links, grpc_target
 from tests.serving import (
     CLIP,
     LONG,
-    WAIT_S,
     accepted,
     ask_triton,
     audio_file,
@@ -30,8 +29,8 @@ from tests.serving import (
     metrics_page,
     outcomes,
     settled,
-    wait_until,
 )
+from tests.waits import WAIT_S, wait_until
 
 pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[3]

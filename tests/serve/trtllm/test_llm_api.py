@@ -24,7 +24,7 @@ from serve.trtllm import worker
 from serve.trtllm.llm_api import LlmApiExecutor, start_settings
 from tests.fake_trtllm.install import OnThread, copy_engine, install_api
 from tests.runtimes import LLM_API, run, samples_job
-from tests.serving import WAIT_S, wait_until
+from tests.waits import WAIT_S, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from serve.contract.errors import (
 from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.wire import tensors
 from serve.wire.client import PendingTranscript, TritonClient
-from tests.serving import SEGMENT, TRANSCRIPT, WAIT_S
+from tests.serving import SEGMENT, TRANSCRIPT
+from tests.waits import WAIT_S
 
 
 def reply(outputs):

@@ -23,7 +23,7 @@ from serve.wyoming.bridge import Bridge
 from serve.wyoming.session import BridgeSettings
 from serve.wyoming.upstream import SpeechApiClient
 from tests.serve.wyoming.stub import Stub
-from tests.serving import WAIT_S
+from tests.waits import WAIT_S
 
 FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 SOUND = bytes(range(256)) * 125  # a second

@@ -15,7 +15,8 @@ from websockets.sync.client import connect as connect_websocket
 from serve.cli.main import main
 from serve.contract.errors import UnavailableError
 from tests.serve.gateway.live.conftest import RATE, Talk
-from tests.serving import CLIP, LONG, WAIT_S
+from tests.serving import CLIP, LONG
+from tests.waits import WAIT_S
 
 pytestmark = pytest.mark.server
 
