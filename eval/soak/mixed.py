@@ -204,8 +204,9 @@ class _Mixed:
             return
         for role, process in self._server.processes().items():
             with contextlib.suppress(psutil.Error):
-                memory_kb, actions = resident_bytes(process) / 1024, len(self._stage.outcomes)
-                self._samples[role, process.pid].append((actions, memory_kb, process.num_fds()))
+                memory_kb, descriptors = resident_bytes(process) / 1024, process.num_fds()
+                measurement = len(self._stage.outcomes), memory_kb, descriptors
+                self._samples[role, process.pid].append(measurement)
 
 
 def judge_growth(
