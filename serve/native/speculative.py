@@ -127,8 +127,9 @@ class SpeculativeLoop(EagerLoop):
         table = torch.tensor([[*column] for column in groups], device=self._network.device)
         self._step.run(self._step.layout_of(rows), table, length)
         after: list[int] = self._state.position[rows].tolist()
-        for (place, job_id), position in zip(owners, after, strict=True):
-            self._known[place.first_row] = job_id, position
+        # If all draft tokens are right, the draft decoder has not computed the last one.
+        for (place, job_id), begin, end in zip(owners, before, after, strict=True):
+            self._known[place.first_row] = job_id, min(end, begin + count)
         self._snapshot = Snapshot(self._state, list(owners))
         self.drafted += int(room.sum())
         self.right += sum(after) - sum(before) - len(before)
