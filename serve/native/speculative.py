@@ -123,8 +123,9 @@ class SpeculativeLoop(EagerLoop):
         room = (self._state.limit[rows] - self._state.position[rows] - 2).clamp(0, count)
         self._catch_up(owners, before)
         groups = [[place.slot for place, _ in owners], range(len(rows)), [1] * len(rows)]
+        unused = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
         length = min(max(before) + count + 1, self._state.tokens.shape[1])
-        table = torch.tensor([[*column] for column in groups], device=self._network.device)
+        table = torch.tensor([[*column, *unused] for column in groups], device=self._network.device)
         self._step.run(self._step.layout_of(rows), table, length)
         after: list[int] = self._state.position[rows].tolist()
         # If all draft tokens are right, the draft decoder has not computed the last one.
