@@ -35,6 +35,17 @@ _DTYPES = (
     torch.float16,
     torch.bfloat16,
 )
+# The settings of every CTranslate2 Whisper; with other values the same tensors compute other texts.
+_SETTINGS = {
+    "decoder/activation": 3,  # GELU
+    "decoder/alibi": 0,
+    "decoder/alibi_use_positive_positions": 0,
+    "decoder/pre_norm": 1,
+    "decoder/scale_alibi": 0,
+    "decoder/scale_embeddings": 0,
+    "decoder/start_from_zero_embedding": 0,
+}
+_READ_ELSEWHERE = ("decoder/alignment_heads", "decoder/alignment_layer")  # from config.json
 _STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
 _READ = (torch.float32, torch.float16, torch.bfloat16)
 _SCALE = "_scale"
@@ -68,9 +79,12 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         if name in tensors:  # `_expanded` has removed the scales
             tensors[alias] = tensors[name]
     tensors = dict(_split(tensors, path))
-    # The other settings have the same values in every WhisperSpec.
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
-    heads = {side: settings.get(f"{side}/num_heads") for side in ("encoder", "decoder")}
+    heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
+    for name in settings.keys() - set(_READ_ELSEWHERE):
+        expected = _SETTINGS.get(name, "no such setting")
+        if settings[name] != expected:
+            raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
     return _sizes(tensors, heads), tensors
 
 

@@ -211,8 +211,9 @@ def tokenizer_facts(
 def _check_ranges(files: TokenizerFiles, dims: Dims, facts: TokenizerFacts) -> None:
     """Check that token ids and alignment heads exist in the network."""
     special = (facts.eot, facts.sot, facts.sot_prev, facts.no_speech, facts.no_timestamps)
+    tasks = [task for task in (facts.transcribe, facts.translate) if task is not None]
     tokens = {
-        "the special tokens": (*special, *facts.languages.values()),
+        TOKENIZER_FILE: (*special, *tasks, *facts.languages.values()),
         "suppress_tokens": facts.suppress_tokens,
         "begin_suppress_tokens": facts.begin_suppress_tokens,
     }

@@ -123,12 +123,14 @@ class SpeculativeLoop(EagerLoop):
         room = (self._state.limit[rows] - self._state.position[rows] - 2).clamp(0, count)
         self._catch_up(owners, before)
         groups = [[place.slot for place, _ in owners], range(len(rows)), [1] * len(rows)]
+        unused = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
         length = min(max(before) + count + 1, self._state.tokens.shape[1])
-        table = torch.tensor([[*column] for column in groups], device=self._network.device)
+        table = torch.tensor([[*column, *unused] for column in groups], device=self._network.device)
         self._step.run(self._step.layout_of(rows), table, length)
         after: list[int] = self._state.position[rows].tolist()
-        for (place, job_id), position in zip(owners, after, strict=True):
-            self._known[place.first_row] = job_id, position
+        # If all draft tokens are right, the draft decoder has not computed the last one.
+        for (place, job_id), begin, end in zip(owners, before, after, strict=True):
+            self._known[place.first_row] = job_id, min(end, begin + count)
         self._snapshot = Snapshot(self._state, list(owners))
         self.drafted += int(room.sum())
         self.right += sum(after) - sum(before) - len(before)

@@ -25,6 +25,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,6 +50,7 @@ logger = logging.getLogger("earshot")
 START_TIMEOUT_S = 600.0  # for the library to load the checkpoint
 _STDERR = 2  # file descriptor
 _EXIT_TIMEOUT_S = 5.0  # from the end of the connection to the end of the process
+_POLL_S = 0.05  # between reads of messages while the process shuts down
 _ROOT = Path(__file__).resolve().parents[2]
 # The folder is last in the path, so that the environment's own packages win.
 _BEGIN = "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
@@ -215,13 +217,23 @@ class LlmApiExecutor:
         if self._connection.closed:
             return
         self._sender.submit(self._send, _to_json({}))
-        try:
-            self._process.wait(self._stop_s)
-        except subprocess.TimeoutExpired:
-            logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
-            self._kill()
+        deadline_s = time.monotonic() + self._stop_s
+        while not self._has_ended():
+            if time.monotonic() > deadline_s:
+                logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
+                self._kill()
+                break
+            with contextlib.suppress(DeviceError):  # the process waits if its messages are not read
+                self._receive(0.0)
         self._sender.shutdown()
         self._connection.close()
+
+    def _has_ended(self) -> bool:
+        """Return whether the process ends within `_POLL_S`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_POLL_S)
+            return True
+        return False
 
     def _check(self) -> None:
         if self._failure:

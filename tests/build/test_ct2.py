@@ -100,6 +100,12 @@ def message(path):
             b"whisperSpec",
             "it holds a whisperSpec of format 6; expected",
         ),
+        (b"decoder/alibi\0", b"decoder/other\0", "decoder/other = 0; expected no such setting"),
+        (
+            b"/pre_norm\0\0\1\1\0\0\0\1",
+            b"/pre_norm\0\0\1\1\0\0\0\0",
+            "decoder/pre_norm = 0; expected 1",
+        ),
         (b"projection/weight\0", b"projection/weight\1", "there is no valid name before byte"),
     ],
 )

@@ -54,6 +54,12 @@ def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
     ]
 
 
+def test_a_pickle_is_downloaded_if_there_is_nothing_better(hub, folder):
+    (folder / "model.safetensors").unlink()
+    checkpoint_folder(HUB_ID)
+    assert "pytorch_model.bin" in hub.downloaded
+
+
 def test_the_revision_found_is_remembered(hub):
     assert checkpoint_folder(HUB_ID) == CheckpointLocation(hub.cache, PINNED)
     assert hub.asked[0] == (HUB_ID, None)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from build import known_checkpoints
 from build.checkpoint import open_checkpoint
-from build.tokenizer_facts import read_tokenizer_files, tokenizer_facts
+from build.tokenizer_facts import StatedFacts, read_tokenizer_files, tokenizer_facts
 from serve.contract.errors import CheckpointError
 from tests.checkpoints import (
     NANO,
@@ -111,6 +111,15 @@ def test_missing_special_tokens(folder, missing):
 def test_malformed_facts(folder, change, expected):
     edit_json(folder / "generation_config.json", **change)
     assert expected in refusal(folder)
+
+
+@pytest.mark.parametrize("content", ["<|endoftext|>", "<|transcribe|>"])
+def test_special_tokens_are_in_the_vocabulary(tmp_path, content):
+    write_tokenizer(tmp_path, NANO)
+    files, size = read_tokenizer_files(tmp_path), NANO.n_vocab
+    special, stated = {**files.special, content: size}, StatedFacts(is_multilingual=True)
+    with pytest.raises(CheckpointError, match=f"tokenizer.json has {size}; expected a token id"):
+        tokenizer_facts(dataclasses.replace(files, special=special, stated=stated), NANO.dims, True)
 
 
 def test_what_is_not_stated_is_noted(folder):

@@ -3,12 +3,14 @@
 import dataclasses
 
 import pytest
+import torch
 
 from build.checkpoint import Network
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, CheckpointSource
+from serve.native.graphs import Snapshot
 from serve.native.runtime import NativeRuntime
-from serve.native.speculative import HOLD, TRIAL, SpeculationPolicy
+from serve.native.speculative import HOLD, TRIAL, SpeculationPolicy, SpeculativeLoop
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import write_engine
 from tests.marks import nightly
@@ -160,6 +162,31 @@ def test_an_engine_without_a_draft_decodes_as_ever(engine, engine_with, jobs):
     assert "draft" not in runtime.description
     described = NativeRuntime(engine_with(whole), CONFIG).description
     assert "SpeculativeLoop, drafts of up to 4 tokens" in described
+
+
+class GraphSteps(SpeculativeLoop):
+    """Takes the steps that a CUDA graph would record: of the first rows, whether free or not."""
+
+    def launch(self, slots):
+        owners = slots.owners()
+        table = torch.zeros((3, slots.slots), dtype=torch.int64)
+        for i, (place, _) in enumerate(owners):
+            table[:, i] = torch.tensor((place.slot, place.first_row, 1))
+        length = self._state.tokens.shape[1]
+        self._step.run(self._step.layout_of(range(slots.span)), table, length)
+        self._snapshot = Snapshot(self._state, owners)
+        return 1
+
+
+def test_steps_of_a_graph_have_the_same_answers(engine_with, jobs, expected):
+    runtime = NativeRuntime(engine_with(whole), CONFIG)
+    loop = runtime._loop
+    loop.__class__ = GraphSteps
+    runtime._scheduler._prefill._draft = loop._decoder, loop._draft_cache
+    ended = run(runtime, jobs)
+    for job_id, event in expected[0].items():
+        assert (ended[job_id].tokens, ended[job_id].finished) == (event.tokens, event.finished)
+    assert runtime.gauges().steps < 0.5 * expected[1]
 
 
 @pytest.mark.nightly

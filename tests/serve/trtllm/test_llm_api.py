@@ -235,6 +235,18 @@ class TestFailures:
         llm.thread.join(WAIT_S)
         assert not llm.thread.is_alive()
 
+    def test_messages_in_flight_do_not_delay_the_end(self, engine, fake, monkeypatch, caplog):
+        serve = worker._Session.serve
+
+        async def serve_and_send(session, version):
+            await serve(session, version)
+            for _ in range(10_000):  # more than the connection's buffer holds
+                session._tell(id=0, tokens=[1])
+
+        monkeypatch.setattr(worker._Session, "serve", serve_and_send)
+        LlmApiExecutor(engine, settings(), stop_s=WAIT_S).close()
+        assert "did not shut down" not in caplog.text
+
     def test_a_server_that_goes_while_the_library_loads_leaves_nothing(self, engine, fake):
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
