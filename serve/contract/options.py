@@ -88,7 +88,8 @@ def checked(option: Option, value: object) -> Any:
     """Return an option's value, or a list of its items, if the types are right.
 
     Raises:
-        OptionError: the value has another type; NumPy would convert it silently.
+        OptionError: the value has another type, which NumPy would convert silently, or it is an
+            integer that INT32 cannot hold.
     """
     if option.many:
         if not isinstance(value, tuple | list):
@@ -99,7 +100,9 @@ def checked(option: Option, value: object) -> Any:
         return as_switch(option.name, value)
     kind, expected = _TYPES[option.kind]
     good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
-    if not good or (isinstance(value, int) and abs(value) >= _TOO_MANY):
+    if good and isinstance(value, int) and abs(value) >= _TOO_MANY:
+        good, expected = False, f"{expected} below {_TOO_MANY}"
+    if not good:
         raise OptionError(f"{option.name} = {shown(value)}; expected {expected}")
     return value
 

@@ -5,8 +5,8 @@ formats. FFmpeg (`serve.speech.ffmpeg`) reads the formats of phones, browsers, b
 corpora: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others. It also reads joined MP3 files.
 Libraries read the file through a meter, which ends it for them if reading costs too much.
 
-Before a library sees a file, the header of an HTTP response is removed, joined files are separated
-(`joined`), and a wrong size of the sound is corrected (`sizes`).
+Before a library reads a file, the header of an HTTP response is removed. `serve.speech.repair` then
+separates joined files and corrects a wrong size of the samples.
 
 Malicious files can make these C libraries use much memory and time, so `serve.speech.sandbox` runs
 this module in one process per file.

@@ -177,7 +177,7 @@ def plan_request(
         request,
         language=named_language(request.language),
         vad=None if request.vad is None else as_switch("vad", request.vad),
-        audio_track=(request.audio_track or "").strip() or None,
+        audio_track=request.audio_track.strip() if request.audio_track else None,
     )
     _check_audio(request)
     start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
@@ -348,7 +348,7 @@ def _out_of_bounds(
     }
     for name, (low, high) in bounds.items():
         value = getattr(request, name)
-        if value is not None and not low <= value <= high:  # also true for NaN
+        if value is not None and not (low <= value <= high and value < math.inf):  # or NaN
             yield f"{name} = {shown(value)}; expected a number from {low} to {high}"
     num, least, most = (getattr(request, name) for name in _COUNTS)
     if not (least or 1) <= (num or least or 1) <= (num or most or math.inf) <= (most or math.inf):
@@ -361,7 +361,7 @@ def _out_of_bounds(
             f"draft = {shown(request.draft)}; expected at most {n_text_ctx} token ids below "
             f"{tokenizer.n_vocab}, from an answer of this engine"
         )
-    if request.audio_track and not _TRACK.fullmatch(request.audio_track):
+    if request.audio_track is not None and not _TRACK.fullmatch(request.audio_track):
         yield (
             f"{_setting(request, 'audio_track')}; expected a track number from 1 on, or a language "
             "such as es, spa or Spanish"

@@ -178,12 +178,12 @@ class Languages:
                 f"window, or language = {language} for one language"
             )
         if clear:
-            reason = f"language {language} was detected"
-            if self._by_client:
-                reason = f"language = {language}"
+            reason, advice = f"language {language} was detected", "multilingual = true"
+            if self._by_client:  # the two options exclude each other
+                reason, advice = f"language = {language}", f"{advice} instead of language"
             texts.append(
                 f"{reason}, but {_places(clear)}; these parts were decoded as {language}. Send "
-                "multilingual = true to detect the language of every window"
+                f"{advice} to detect the language of every window"
             )
         return texts
 

@@ -126,7 +126,8 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """Convert a request to tensors; options with their default values are omitted.
 
     Raises:
-        OptionError: a value is too large or is not valid text; the server checks everything else.
+        OptionError: a value has the wrong type, is not valid text, or is too large; the server
+            checks everything else.
     """
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio

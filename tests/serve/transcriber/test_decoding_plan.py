@@ -109,6 +109,8 @@ def known(names, *references):
         ({"prefix": "fox " * 60, "hotwords": "word " * 40}, "prefix has 239 characters, more"),
         ({"audio_track": "1"}, "audio_track = '1', but raw samples have one channel"),
         ({**FILE, "audio_track": "es;"}, "audio_track = 'es;'; expected a track number"),
+        ({**FILE, "audio_track": " "}, "audio_track = ''; expected a track number"),
+        ({"hallucination_silence_threshold": float("inf")}, "threshold = inf; expected a number"),
         (
             {"channels": "split"},
             "channels = 'split', but raw samples have one channel",

@@ -116,6 +116,7 @@ class TestSeveralByDefault(TranscriberTests):
         times = [segment.start for segment in answer.segments]
         assert warning.startswith(f"language = en, but es is spoken at 0.0 to {times[1]:.1f} s, ")
         assert "de" not in warning.split(";")[0]
+        assert "Send multilingual = true instead of language to detect" in warning
 
     def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer, monkeypatch):
         monkeypatch.setattr(decoding_plan, "SWITCH", 0.0)

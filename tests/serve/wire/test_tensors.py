@@ -75,9 +75,22 @@ def test_a_request_comes_back_as_it_was(request_):
     assert all(values.shape == (1,) for values in inputs.values())
 
 
-def test_a_number_that_a_tensor_cannot_hold_is_refused_before_it_is_sent():
-    with pytest.raises(OptionError, match="max_tokens = 2147483648; expected less than"):
-        tensors.request_to_inputs(Request(b"", max_tokens=2**31))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_size": "five"}, "beam_size = 'five'; expected a whole number"),
+        ({"timestamps": 0.5}, "timestamps = 0.5; expected true or false"),
+        ({"draft": 1}, "draft = 1; expected a list"),
+        ({"clip_timestamps": (0, "10")}, "clip_timestamps = '10'; expected a number"),
+        (
+            {"max_tokens": 2**31},
+            "max_tokens = 2147483648; expected a whole number below 2147483648",
+        ),
+    ],
+)
+def test_a_value_that_a_tensor_cannot_hold_is_refused_before_it_is_sent(options, message):
+    with pytest.raises(OptionError, match=message):
+        tensors.request_to_inputs(Request(b"", **options))
 
 
 def test_samples_keep_their_values():
