@@ -100,8 +100,8 @@ class _Workers:
 
     work: Work
     run: Callable[[JobRecord], Coroutine[Any, Any, None]]
-    lease_s: float  # of a claim
-    max_of_key: float = float("inf")  # tasks
+    lease_s: float  # duration of a claim
+    max_of_key: float = float("inf")  # maximum tasks of a key
     last_key: str = ""  # the key whose turn was last
     tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
 
