@@ -14,7 +14,6 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 import dataclasses
 import functools
 import re
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -275,8 +274,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
     for tensor in tensors:
         size = tensor.parameters.binary_data_size
         if (size is None) == (tensor.data is None):
-            name = reprlib.repr(tensor.name)  # it is not checked yet
-            raise errors.invalid(f"{name}: expected either data or binary_data_size")
+            raise errors.invalid(f"{tensor.name}: expected either data or binary_data_size")
         if tensor.data is not None:
             texts = tensor.datatype == "BYTES"
             values = [str(text).encode() for text in tensor.data] if texts else tensor.data
