@@ -56,7 +56,7 @@ async def unless(
     finally:
         for task in tasks:
             task.cancel()
-        if not answered.done():  # it ends before its files are closed
+        if not answered.done():  # the caller may close files that it uses
             await asyncio.wait([answered])
 
 

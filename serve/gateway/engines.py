@@ -231,6 +231,7 @@ class EngineCall:
 
         Raises:
             ApiError: the request failed.
+            EarshotError: the answer is malformed.
         """
         return read_transcript(await self.response())
 

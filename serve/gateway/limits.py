@@ -197,6 +197,24 @@ class Admission:
         if not self.requests:
             self._empty.set()
 
+    @contextlib.contextmanager
+    def sending(self, api_key: ApiKey, size: int) -> Iterator[None]:
+        """Count the bytes of an answer, which is no request in flight, during a `with` block.
+
+        Raises:
+            ApiError: 429, there is no room for the bytes.
+        """
+        self.require_room(0, size)
+        api_key.require_room(size)
+        api_key.bytes += size
+        self.bytes += size
+        try:
+            yield
+        finally:
+            api_key.bytes -= size
+            self.bytes -= size
+            self.trim_due |= size >= LARGE_BYTES
+
     def end_uploads(self, error: ApiError) -> None:
         """End every incomplete gRPC message with an error."""
         for upload in self.uploads:

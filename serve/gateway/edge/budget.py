@@ -138,7 +138,7 @@ class ThrottledConnection(asyncio.Protocol):
         self._paused = False  # by the protocol
         self._closing = False
         self._received = False  # anything since the last look
-        self._turn_pending = False  # for a turn
+        self._turn_pending = False  # whether reading waits for a turn
 
     # ------------------------------------------------------------ as the transport's protocol
 

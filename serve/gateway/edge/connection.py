@@ -308,8 +308,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)
         self._admission = admission
-        self._counted_bytes = 0  # of messages that are not whole, or were not taken yet
-        self._waiting_bytes = 0  # of whole messages that were not taken yet
+        self._counted_bytes = 0  # bytes of `_admission` that are this connection's
+        self._waiting_bytes = 0  # bytes of complete messages that the application has not taken
         self._pings, self._pings_second = 0, 0
         self._accepted = False
         self.lost = asyncio.Event()

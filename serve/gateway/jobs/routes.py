@@ -39,7 +39,6 @@ from serve.gateway.jobs.runner import JobRunner
 from serve.gateway.jobs.table import OPEN, JobRecord
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
-from serve.gateway.limits import Permit
 from serve.gateway.openai.form import received_form
 
 _MAX_PAGE, _PAGE = 100, 20  # jobs of a page
@@ -51,17 +50,18 @@ _ID = re.compile(r"job_[0-9a-f]{32}")
 
 
 class _ResultResponse(Response):
-    """A result; the permit is charged with its bytes until the client has taken them."""
+    """A result; its bytes count in `sending` until the client has taken them."""
 
-    def __init__(self, permit: Permit, body: bytes, **options: Any) -> None:
+    def __init__(
+        self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
+    ) -> None:
         super().__init__(body, **options)
-        self._permit = permit
+        self._sending = sending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         body = {"body": self.body, "more_body": True}
-        with self._permit:
-            self._permit.charge(len(self.body))
+        with self._sending:
             await send({"type": "http.response.start", **start})
             await send({"type": "http.response.body", **body})
             await send({"type": "http.response.body"})  # waits for the client to take the body
@@ -259,8 +259,8 @@ class JobRoutes:
         wire.require_result(job)
         rendering = self._render(job, request.query_params.multi_items())
         body, kind, headers = await while_client_waits(request, rendering)
-        permit = self._services.admission.admit_unchecked(api_key)
-        return _ResultResponse(permit, body, media_type=kind, headers=headers)
+        sending = self._services.admission.sending(api_key, len(body))
+        return _ResultResponse(sending, body, media_type=kind, headers=headers)
 
     async def _render(
         self, job: JobRecord, query: list[tuple[str, str]]

@@ -100,8 +100,8 @@ class _Workers:
 
     work: Work
     run: Callable[[JobRecord], Coroutine[Any, Any, None]]
-    lease_s: float  # of a claim
-    max_of_key: float = float("inf")  # tasks
+    lease_s: float  # duration of a claim
+    max_of_key: float = float("inf")  # maximum tasks of a key
     last_key: str = ""  # the key whose turn was last
     tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
 
@@ -215,8 +215,8 @@ class JobRunner(Background):
         """
         now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
-        not_keys |= {key for key, count in counts.items() if count >= workers.max_of_key}
-        claim = workers.work, now, now + workers.lease_s, last_key, not_keys, models
+        busy = {key for key, count in counts.items() if count >= workers.max_of_key}
+        claim = workers.work, now, now + workers.lease_s, last_key, busy | not_keys, models
         job = await self._quietly(self._table.claim, *claim)
         if job is None:
             return False

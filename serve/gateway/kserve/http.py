@@ -205,7 +205,7 @@ class Translated:
     """A request over HTTP as a message of gRPC."""
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
-    raw: list[messages.Chunk]  # these; views of the body if it has them
+    raw: list[messages.Chunk]  # the inputs' bytes; binary data are views of the body
     binary: Mapping[str, bool | None]  # whether outputs that were named are wanted as binary data
     binary_default: bool  # whether the other outputs are
 
@@ -218,7 +218,7 @@ def json_bytes(body_bytes: int, header: str | None) -> int:
         header: the header's value; None: all of the body is JSON.
 
     Raises:
-        ApiError: 400, the header is wrong; 413, they are too many.
+        ApiError: 400, the header is wrong; 413, the JSON is too large.
     """
     if header is not None and not re.fullmatch("[0-9]{1,19}", header):
         raise errors.invalid(

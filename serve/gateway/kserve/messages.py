@@ -65,8 +65,8 @@ def read_head(
     """Read a serialised `ModelInferRequest` without copying its tensors.
 
     Returns:
-        The request without raw_input_contents, these as views of the message, and the number of
-        bytes outside of them.
+        The request without raw_input_contents; the raw_input_contents, as views of the message;
+        and the number of the message's other bytes.
 
     Raises:
         ApiError: 400 or 413, it is malformed, or has too many or too large fields beside its raw

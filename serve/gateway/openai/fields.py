@@ -317,9 +317,10 @@ def _chunking(parts: dict[str, str], form: _Texts) -> dict[str, Any]:
 def _number(text: str) -> Any:
     """Return the number in a part of a `chunking_strategy`; no number stays a text."""
     try:
-        return parse_json(text)
+        number = float(text)
     except ValueError:
         return text
+    return int(number) if number.is_integer() else number
 
 
 def _seconds(milliseconds: int | None) -> float | None:

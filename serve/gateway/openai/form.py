@@ -84,15 +84,15 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
     try:
         try:
             form = await in_time(permit.admission, parser.parse())
+            pairs = form.multi_items()
+            file = _only_file(pairs)
+            _put_header(file, file.size or 0)  # the size is known now
+            file.file.flush()
         except MultiPartException as error:
             raise errors.invalid(f"the form cannot be read: {error.message} {_EXPECTED}") from None
         except OSError as error:
             logger.error("an upload cannot be kept in %s: %s", folder, error)
             raise errors.no_room_for_upload() from error
-        pairs = form.multi_items()
-        file = _only_file(pairs)
-        _put_header(file, file.size or 0)  # the size is known now
-        file.file.flush()
         yield Form(tuple((name, text) for name, text in pairs if isinstance(text, str)), file)
     finally:
         parser.close()

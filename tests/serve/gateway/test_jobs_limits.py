@@ -228,6 +228,16 @@ def test_results_that_a_client_does_not_read_count_as_its_keys(start, config, ke
     until(lambda: result(running, ids[0], "", ALICE)[0] == 200)
 
 
+def test_a_result_that_a_client_does_not_read_keeps_no_job_waiting(start, config):
+    running = start(jobs=config, runtime=RuntimeConfig(slots=1))
+    options = {"prompt": "one two " * 3000, "response_format": "verbose_json"}
+    id = accepted(running, **options)["id"]
+    assert ended(running, id)["status"] == "completed"
+    head = f"GET {JOBS}/{id}/result HTTP/1.1\r\nHost: [::1]\r\n\r\n"
+    with unread(running, head.encode()):
+        assert ended(running, accepted(running)["id"])["status"] == "completed"
+
+
 @contextlib.contextmanager
 def unread(running, head):
     """A connection; the answer to `head` begins and is not read. The system keeps little of it."""

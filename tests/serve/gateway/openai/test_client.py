@@ -212,7 +212,8 @@ def test_a_large_file_comes_whole(shared, client):
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(form.tempfile, "NamedTemporaryFile"), (uploads.os, "link")]
+    ("place", "name"),
+    [(form.tempfile, "NamedTemporaryFile"), (form._Spool, "flush"), (uploads.os, "link")],
 )
 def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch, place, name):
     def full(*_, **__):

@@ -76,8 +76,8 @@ def test_a_temperature_of_0_rises_by_itself_as_openais_does(text, temperature):
         (
             [
                 ("chunking_strategy[type]", "server_vad"),
-                ("chunking_strategy[threshold]", "0.7"),
-                ("chunking_strategy[prefix_padding_ms]", "300"),
+                ("chunking_strategy[threshold]", ".7"),
+                ("chunking_strategy[prefix_padding_ms]", "300.0"),
             ],
             {"vad_threshold": 0.7, "vad_pad_s": 0.3},
         ),
