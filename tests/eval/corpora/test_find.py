@@ -191,6 +191,8 @@ def test_what_does_not_fit_is_named(tmp_path, record):
         ({"a.jsonl": '{"file": '}, "a.jsonl:1 is not JSON"),
         ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
         ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has several tables: dev.tsv, other"),
+        ({"metadata.csv": "", "metadata.jsonl": ""}, "has several tables: metadata.csv, metadata"),
+        ({"clips/a": "", "metadata.csv": "", "train.csv": ""}, "metadata.csv has no lines"),
         ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )
