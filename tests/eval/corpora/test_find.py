@@ -35,6 +35,7 @@ def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
         ("train.jsonl", '\n{"audio_filepath": "a.wav", "text": "Hi"}\n'),
         ("x.ndjson", '{"audio": "a.wav", "transcript": "Hi"}'),
         ("metadata.csv", "file_name,transcription\na.wav,Hi\n"),
+        ("metadata.csv", "file_name,transcription\ra.wav,Hi\r"),
     ],
 )
 def test_tables_with_the_usual_keys(tmp_path, record, name, table):
