@@ -320,8 +320,7 @@ def open_loop(
         for start in range(len(due_s), due_count, load.batch):
             batch = arrivals[start : min(start + load.batch, due_count)]
             due_s.update(zip(load.submit([length] * len(batch)), batch, strict=True))
-        coming = arrivals[len(due_s) :]
-        wait_s = max(0.0, coming[0] - now()) if coming else 1.0
+        wait_s = max(0.0, arrivals[due_count] - now()) if due_count < len(arrivals) else 1.0
         if load.in_flight:
             ended = load.poll(min(wait_s, 1.0))
             ended_s.update(dict.fromkeys(ended, now()))

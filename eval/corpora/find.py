@@ -24,8 +24,8 @@ from eval.corpora.parquet import PREFIX, hub, local
 from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
-METADATA = ("metadata", "manifest")  # names of tables that are read if a folder has several
-COMMON_VOICE = ("test", "validated")  # the same, of Common Voice
+METADATA = ("metadata", "manifest")  # names of the table that is read if a folder has several
+COMMON_VOICE = ("test.tsv", "validated.tsv")  # the same of Common Voice, the first that exists
 _NAMED = 3  # examples in an error
 
 
@@ -104,10 +104,11 @@ def _layout(place: str, need_references: bool) -> Layout:
 
 def _folder_layout(path: Path, need_references: bool) -> Layout:
     tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
-    usual = COMMON_VOICE if (path / CLIPS).is_dir() else METADATA
-    preferred = [file for stem in usual for file in tables if file.stem == stem]
-    if preferred or len(tables) == 1:
-        return table((preferred or tables)[0])
+    common_voice = [path / name for name in COMMON_VOICE if (path / CLIPS).is_dir()]
+    metadata = [file for file in tables if file.stem in METADATA]
+    for files in ([file for file in common_voice if file.is_file()][:1], metadata, tables):
+        if len(files) == 1:
+            return table(files[0])
     if tables:
         names = ", ".join(table.name for table in tables)
         raise ConfigError(f"{path} has several tables: {names}; name one of them")

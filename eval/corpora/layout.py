@@ -186,7 +186,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 where = f"{path}:{number}"
                 yield number, from_json(dict[str, Any], line, where, advice=_A_LINE)
         return
-    header = text.partition("\n")[0]
+    header = io.StringIO(text, newline="").readline()
     split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
     delimiter = next((mark for mark, names in split.items() if columns_of(names)), ",")
     # Tables with tabs, Common Voice's among them, have unpaired quotes in their texts.

@@ -224,10 +224,12 @@ def speakers(
     Raises:
         EarshotError: a recording cannot be read.
     """
+    # Read before conversations are composed, which takes minutes.
+    meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else None
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
     sets = {"conversations": compose(PLAN, seed, clips, run.say)}
-    if recordings is not None:
-        sets["recordings"] = read_recordings(recordings)[HALVES.index(half) :: 2]
+    if meetings is not None:
+        sets["recordings"] = meetings
     scored, totals = list[RecordingScore](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():

@@ -338,10 +338,10 @@ def compare_logits(
 
 def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
     request_id = executor.enqueue(request)
-    for response in executor.await_responses(WAIT_S):
-        if response.id == request_id and response.logits is not None:
-            return response.logits
-    raise DifferenceError("a request for logits was answered with nothing")
+    responses = [one for one in executor.await_responses(WAIT_S) if one.id == request_id]
+    if not responses or responses[0].logits is None:
+        raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
+    return responses[0].logits
 
 
 def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:

@@ -44,7 +44,8 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         EarshotError: the clips or an engine cannot be read, or every clip failed.
     """
     settings, passes = run.config.eval, passes_of(run.config, other)
-    source = open_engine(run.config.engine).manifest.source.id
+    # Both are opened here, so that a wrong --other ends the command before the first pass.
+    source, _ = [open_engine(engine).manifest.source.id for _, engine in passes]
     drawn = find_clips(
         settings.manifest,
         limit=settings.limit,

@@ -35,6 +35,7 @@ def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
         ("train.jsonl", '\n{"audio_filepath": "a.wav", "text": "Hi"}\n'),
         ("x.ndjson", '{"audio": "a.wav", "transcript": "Hi"}'),
         ("metadata.csv", "file_name,transcription\na.wav,Hi\n"),
+        ("metadata.csv", "file_name,transcription\ra.wav,Hi\r"),
     ],
 )
 def test_tables_with_the_usual_keys(tmp_path, record, name, table):
@@ -191,6 +192,8 @@ def test_what_does_not_fit_is_named(tmp_path, record):
         ({"a.jsonl": '{"file": '}, "a.jsonl:1 is not JSON"),
         ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
         ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has several tables: dev.tsv, other"),
+        ({"metadata.csv": "", "metadata.jsonl": ""}, "has several tables: metadata.csv, metadata"),
+        ({"clips/a": "", "metadata.csv": "", "train.csv": ""}, "metadata.csv has no lines"),
         ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )

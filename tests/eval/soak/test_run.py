@@ -8,6 +8,7 @@ import pytest
 import eval.config
 from build.clips import load_clips
 from eval.__main__ import main
+from eval.server import role_of
 from eval.soak import MIXED, SCENARIOS, run
 from eval.soak.run import soak
 from eval.soak.scenarios import hour_of
@@ -15,6 +16,7 @@ from serve.contract.errors import AudioError, ConfigError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
+from serve.speech.sandbox import client as sandbox_client
 
 ALL = {"minutes": 5, "actions": None, "seed": 0}
 
@@ -33,6 +35,21 @@ def kept(folder):
 
 def test_every_scenario_can_be_run():
     assert run._SCENARIOS.keys() == {MIXED, *SCENARIOS}
+
+
+@pytest.mark.parametrize(
+    ("command", "role"),
+    [
+        (["python", "-m", "serve", "start", "--config", "a"], "supervisor"),
+        (["python", "-m", "serve.gateway", "--folder", "a"], "gateway"),
+        (["/x/bin/tritonserver", "--model-repository=/tmp/models"], "tritonserver"),
+        (["/b/triton_python_backend_stub", "/tmp/e/models/whisper/1/model.py"], "whisper"),
+        (["python", "-c", sandbox_client._BEGIN], "sandbox"),
+        ([], "unnamed"),
+    ],
+)
+def test_processes_have_the_roles_that_disruptions_name(command, role):
+    assert role_of(command) == role
 
 
 def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):

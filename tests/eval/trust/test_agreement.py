@@ -16,7 +16,7 @@ from eval.record import read_json, write_jsonl
 from eval.trust import run as trust_run
 from eval.trust.agreement import checks_of, figures_of, is_trusted, pair_of, steps
 from eval.trust.run import passes_of, trust
-from serve.contract.engine import Confidence
+from serve.contract.engine import Confidence, open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from tests.eval.fakes import printed
@@ -225,6 +225,18 @@ def manifest_of(folder, said, references):
         lines.append({"file": name, "text": reference, "language": language, "duration": 2.0})
     write_jsonl(folder / "manifest.jsonl", lines)
     return folder / "manifest.jsonl"
+
+
+def test_an_other_engine_that_is_missing_ends_the_command_before_the_first_pass(
+    tmp_path, run_of, opened, monkeypatch
+):
+    monkeypatch.setattr(
+        trust_run, "open_engine", lambda path: BUILT if path == "e" else open_engine(path)
+    )
+    (tmp_path / "a.wav").write_text("so")
+    with pytest.raises(EarshotError, match="gone"):
+        trust(run_of(config_of(tmp_path)), other=str(tmp_path / "gone"), threshold=10.0)
+    assert not opened
 
 
 def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
