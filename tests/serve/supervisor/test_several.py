@@ -24,7 +24,7 @@ DEVICES = ["cpu-0", "cpu-1"]
 
 @pytest.fixture(scope="module")
 def server(nano_config):
-    config = nano_config()
+    config = nano_config(drain_timeout_s=10 * WAIT_S)  # of 32 minutes of audio, on a busy machine
     transcriber = dataclasses.replace(config.transcriber, max_audio_s=500.0)
     runtime = dataclasses.replace(config.runtime, device="cpu,cpu")
     config = dataclasses.replace(config, runtime=runtime, transcriber=transcriber)
