@@ -160,7 +160,7 @@ _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordingScore:
+class DiarizationScore:
     """The turns that were found in one recording."""
 
     recording: str
@@ -171,7 +171,7 @@ class RecordingScore:
     errors: SpeakerErrors
 
 
-def figures_of(recordings: str, scored: Sequence[RecordingScore]) -> dict[str, Any]:
+def figures_of(recordings: str, scored: Sequence[DiarizationScore]) -> dict[str, Any]:
     """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
     total = sum((score.errors for score in scored), SpeakerErrors())
     points = 100 / max(total.speech_s, 1e-9)
@@ -230,7 +230,7 @@ def speakers(
     sets = {"conversations": compose(PLAN, seed, clips, run.say)}
     if meetings is not None:
         sets["recordings"] = meetings
-    scored, totals = list[RecordingScore](), list[dict[str, Any]]()
+    scored, totals = list[DiarizationScore](), list[dict[str, Any]]()
     result = Result()
     for name, some in sets.items():
         scores = _scored(device, some, run.say)
@@ -279,9 +279,9 @@ def _texts(
 
 def _scored(
     device: str, recordings: Sequence[ConversationRecording], say: Say
-) -> list[RecordingScore]:
+) -> list[DiarizationScore]:
     """Diarize recordings and compare the turns with the reference."""
-    diarizer, scored = Diarizer(device), list[RecordingScore]()
+    diarizer, scored = Diarizer(device), list[DiarizationScore]()
     say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))
@@ -291,7 +291,7 @@ def _scored(
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
         wrong = compare_turns(recording.turns, turns)
-        score = RecordingScore(recording.name, audio_s, recording.speakers, count, seconds, wrong)
+        score = DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, wrong)
         say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
         scored.append(score)
     return scored
