@@ -25,7 +25,9 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, monotonic_path
 
 MOST_HEADS = 10  # the number of heads of OpenAI's largest checkpoint
-_WORTH = 0.9  # minimum share of the best head's score; worse heads make times less exact
+_MIN_RELATIVE_SCORE = (
+    0.9  # minimum share of the best head's score; worse heads make times less exact
+)
 
 Heads = tuple[tuple[int, int], ...]
 
@@ -58,7 +60,7 @@ def decode_recordings(
 
 @torch.inference_mode()
 def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
-    """Return the heads that give the best word timestamps, in order; none without any text.
+    """Return the heads that give the best word timestamps, in order; none if no window has text.
 
     Args:
         engine: a native engine.
@@ -69,7 +71,7 @@ def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
     cache = network.new_cache(len(windows), len(windows))
     for i, window in enumerate(windows):
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
-    texts = [
+    ended = [
         EndedWindow(
             Job(i, window.features, window.prompt, align_frames=window.frames),
             SlotAllocation(i, i, 1),
@@ -78,15 +80,15 @@ def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
         for i, window in enumerate(windows)
     ]
     scores = np.zeros((dims.n_text_layer, dims.n_text_head))
-    for layer in range(dims.n_text_layer):  # the weights of all layers could fill the memory
+    for layer in range(dims.n_text_layer):  # weights of all layers may exceed the memory
         heads = tuple((layer, head) for head in range(dims.n_text_head))
-        every = dataclasses.replace(facts, alignment_heads=heads)
-        for by_head in Aligner(network, cache, every, len(windows)).by_head(texts):
+        layer_facts = dataclasses.replace(facts, alignment_heads=heads)
+        for by_head in Aligner(network, cache, layer_facts, len(windows)).by_head(ended):
             scores[layer] += [_score(weights.numpy()) for weights in by_head] or 0.0
     best = scores.max()
     order = scores.ravel().argsort()[::-1][:MOST_HEADS]
-    places = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
-    return tuple(sorted(place for place in places if scores[place] >= _WORTH * best))
+    candidates = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
+    return tuple(sorted(head for head in candidates if scores[head] >= _MIN_RELATIVE_SCORE * best))
 
 
 def _score(weights: npt.NDArray[np.float32]) -> float:

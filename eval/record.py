@@ -312,7 +312,7 @@ def missing_packages(names: Iterable[str]) -> list[str]:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return versions by name of distribution; "none" where it is not installed."""
+    """Return the version of each distribution, or "none" if it is not installed."""
     by_name = {}
     for name in distributions:
         try:

@@ -140,8 +140,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     Args:
         folder: the engine folder; it holds the builder's checkpoint until the build is done.
         checkpoint: full-precision tensors.
-        config: `runtime` sets the limits. The precision "int8" is TensorRT-LLM's W8A16; its loader
-            quantises the weights and does not report the error.
+        config: `runtime` sets the limits. The precision "int8" is TensorRT-LLM's W8A16. Its loader
+            quantises the weights, and does not report the quantisation error.
         log: called with each line of the builder's log at once.
 
     Raises:

@@ -87,11 +87,11 @@ def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
     )
 
 
-def _with_pauses(parts: Sequence[Samples]) -> Samples:
-    """Join the parts with silence between, as loud as they are; the pauses are always the same."""
-    draw = random.Random(_VERSION)
-    pieces = [parts[0]]
-    for part in parts[1:]:
-        pause = np.zeros(int(draw.uniform(*PAUSES_S) * SAMPLE_RATE), np.float32)
-        pieces += [pause, part]
+def _with_pauses(clips: Sequence[Samples]) -> Samples:
+    """Join clips, with a pause of silence between two; the seed of the pauses is fixed."""
+    rng = random.Random(_VERSION)
+    pieces = [clips[0]]
+    for clip in clips[1:]:
+        pause = np.zeros(int(rng.uniform(*PAUSES_S) * SAMPLE_RATE), np.float32)
+        pieces += [pause, clip]
     return np.concatenate(pieces)

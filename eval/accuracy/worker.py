@@ -70,12 +70,12 @@ def drive(
     *,
     tell_language: bool = False,
 ) -> None:
-    """Send the clips of a phase, each pass in its own shuffled order, without a gap.
+    """Send the clips of a phase in a closed loop; each pass has its own shuffled order.
 
-    `emit` gets every timed call, in order of completion, never two at the same time. An expected
-    error of a call becomes its `error`; any other exception ends the drive and is raised, a
-    FileError among them: a clip that cannot be read says nothing about the system. With
-    `tell_language` the system is told what language is spoken.
+    `emit` gets every timed call in order of completion, one at a time. An expected error of the
+    system becomes the `error` of its call. Any other exception ends the drive and is raised, such
+    as the FileError of a clip that cannot be read. With `tell_language` the system gets the
+    language of each clip.
     """
     order, lock = random.Random(SHUFFLE_SEED), threading.Lock()
     passes = [order.sample(list(load.clips), len(load.clips)) for _ in range(load.repeats)]
@@ -91,7 +91,7 @@ def drive(
         except EarshotError as problem:
             error = f"{type(problem).__name__}: {problem}"
         latency_s = time.perf_counter() - started_s
-        timed = TimedCall(
+        timed_call = TimedCall(
             file=clip.file,
             reference=clip.text,
             language=clip.language,
@@ -108,7 +108,7 @@ def drive(
             group=clip.group,
         )
         with lock:
-            emit(timed)
+            emit(timed_call)
 
     calls = ((repeat, clip) for repeat, clips in enumerate(passes) for clip in clips)
     closed_loop(call, calls, at_once=load.concurrency)

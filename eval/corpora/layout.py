@@ -32,7 +32,7 @@ UNDERSTOOD = (
 TRANSCRIPTS = "*.trans.txt"  # of LibriSpeech
 CLIPS = "clips"  # the folder of audio of Common Voice
 DELIMITERS = ",\t;|"
-_A_LINE = "expected an object a line"
+_EXPECTED_LINE = "expected an object a line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +143,11 @@ def recordings(folder: Path) -> Layout:
 
 
 def table(path: Path) -> Layout:
-    """Read a file with references: a manifest of ours, or any table.
+    """Read a file with references: the manifest of a corpus, or any table.
 
     Raises:
-        FileError: it cannot be read.
-        ConfigError: it has no column for audio, or none for text; or a line is malformed.
+        FileError: the file cannot be read.
+        ConfigError: the column for audio or for text is missing, or a line is malformed.
     """
     rows = list(_rows(path))
     names = list(rows[0][1]) if rows else []
@@ -178,18 +178,18 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and cells of each line."""
+    """Yield the line number and the cells of each row."""
     text = read_text(path, "expected a table of references").removeprefix("\ufeff")
     if _is_jsonl(path):
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                where = f"{path}:{number}"
-                yield number, from_json(dict[str, Any], line, where, advice=_A_LINE)
+                position = f"{path}:{number}"
+                yield number, from_json(dict[str, Any], line, position, advice=_EXPECTED_LINE)
         return
     header = io.StringIO(text, newline="").readline()
-    split = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
-    delimiter = next((mark for mark, names in split.items() if columns_of(names)), ",")
-    # Tables with tabs, Common Voice's among them, have unpaired quotes in their texts.
+    names = {mark: next(csv.reader([header], delimiter=mark), []) for mark in DELIMITERS}
+    delimiter = next((mark for mark in DELIMITERS if columns_of(names[mark])), ",")
+    # Tables with tabs, such as Common Voice's, have texts with unpaired quotes.
     quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
     try:

@@ -78,24 +78,24 @@ def make_clips(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     return made
 
 
-def _count(seconds: float) -> int:
+def _n_samples(seconds: float) -> int:
     return round(seconds * SAMPLE_RATE)
 
 
 def _synthesised(rng: np.random.Generator) -> Iterator[tuple[str, Samples]]:
     def length(low: float, high: float) -> int:
         """Draw a number of samples; shorter ones are likelier."""
-        return _count(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
+        return _n_samples(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
 
     for seconds in (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 29.9):
-        yield "silence", np.zeros(_count(seconds), np.float32)
+        yield "silence", np.zeros(_n_samples(seconds), np.float32)
     for level_db in _LEVELS_DB:
         for slope in (0.0, 0.0, 1.0, 2.0):
             yield "noise", noise(length(0.05, 29.0), slope, level_db, rng)
         for hertz in (50.0, 60.0):
             yield "hum", _hum(length(0.05, 12.0), hertz, level_db, rng)
         for _ in range(3):
-            yield "keys", _keys(length(0.05, 12.0), level_db, rng)
+            yield "keys", _keyboard_noise(length(0.05, 12.0), level_db, rng)
     for _ in range(14):
         yield "music", music(length(2.0, 20.0), float(rng.uniform(-35.0, -15.0)), rng)
 
@@ -110,16 +110,18 @@ def _hum(count: int, hertz: float, level_db: float, rng: np.random.Generator) ->
     return at_level(np.sum(waves, axis=0), level_db) + noise(count, 1.0, level_db - 20.0, rng)
 
 
-def _keys(count: int, level_db: float, rng: np.random.Generator) -> Samples:
-    """Make typing: bursts of a few milliseconds, each of another colour, in a quiet room."""
-    out = noise(count, 1.0, -70.0, rng)
+def _keyboard_noise(count: int, level_db: float, rng: np.random.Generator) -> Samples:
+    """Make the noise of a keyboard: bursts of a few milliseconds with different spectra."""
+    samples = noise(count, 1.0, -70.0, rng)
     start = 0
     while start < count:
-        burst = noise(_count(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng)
-        burst *= np.exp(-np.arange(len(burst)) / _count(float(rng.uniform(0.002, 0.01))))
-        out[start : start + len(burst)] += 4.0 * burst[: count - start]
-        start += _count(float(rng.exponential(0.2) + 0.05))
-    return out.clip(-1.0, 1.0)
+        burst = noise(
+            _n_samples(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng
+        )
+        burst *= np.exp(-np.arange(len(burst)) / _n_samples(float(rng.uniform(0.002, 0.01))))
+        samples[start : start + len(burst)] += 4.0 * burst[: count - start]
+        start += _n_samples(float(rng.exponential(0.2) + 0.05))
+    return samples.clip(-1.0, 1.0)
 
 
 def _read(clip: Clip) -> Samples:
@@ -148,14 +150,14 @@ def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeCli
     """Yield a recording's pauses in a loop."""
     for pauses in _with_pauses(speech):
         tile = np.concatenate([faded(pause, 0.01) for pause in pauses])
-        yield MadeClip("rooms", np.resize(tile, _count(float(np.exp(rng.uniform(0.0, 3.3))))))
+        yield MadeClip("rooms", np.resize(tile, _n_samples(float(np.exp(rng.uniform(0.0, 3.3))))))
 
 
 def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     """Yield a recording's loudest pause, in its room or alone."""
     for pauses in _with_pauses(speech):
         loudest = faded(max(pauses, key=lambda pause: float(np.square(pause).mean())), 0.02)
-        yield MadeClip("breaths", np.pad(loudest, _count(float(rng.choice((0.0, 0.5, 3.0))))))
+        yield MadeClip("breaths", np.pad(loudest, _n_samples(float(rng.choice((0.0, 0.5, 3.0))))))
 
 
 def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
@@ -173,7 +175,7 @@ def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[Made
 
 def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
     """Put 1 to 10 s of silence before and after samples."""
-    before, after = (_count(float(seconds)) for seconds in rng.uniform(1, 10, 2))
+    before, after = (_n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2))
     return np.pad(samples, (before, after))
 
 

@@ -80,21 +80,21 @@ def read_recordings(folder: Path) -> list[ConversationRecording]:
 
 def _recording(path: Path) -> ConversationRecording:
     stm = path.with_suffix(".stm")
-    turns = _parsed(path.with_suffix(".rttm"), _turn, "a turn of a speaker in an RTTM")
-    utterances = _parsed(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
+    turns = _parse_lines(path.with_suffix(".rttm"), _turn, "a turn of a speaker in an RTTM")
+    utterances = _parse_lines(stm, _utterance, "an utterance in an STM") if stm.is_file() else ()
     return ConversationRecording(
         path.stem, path, turns, tuple(sorted(utterances, key=lambda utterance: utterance.start_s))
     )
 
 
-def _parsed(path: Path, parse: Callable[[str], T | None], expected: str) -> tuple[T, ...]:
-    parsed = []
+def _parse_lines(path: Path, parse: Callable[[str], T | None], expected: str) -> tuple[T, ...]:
+    items = []
     for number, line in enumerate(read_text(path, f"expected {expected}").splitlines(), 1):
         try:
-            parsed.append(parse(line))
+            items.append(parse(line))
         except (ValueError, IndexError) as error:
             raise ConfigError(f"{path}:{number}: got {line!r}; expected {expected}") from error
-    return tuple(item for item in parsed if item is not None)
+    return tuple(item for item in items if item is not None)
 
 
 def _turn(line: str) -> SpeakerTurn | None:

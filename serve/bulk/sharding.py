@@ -34,7 +34,7 @@ from serve.speech.formats import places_of, suffix_of
 
 Format = Literal["jsonl", "parquet"]
 
-_NEEDED = "expected a folder of audio, or a manifest: JSONL with a `file` in each line"
+_EXPECTED = "expected a folder of audio, or a manifest: JSONL with a `file` in each line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,24 +114,24 @@ def find_files(name: str) -> tuple[list[str], int]:
     """
     kind = store.kind_of(name)
     if kind == fs.FileType.NotFound:
-        raise ConfigError(f"{name} does not exist; {_NEEDED}")
+        raise ConfigError(f"{name} does not exist; {_EXPECTED}")
     if kind == fs.FileType.Directory:
         names = store.names_in(name)
         files = [file for file in names if is_audio(file)]
         others, folder = len(names) - len(files), name
     else:
-        files, others, folder = _listed(name), 0, store.parent(name)
+        files, others, folder = _files_of_manifest(name), 0, store.parent(name)
     if not files:
-        raise ConfigError(f"{name} has no audio; {_NEEDED}")
+        raise ConfigError(f"{name} has no audio; {_EXPECTED}")
     return [store.join(folder, file) for file in files], others
 
 
-def _listed(manifest: str) -> list[str]:
+def _files_of_manifest(manifest: str) -> list[str]:
     """Read the names of files in a manifest, each once."""
-    lines = store.read(manifest, _NEEDED).split(b"\n")
+    lines = store.read(manifest, _EXPECTED).split(b"\n")
     files = (
         from_json(
-            _BulkManifestLine, line, f"{manifest}:{number}", advice=_NEEDED, extra="ignore"
+            _BulkManifestLine, line, f"{manifest}:{number}", advice=_EXPECTED, extra="ignore"
         ).file
         for number, line in enumerate(lines, 1)
         if line.strip()

@@ -186,7 +186,7 @@ class TritonConnection:
         self._uploads = uploads.make_folder(folder, process)
         self._sender = f"{process}-{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._cancel_tasks: set[asyncio.Task[None]] = set()
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
         unary, stream = self._channel.unary_unary(_INFER), self._channel.stream_stream(_INFER)
         self._infer = functools.partial(infer, unary, stream)
@@ -195,7 +195,7 @@ class TritonConnection:
     @property
     def busy(self) -> bool:
         """Whether it has unfinished requests."""
-        return self._calls > 0 or (bool(self._cancels) and self.is_alive())
+        return self._calls > 0 or (bool(self._cancel_tasks) and self.is_alive())
 
     def is_alive(self) -> bool:
         """Return whether the model's process has shown a recent heartbeat."""
@@ -276,14 +276,14 @@ class TritonConnection:
     def cancel(self, key: str) -> None:
         """Cancel the request of this key, once the process responds."""
         task = asyncio.create_task(self._send_cancel(key))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+        self._cancel_tasks.add(task)
+        task.add_done_callback(self._cancel_tasks.discard)
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._cancels:
-            await asyncio.wait(self._cancels, timeout=_CLOSE_S if self.is_alive() else 0)
-        for cancel in list(self._cancels):
+        if self._cancel_tasks:
+            await asyncio.wait(self._cancel_tasks, timeout=_CLOSE_S if self.is_alive() else 0)
+        for cancel in list(self._cancel_tasks):
             cancel.cancel()
         await self._channel.close()
         os.close(self._hold)

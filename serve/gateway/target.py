@@ -223,7 +223,7 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
         header = None
     if header is None:
         return AudioLength(None, kind_of(head), size)
-    # The file's size, not the declared one, which may be the size of a first write or part.
+    # Use the size of the file, because the header may declare only the size of its first part.
     samples = (size - header.begin) / 2 / header.channels
     return AudioLength(samples / max(1, header.rate))
 

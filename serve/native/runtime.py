@@ -206,7 +206,7 @@ class NativeRuntime:
     def cancel(self, job_id: int) -> None:
         running = self._running.get(job_id)
         if running is not None:
-            self._enter()
+            self._make_current()
             self._state.finished[running.place.first_row : running.place.rows.stop] = True
             self._pending_events.append(JobEvent(job_id, finished="cancelled"))
             self._release(running)
@@ -221,7 +221,7 @@ class NativeRuntime:
         """
         events, self._pending_events = self._pending_events, []
         try:
-            self._enter()
+            self._make_current()
             if self._threads:
                 self._threads.follow()
             for started in self._scheduler.begin(list(self._running.values())):
@@ -267,10 +267,11 @@ class NativeRuntime:
         for running in list(self._running.values()):
             self._release(running)
 
-    def _enter(self) -> None:
-        """Make the runtime's GPU and stream current in this thread, and leave them so.
+    def _make_current(self) -> None:
+        """Make the runtime's GPU and stream current in this thread.
 
-        Restoring them after every poll would take a tenth of a small model's step.
+        They stay current. To restore the previous ones after every poll would take a tenth of the
+        time of a small model's step.
         """
         if self._device.type != "cuda":
             return
@@ -348,17 +349,17 @@ class NativeRuntime:
         leader = running.place.first_row
         sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
         reason = self._reason(running.job, sampled)
-        likeliest = int(state.language[leader]), float(state.language_prob[leader])
+        top_language = int(state.language[leader]), float(state.language_prob[leader])
         detected = DETECT_LANGUAGE in running.job.prompt
         scores = Scores(
             avg_logprob=logprob_sum / len(sampled),
             no_speech_prob=float(state.no_speech_prob[leader]),
-            language=likeliest[0] if detected else None,
-            language_prob=likeliest[1] if detected else None,
+            language=top_language[0] if detected else None,
+            language_prob=top_language[1] if detected else None,
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
             began_s=(running.stopwatch.began_s, running.decode_began),
-            heard=likeliest if self._facts.multilingual and not detected else None,
+            heard=top_language if self._facts.multilingual and not detected else None,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)

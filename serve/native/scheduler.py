@@ -9,7 +9,7 @@ from serve.native.prefill import rows_of
 from serve.native.slots import SlotPool
 from serve.runtime.protocol import Job
 
-_SPARE_ONE_OF = 4  # with fewer slots, keeping one of them free costs too much
+_MIN_SLOTS_TO_SPARE = 4  # with fewer slots, keeping one of them free costs too much
 
 
 @dataclasses.dataclass
@@ -78,20 +78,21 @@ class UrgentStepPolicy:
     def fit(self, decoding: Sequence[Job]) -> int:
         """Count the queued windows that can start now.
 
-        If the slots are crowded, one batch holds only urgent windows or only others. The others
-        wait while urgent windows decode, and leave a slot free.
+        If the slots are crowded, a batch has either urgent windows or other windows, never both.
+        Other windows wait while urgent windows decode. They leave one slot free, unless there are
+        fewer than `_MIN_SLOTS_TO_SPARE`.
         """
         if not self._crowded(decoding):
             return self._slots.fit(map(rows_of, self._waiting))
         urgent = any(job.urgent for job in itertools.islice(self._waiting, 1))
-        alike = itertools.takewhile(lambda job: job.urgent == urgent, self._waiting)
-        rows = [rows_of(job) for job in alike]
+        same_kind = itertools.takewhile(lambda job: job.urgent == urgent, self._waiting)
+        rows = [rows_of(job) for job in same_kind]
         if urgent:
             return self._slots.fit(rows)
         if any(job.urgent for job in decoding):
             return 0
-        places = min(self._slots.slots, self._slots.rows // max(rows, default=1))
-        spare = 1 if places >= _SPARE_ONE_OF else 0
+        capacity = min(self._slots.slots, self._slots.rows // max(rows, default=1))
+        spare = 1 if capacity >= _MIN_SLOTS_TO_SPARE else 0
         fitting = self._slots.fit([*rows, *rows[:spare]]) - spare
         return max(fitting, 0 if decoding else self._slots.fit(rows[:1]))
 

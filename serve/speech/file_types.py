@@ -16,7 +16,7 @@ AUDIO_SUFFIXES = frozenset(
     ".mp3 .mp4 .mpeg .mpg .mpga .oga .ogg .opus .sph .w64 .wav .webm .wma .wmv".split()
 )
 _HEAD_BYTES = 512
-_TEXT = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
+_TEXT_BYTES = frozenset(string.printable.encode()) | frozenset(range(0x80, 0x100))
 # Offset and bytes of a signature, and the kind of file.
 _KINDS = (
     (8, b"WAVE", "a WAV file"),
@@ -51,7 +51,7 @@ def refusal(audio: Bytes) -> str:
     head = audio[:_HEAD_BYTES]
     if kind := kind_of(head):
         return f"audio begins as {kind}, but cannot be read: it is damaged or truncated"
-    if all(byte in _TEXT for byte in head):
+    if all(byte in _TEXT_BYTES for byte in head):
         return f"audio is text, not a recording; {EXPECTED}"
     return (
         f"audio of {len(audio)} bytes has an unknown format or a damaged beginning; {EXPECTED}; "

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 # In Thai and Lao these vowels are separate characters before or after their consonant.
 _VOWELS_BEFORE = frozenset("เแโใไເແໂໃໄ")
-_VOWELS_BEHIND = frozenset("ะาำๅະາຳຽ")
+_VOWELS_AFTER = frozenset("ะาำๅະາຳຽ")
 _JOINERS = frozenset("\u1039\u17d2\u200d")  # for stacked Burmese and Khmer consonants; emoji
 
 
 def is_joined(last: str, first: str) -> bool:
-    """Return whether `first` belongs to the letter before it.
+    """Return whether two adjacent characters belong to one letter.
 
     Args:
-        last: a character of a text.
-        first: the character after it.
+        last: the first of the two characters.
+        first: the character after `last`.
     """
     return (
         unicodedata.category(first).startswith("M")
-        or first in _VOWELS_BEHIND
+        or first in _VOWELS_AFTER
         or last in _VOWELS_BEFORE
         or last in _JOINERS
         or first in _JOINERS

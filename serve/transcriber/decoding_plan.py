@@ -230,9 +230,10 @@ def with_texts(
     config: TranscriberConfig,
     n_text_ctx: int,
 ) -> DecodingPlan:
-    """Add a request's texts to its plan. `plan_request` must not wait for their tokenization.
+    """Add a request's texts to its plan.
 
-    In sequential mode the prompts grow with the text, and the context limits a window's tokens.
+    `plan_request` does not add them, because it must not wait for the tokenizer. In sequential mode
+    each window has a prompt of another length. `max_tokens` may then exceed the room for tokens.
 
     Args:
         plan: the result of `plan_request`.

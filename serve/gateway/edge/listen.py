@@ -52,9 +52,9 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
     """Open a TCP socket that listens at one of the configured addresses.
 
     Args:
-        server: names the host and the ports.
-        key: the port's key.
-        shared: whether other processes of the gateway have the same port.
+        server: the config with the host and the ports.
+        key: the config key of the port.
+        shared: whether other processes of the gateway listen on the same port.
 
     Raises:
         UnavailableError: the address cannot be used.
@@ -72,8 +72,9 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
             f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
             f"set another server.{key} in the config"
         ) from error
-    # Connections inherit this option. asyncio does not set it, as this socket's protocol number is
-    # 0. Without it an answer's body would wait 40 ms for the head's acknowledgement.
+    # Connections inherit this option. asyncio does not set it, because the protocol number of this
+    # socket is 0. Without it, the body of an answer waits 40 ms for the client to acknowledge the
+    # headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _Acceptor(listener)
 

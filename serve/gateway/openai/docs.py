@@ -33,7 +33,7 @@ def openapi() -> dict[str, Any]:
 
 
 def page() -> str:
-    """Describe the addresses on an HTML page that loads nothing."""
+    """Return an HTML page that describes the routes; it loads no other file."""
     document = openapi()
     rows = "".join(
         _row(f"{method.upper()} {path}", operation["summary"])
@@ -43,7 +43,7 @@ def page() -> str:
     fields = _row(
         "file", f"the audio; {EXPECTED}; raw samples with a type such as audio/L16; rate=16000"
     )
-    fields += "".join(_row(_wire_name(field), _meaning(field)) for field in FIELDS.values())
+    fields += "".join(_row(_wire_name(field), _description(field)) for field in FIELDS.values())
     responses = document["components"]["responses"]
     errors = "".join(
         _row(status, response["description"]) for status, response in responses.items()
@@ -67,7 +67,7 @@ def _wire_name(field: Option) -> str:
     return f"{field.name}[]" if field.many else field.name
 
 
-def _meaning(field: Option) -> str:
+def _description(field: Option) -> str:
     choices = f" ({', '.join(field.choices)})" if field.choices else ""
     return f"{field.meaning}{choices}"
 
