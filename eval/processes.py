@@ -72,12 +72,12 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         self.pid = self._process.pid
 
     def receive(self, timeout_s: float) -> Any:
-        """Wait for the next message; None once the child's work is done.
+        """Wait for the next message; return None when the child's work is done.
 
         Raises:
             EarshotError: the child's own error.
-            UnavailableError: it died; the message ends with its last line.
-            DeadlineError: it sent nothing in time.
+            UnavailableError: the child died; the message has the last line of its output.
+            DeadlineError: the child sent nothing in time.
         """
         if not self._pipe.poll(timeout_s):
             raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where()}")
@@ -86,7 +86,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         except EOFError:
             last = (self.last_lines(1) or ["it wrote nothing"])[0]
             raise UnavailableError(f"{self.name} ended early: {last}{self._where()}") from None
-        # The last message of a child: its work is done, or ended with an expected error.
+        # A child's last message is None or an expected error.
         self.finished = message is None or isinstance(message, EarshotError)
         if isinstance(message, EarshotError):
             raise message

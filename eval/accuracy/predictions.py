@@ -98,10 +98,10 @@ def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
 
 
 def read_calls(path: Path) -> list[TimedCall]:
-    """Read a predictions file; none where there is no file.
+    """Read a predictions file; return no calls if the file does not exist.
 
     Raises:
-        FileError: it cannot be read.
+        FileError: the file cannot be read.
         ConfigError: a line is not a prediction; the message names the line.
     """
     expected = "expected the predictions of a run"

@@ -143,7 +143,7 @@ def rate(clips: Sequence[Counts]) -> Rate:
     total = sum(clips, Counts())
     if total.length == 0:
         return Rate(None, None, None, total)
-    return Rate(_percent(clips), *_interval(_resampled(clips)), total)
+    return Rate(_percent(clips), *_interval(_bootstrap_rates(clips)), total)
 
 
 def _percent(clips: Sequence[Counts]) -> float:
@@ -153,17 +153,18 @@ def _percent(clips: Sequence[Counts]) -> float:
 
 def gap_interval(ours: Sequence[Counts], theirs: Sequence[Counts]) -> tuple[float, float]:
     """Bootstrap the interval of the difference of two rates over the same clips, in points."""
-    return _interval(_resampled(ours) - _resampled(theirs))
+    return _interval(_bootstrap_rates(ours) - _bootstrap_rates(theirs))
 
 
-def _resampled(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
-    """Draw rates in percent of (BOOTSTRAP_SAMPLES,) picks of clips; nan where one has no text.
+def _bootstrap_rates(clips: Sequence[Counts]) -> npt.NDArray[np.float64]:
+    """Return the error rates in percent of `BOOTSTRAP_SAMPLES` resamples of the clips.
 
-    The draws depend only on the number of clips, so two systems' draws are paired.
+    The rate of a resample without text is nan. The resamples depend only on the number of clips,
+    so the rates of two systems are paired.
     """
     counts = np.array([(clip.errors, clip.length) for clip in clips], dtype=np.float64)
-    draw = np.random.default_rng(BOOTSTRAP_SEED)
-    picks = draw.integers(0, len(clips), size=(BOOTSTRAP_SAMPLES, len(clips)))
+    rng = np.random.default_rng(BOOTSTRAP_SEED)
+    picks = rng.integers(0, len(clips), size=(BOOTSTRAP_SAMPLES, len(clips)))
     errors, lengths = counts[picks].sum(axis=1).T
     lengths[lengths == 0] = np.nan
     rates: npt.NDArray[np.float64] = 100.0 * errors / lengths

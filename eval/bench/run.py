@@ -42,13 +42,13 @@ def bench(
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
-        run: the run; its config is for a GPU.
-        peers: their names; None: all that are installed.
-        devices: measure only a server on each of these.
+        run: the run, with a config for a GPU.
+        peers: the names of the peers; None measures all installed peers.
+        devices: if given, measure only a server on each of these devices.
         settings: the other fields of `BenchPlan`.
 
     Raises:
-        EarshotError: as `check` and `measurements`, or the record cannot be written.
+        EarshotError: `check` or `measurements` failed, or the record cannot be written.
     """
     if peers is None:
         peers = () if devices else installed_peers(run.say)
@@ -56,25 +56,25 @@ def bench(
     plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
     config = configured(run.config, plan)
     check(config, plan)
-    cudnn: Any = torch.backends.cudnn  # its annotations are incomplete
+    cudnn: Any = torch.backends.cudnn  # torch's annotations are incomplete
     run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
     layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
     shape = published_shape(config.build.checkpoint)
     engine = random_engine(shape, config.build.precision, layers)
     rows: list[Measurement] = []
-    _keep(run, rows, complete=False)
+    _save(run, rows, complete=False)
     for measurement in (scaling if devices else measurements)(engine, config, plan, run.say):
         rows.append(measurement)
-        _keep(run, rows, complete=False)
+        _save(run, rows, complete=False)
         run.say(str(measurement))
     if not devices:
-        return _keep(run, rows, complete=True)
+        return _save(run, rows, complete=True)
     from eval.bench.server import scaling_check  # noqa: PLC0415 - needs the server's packages
 
-    return _keep(run, rows, scaling_check(rows, os.cpu_count() or 1), complete=True)
+    return _save(run, rows, scaling_check(rows, os.cpu_count() or 1), complete=True)
 
 
-def _keep(run: Run, measured: Sequence[Measurement], *checks: Check, complete: bool) -> Result:
+def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: bool) -> Result:
     """Keep the rows so far, each with how many times as fast Earshot is."""
     rows = [{**vars(row), "earshot_over_this": ratio(row, measured)} for row in measured]
     sections = (ReportSection("Figures", [table_of(measured)]),) if measured else ()

@@ -156,7 +156,7 @@ def _truncate(engine: Path) -> None:
 
 
 def _randomize(engine: Path) -> None:
-    """Give every matrix wrong scales, or wrong weights if it has none, with the right hash."""
+    """Replace all scales and floating-point matrices by noise; update the manifest's hash."""
     path, manifest = engine / WEIGHTS_FILE, engine / "engine.json"
     tensors = load_file(path)
     for name, values in tensors.items():
@@ -164,7 +164,7 @@ def _randomize(engine: Path) -> None:
             noise = torch.rand(values.shape, generator=torch.Generator().manual_seed(0))
             tensors[name] = (noise * 0.1).to(values.dtype) if values.is_floating_point() else values
     save_file(tensors, path)
-    facts = json.loads(manifest.read_text())
+    contents = json.loads(manifest.read_text())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    facts["files"][WEIGHTS_FILE] = {"sha256": digest, "bytes": path.stat().st_size}
-    manifest.write_text(json.dumps(facts))
+    contents["files"][WEIGHTS_FILE] = {"sha256": digest, "bytes": path.stat().st_size}
+    manifest.write_text(json.dumps(contents))

@@ -158,14 +158,15 @@ class Stage:
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the number of requests, if there were any, and the number that breaks each rule."""
+        """Add the number of requests, and for each rule the number that broke it."""
         if not self.outcomes:
             return
         self.add("requests", len(self.outcomes))
-        self.add("requests answered", sum(o.answer.kind == "answered" for o in self.outcomes))
+        answered = [outcome for outcome in self.outcomes if outcome.answer.kind == "answered"]
+        self.add("requests answered", len(answered))
         for name, is_wrong in RULES.items():
-            wrong = [one for one in self.outcomes if is_wrong(one)]
-            self.none_of(name, [f"{one.name}: {one.answer}" for one in wrong])
+            wrong = [outcome for outcome in self.outcomes if is_wrong(outcome)]
+            self.none_of(name, [f"{outcome.name}: {outcome.answer}" for outcome in wrong])
 
     # ------------------------------------------------------------ servers and clients
 

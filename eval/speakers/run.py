@@ -91,21 +91,21 @@ def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
         gain: (rows, columns).
 
     Returns:
-        Row and column of as many pairs as there are rows or columns.
+        (row, column) of each pair; the number of pairs is the smaller of the two dimensions.
     """
     rows, columns = gain.shape
     if columns > rows:
         return sorted((row, column) for column, row in best_pairs(gain.T))
-    # The best total and pairs by the set of paired columns, as bits.
+    # For each set of paired columns, as a bit mask: the best total and its pairs.
     best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for row in range(rows):
-        longer = dict(best)
+        extended = dict(best)
         for columns_before, (total, pairs) in best.items():
             for column in range(columns):
-                paired, gains = columns_before | 1 << column, total + gain[row, column]
-                if paired != columns_before and gains > longer.get(paired, (-np.inf, ()))[0]:
-                    longer[paired] = (gains, (*pairs, (row, column)))
-        best = longer
+                paired, gain_sum = columns_before | 1 << column, total + gain[row, column]
+                if paired != columns_before and gain_sum > extended.get(paired, (-np.inf, ()))[0]:
+                    extended[paired] = (gain_sum, (*pairs, (row, column)))
+        best = extended
     return list(best[2**columns - 1][1])
 
 

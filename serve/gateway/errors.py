@@ -137,20 +137,20 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response], o
         offered: a sentence that lists the application's routes.
     """
 
-    async def known(request: Request, error: ApiError) -> Response:
+    async def api_error(request: Request, error: ApiError) -> Response:
         return render(error, {})
 
-    async def no_route(request: Request, error: HTTPException) -> Response:
+    async def routing_error(request: Request, error: HTTPException) -> Response:
         text = f"no {request.method} at this address; {offered}"
         reason = "method" if error.status_code == 405 else "not_found"
         response = render(ApiError(RequestError(text), reason), dict(error.headers or {}))
         response.status_code = error.status_code
         return response
 
-    async def unknown(request: Request, error: Exception) -> Response:
+    async def unexpected_error(request: Request, error: Exception) -> Response:
         return render(failed(), {})
 
-    return {ApiError: known, HTTPException: no_route, Exception: unknown}
+    return {ApiError: api_error, HTTPException: routing_error, Exception: unexpected_error}
 
 
 def openai_error(error: ApiError, fields: Collection[str]) -> dict[str, Any]:

@@ -139,19 +139,20 @@ class ApiKey:
         self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
-        """Reject a KServe request if its answer would not tell how much audio it had.
+        """Reject a KServe request if its answer would not contain the length of the audio.
 
         Args:
-            outputs: the outputs that it asks for; none: all of them.
-            streamed: whether segments come one by one; they count where the client leaves.
+            outputs: the requested outputs; empty means all.
+            streamed: whether the answer streams its segments. They give the length if the client
+                disconnects early.
 
         Raises:
-            ApiError: 400, the outputs do not tell it.
+            ApiError: 400, the outputs do not contain the length.
         """
         quota_s = self.key.audio_s_per_day if self.key else 0.0
-        counts = quota_s or self._audio_s.limited
+        is_limited = quota_s or self._audio_s.limited
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
-        if counts and outputs and not set(needed) <= set(outputs):
+        if is_limited and outputs and not set(needed) <= set(outputs):
             raise errors.invalid(
                 f"the outputs lack {' or '.join(needed)}, by which this key's audio is counted; "
                 "ask for it too"

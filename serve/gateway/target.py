@@ -37,8 +37,8 @@ HEAD_BYTES = 2**16
 
 _MODEST_SHARE = 0.9  # part of a fair share below which a key may fill the limit
 _GREEDY_SHARE = 0.8  # share of the limit up to which files of other keys are admitted
-_JOBS = 0.5  # share of the limit, of all work, up to which jobs are admitted
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
+_JOB_SHARE = 0.5  # share of the limit, of all work, up to which jobs are admitted
+_GOLDEN_RATIO = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly between 0 and 1
 _DEMAND_S = 10.0  # time over which the demand of a key is averaged
 _LIVE_SHARE = 0.9  # share of the rate that live text may take
 _RETRY_LIVE_S = 10  # the end of a stream is unknown
@@ -241,7 +241,7 @@ class LatencyTarget(Forecast):
         super().__init__(target_s, slots, clock)
         self._demand: dict[str, _DemandRate] = {}  # by key
         self._live = _DemandRate()
-        self._spread = 0.0
+        self._retry_phase = 0.0
         self._bytes_per_s: dict[str, float] = {}  # by kind of file
 
     def admit(self, audio: AudioLength, priority: Priority, key: str) -> InflightRequest:
@@ -310,17 +310,18 @@ class LatencyTarget(Forecast):
         return work / self.capacity + self.margin_s if self.capacity else 0.0
 
     def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
-        """Forecast the seconds until there is room for a request; 0: there is room now."""
+        """Forecast the seconds until a request can be admitted; 0 means now."""
         jobs = priority == "job"
         if not self.inflight_work(jobs=jobs):  # an idle server admits every request
             return 0.0
         rate, limit = self.rate or self.limit / self.target_s, self.limit
         queued = self.queued_work(work, priority)
-        # A request longer than half the target by itself cannot keep it; it is admitted for less.
+        # A request that alone takes more than half the target cannot meet it. It counts as half the
+        # limit, so that it is still admitted.
         work = min(work, limit / 2)
         queued += work
         if jobs:
-            return max((queued - _JOBS * limit) / rate, 0.0)
+            return max((queued - _JOB_SHARE * limit) / rate, 0.0)
         file_rate = max(rate - self._live.rate(now), (1 - _LIVE_SHARE) * rate)
         others = (demand.rate(now) for other, demand in self._demand.items() if other != key)
         key_rate, demand = fair_share(file_rate, others), self._demand[key].rate(now)
@@ -332,10 +333,10 @@ class LatencyTarget(Forecast):
             wait_s = max(wait_s, (inflight + work - limit * key_rate / file_rate) / key_rate)
         if wait_s <= 0:
             return 0.0
-        # The retries of a key are spread over the time that its recent demand takes.
+        # Spread a key's retries over the time that its demand above the fair share takes.
         drain_s = (demand / key_rate - 1) * _DEMAND_S
-        self._spread = (self._spread + _GOLDEN) % 1
-        return wait_s + self._spread * max(drain_s - wait_s, 0.0)
+        self._retry_phase = (self._retry_phase + _GOLDEN_RATIO) % 1
+        return wait_s + self._retry_phase * max(drain_s - wait_s, 0.0)
 
 
 def fair_share(capacity: float, others: Iterable[float]) -> float:

@@ -59,7 +59,7 @@ class Prefill:
         self._slots = parts.cache.cross.shape[2]
         # CUDA graphs do not track what the draft decoder has computed, so it prefills prompts too.
         self._draft = parts.draft if parts.graphs else None
-        self._recorded = list[PrefillBatch]()  # smallest first
+        self._graph_batches = list[PrefillBatch]()  # smallest first
         self._logits = dict[PrefillBatch, torch.Tensor]()  # the graphs' outputs
         self.replay = GraphCache()
         """Graphs of prefill and of the first choices; recorded while all rows are free."""
@@ -79,14 +79,14 @@ class Prefill:
                 self._prefill(some)
 
     def add_graphs(self) -> None:
-        """Add the graphs of prefill and of the first choices to those to record."""
+        """Register the CUDA graphs of prefill and of the first sampling step for recording."""
         for size in sizes(self._slots):
-            self._recorded.append(PrefillBatch(self._state.tokens, size))
-        for prompts in reversed(self._recorded):
+            self._graph_batches.append(PrefillBatch(self._state.tokens, size))
+        for prompts in reversed(self._graph_batches):
             self.replay.add(prompts, functools.partial(self._run_recorded, prompts))
             for draft_length in prompts.size.draft_lengths:
-                choice = functools.partial(self._choose_recorded, prompts, draft_length)
-                self.replay.add((prompts, draft_length), choice)
+                sample = functools.partial(self._choose_recorded, prompts, draft_length)
+                self.replay.add((prompts, draft_length), sample)
 
     def warm_up(self) -> None:
         """Compile the kernels for prompts and drafts of every size, with rows that are free.
@@ -123,7 +123,7 @@ class Prefill:
         return self._launch(batch, upload(wanted, self._device)), None
 
     def _graph_for(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> PrefillBatch | None:
-        fit = (prompts for prompts in self._recorded if prompts.holds(spans, wanted))
+        fit = (prompts for prompts in self._graph_batches if prompts.holds(spans, wanted))
         return next((prompts for prompts in fit if prompts in self.replay), None)
 
     def _run_recorded(self, prompts: PrefillBatch) -> None:

@@ -249,7 +249,7 @@ class _Packer:
         self._until = 0  # end of the received speech in the recording
         # Pauses that are not in a window yet: position in the speech, and length.
         self._pauses: deque[tuple[int, int]] = deque()
-        self._out = 0  # sum of the pauses before the next window
+        self._removed = 0  # sum of the pauses before the next window
 
     def push(self, start: int, samples: Samples) -> Iterator[AudioWindow]:
         """Add the next speech, which begins at sample `start` of the recording."""
@@ -275,24 +275,24 @@ class _Packer:
         before = 0
         while self._pauses and self._pauses[0][0] <= begin:
             before += self._pauses.popleft()[1]
-        inside = []
+        inner_pauses = []
         while self._pauses and self._pauses[0][0] < self._windowed:
-            inside.append(self._pauses.popleft())
-        self._out += before
-        start = begin + self._out
-        lost = sum(length for _, length in inside)
-        self._out += lost
+            inner_pauses.append(self._pauses.popleft())
+        self._removed += before
+        start = begin + self._removed
+        inner_samples = sum(length for _, length in inner_pauses)
+        self._removed += inner_samples
         return AudioWindow(
             start / SAMPLE_RATE,
             window.samples,
             window.last,
             pauses=tuple(
                 Pause((offset - begin) / SAMPLE_RATE, length / SAMPLE_RATE)
-                for offset, length in inside
+                for offset, length in inner_pauses
             ),
             margin_s=self._listener.margin_s,
-            left_out_s=(before + lost + after) / SAMPLE_RATE,
-            voice=tuple(_seconds(self._voice(start, begin, inside))),
+            left_out_s=(before + inner_samples + after) / SAMPLE_RATE,
+            voice=tuple(_seconds(self._voice(start, begin, inner_pauses))),
         )
 
     def _voice(

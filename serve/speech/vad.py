@@ -30,7 +30,7 @@ _CONTEXT = 64  # samples of context before a frame
 _STATE = (1, 1, 128)
 _MOST_FRAMES = 512  # maximum frames per call of the model: 16 s
 _HYSTERESIS = 0.15  # the threshold for the end of speech is lower by this much
-_LOWEST_END = 0.01  # minimum threshold for the end of speech
+_MIN_END_THRESHOLD = 0.01  # minimum threshold for the end of speech
 
 Probabilities = npt.NDArray[np.float32]
 
@@ -132,7 +132,7 @@ class VadState:
         self.quiet_since: int | None = None
         """While speaking: the sample at which speech may have ended."""
         self._options = options
-        self._end_threshold = max(options.threshold - _HYSTERESIS, _LOWEST_END)
+        self._end_threshold = max(options.threshold - _HYSTERESIS, _MIN_END_THRESHOLD)
 
     def step(self, probability: float, position: int) -> None:
         """Update the state with the probability of the frame that begins at this sample."""

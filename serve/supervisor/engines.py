@@ -154,7 +154,7 @@ class EngineManager:
                 self._chore = None
 
     def close(self) -> None:
-        """Kill all engines, and end every queued reload."""
+        """Kill all engines, and report that every queued reload has failed."""
         for process in self.processes:
             process.kill()
         if self._chore is not None:

@@ -171,7 +171,8 @@ class TritonServer(ManagedProcess):
         super().__init__(launch.command, log_path, launch.environment)
         self._stall_timeout_s = launch.config.server.stall_timeout_s
         self._has_been_ready = False
-        self._abandoned = 0.0  # requests at the last reading while the model was healthy
+        # The number of abandoned requests at the last reading with a recent heartbeat.
+        self._known_abandoned = 0.0
 
     def ready(self) -> bool:
         if not self._has_been_ready and self._loaded():
@@ -235,8 +236,8 @@ class TritonServer(ManagedProcess):
         counts = re.findall(r'^nv_inference_request_failure{.*"BACKEND".*} (\S+)', page, re.M)
         abandoned = sum(map(float, counts))
         if silent_s < INTERVAL_S:  # nothing since the last heartbeat can be abandoned yet
-            self._abandoned = abandoned
-        elif silent_s > STALE_S and abandoned > self._abandoned:
+            self._known_abandoned = abandoned
+        elif silent_s > STALE_S and abandoned > self._known_abandoned:
             return "a model's process was stopped, and Triton abandoned requests that it still has"
         return None
 

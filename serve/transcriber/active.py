@@ -507,7 +507,10 @@ class ActiveRequest:
             for index in self._order
             if decoded[index].pieces
         }
-        times = {i: (line.start(0.0), line.end(end_s)) for i, (line, end_s) in timelines.items()}
+        times = {
+            i: (timeline.start(0.0), timeline.end(end_s))
+            for i, (timeline, end_s) in timelines.items()
+        }
         for text in self._languages.warnings(times):
             self.warn(text)
         now_s = time.monotonic()

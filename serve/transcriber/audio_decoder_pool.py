@@ -196,7 +196,8 @@ class AudioDecoderPool:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
-        held: AudioWindow | None = None  # held back, because only the last channel's has `last` set
+        # Each window is yielded after the next one, because only the last one may have `last` set.
+        previous: AudioWindow | None = None
         for channel in itertools.count():
             with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
@@ -207,10 +208,10 @@ class AudioDecoderPool:
                     if window is None:
                         yield None
                         continue
-                    if held is not None:
-                        yield dataclasses.replace(held, last=False)
-                    held = dataclasses.replace(window, channel=channel)
-        yield held
+                    if previous is not None:
+                        yield dataclasses.replace(previous, last=False)
+                    previous = dataclasses.replace(window, channel=channel)
+        yield previous
 
     def _blocks(
         self,

@@ -349,7 +349,8 @@ def _max_long_jobs(capabilities: Capabilities) -> int:
 def _is_urgent(active: ActiveRequest, index: int, window: AudioWindow, streaming: bool) -> bool:
     """Return whether a window is urgent: the only window of a live request or a file.
 
-    While clients stream, only live text is urgent, because short files would occupy its slots.
+    While clients stream, only live text is urgent, because short files would occupy the slots
+    that live text needs.
     Jobs are never urgent.
     """
     only = index == 0 and window.last

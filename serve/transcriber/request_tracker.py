@@ -169,7 +169,7 @@ class RequestTracker:
             return list(self._pending.values())
 
     def stats(self, dispatcher: Dispatcher, gauges: Gauges) -> Stats:
-        """Return a consistent snapshot of the counters, with those of dispatcher and runtime."""
+        """Return a consistent snapshot of the counters of tracker, dispatcher and runtime."""
         with self._changed:
             counters = dict(self._counters)
             if self._pending:

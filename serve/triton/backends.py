@@ -93,7 +93,7 @@ class EngineBackend:
                 file = uploads.take(self._folder, key) if key and not has_audio else None
                 if file is not None:
                     stack.callback(file.let_go)
-                    on_event = functools.partial(_let_go_at_end, file, on_event)
+                    on_event = functools.partial(_release_at_end, file, on_event)
                 request = tensors.request_from_inputs(inputs, file)
             except EarshotError:
                 self._transcriber.reject()
@@ -103,7 +103,7 @@ class EngineBackend:
         return handle
 
 
-def _let_go_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) -> None:
+def _release_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) -> None:
     if isinstance(event, RequestFinished | RequestFailed):
         file.let_go()
     on_event(event)

@@ -118,7 +118,7 @@ class LlmApiExecutor:
         facts, dims = engine.manifest.tokenizer, engine.manifest.dims
         tokenizer = Tokenizer.open(engine)
         special = (facts.sot, facts.no_timestamps, facts.transcribe, facts.translate)
-        self._names = {
+        self._token_texts = {
             token: tokenizer.special_name(token)
             for token in (*special, *facts.languages.values())
             if token is not None
@@ -187,13 +187,13 @@ class LlmApiExecutor:
     def enqueue(self, request: ExecutorRequest) -> int:
         self._check()
         request_id = next(self._ids)
-        head = {
+        message = {
             "id": request_id,
-            "prompt": "".join(self._names[token] for token in request.prompt),
+            "prompt": "".join(self._token_texts[token] for token in request.prompt),
             "max_tokens": request.max_tokens,
             "beam_size": request.beam_size,
         }
-        self._sender.submit(self._send, _to_json(head), request.features.numpy().tobytes())
+        self._sender.submit(self._send, _to_json(message), request.features.numpy().tobytes())
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:

@@ -109,10 +109,10 @@ class WyomingSession:
     # ---------------------------------------------------------------- events
 
     async def _describe(self, event: WyomingEvent) -> None:
-        about = {"installed": True, "version": None}
+        artifact = {"installed": True, "version": None}
         models = [
             {
-                **about,
+                **artifact,
                 "name": name,
                 "description": f"Whisper ({name})",
                 "attribution": _WHISPER,
@@ -121,7 +121,7 @@ class WyomingSession:
             for name in await self._settings.upstream.models()
         ]
         program = {
-            **about,
+            **artifact,
             "name": "Earshot",
             "description": "Whisper, served by Earshot",
             "attribution": {"name": "Earshot", "url": ""},

@@ -146,7 +146,7 @@ def error(error: EventError, event_id: str | None = None, kind: str = "") -> Eve
     Args:
         error: the error.
         event_id: the id of the client's event that caused it.
-        kind: the type of the error; empty: it is the client's.
+        kind: the type of the error; the default is `invalid_request_error`.
     """
     details = _error(kind or "invalid_request_error", error.code, str(error), error.param)
     return event("error", error={**details, "event_id": event_id})
