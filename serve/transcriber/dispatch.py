@@ -10,6 +10,7 @@ slots. For `_STREAMING_S` after the last live request only live text is urgent.
 
 import dataclasses
 import functools
+import heapq
 import itertools
 import math
 import time
@@ -34,6 +35,7 @@ LIVE: Rank = (0, True)  # live text without service so far ranks below it
 _JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
+_MAX_STALE = 64  # stale entries that are tolerated before a queue's heap is rebuilt
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
 _STREAMING_S = 5.0  # a live request within this time means that more are expected
 _SLOTS_PER_FREE_ONE = 32  # keep one slot free for urgent windows per 32 slots, at least one
@@ -66,6 +68,9 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._pops = 0
         self._waiting: dict[int, tuple[Rank, T]] = {}  # in order of arrival
+        # A heap of ranks and ids, because a full queue is popped hundreds of times a second. Items
+        # that were taken or removed leave stale entries. `pop` drops them when they come first.
+        self._by_rank: list[tuple[Rank, int]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -87,6 +92,10 @@ class FairQueue(Generic[T]):
         """
         assert id not in self._waiting, f"{id} is queued already"
         self._waiting[id] = (rank, item)
+        heapq.heappush(self._by_rank, (rank, id))
+        if len(self._by_rank) > 2 * len(self._waiting) + _MAX_STALE:
+            self._by_rank = [(rank, id) for id, (rank, _) in self._waiting.items()]
+            heapq.heapify(self._by_rank)
 
     def remove(self, id: int) -> None:
         """Remove an item; unknown ids are ignored."""
@@ -94,6 +103,7 @@ class FairQueue(Generic[T]):
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._by_rank.clear()
 
     def pop(self, *, below: Rank | None = None) -> T | None:
         """Remove and return the next item; None if no item is eligible.
@@ -102,9 +112,11 @@ class FairQueue(Generic[T]):
             below: only items that rank lower than this are eligible, such as `NEWCOMERS`, and none
                 of them because it has waited longest.
         """
-        if not self._waiting:
+        while self._by_rank and self._is_stale(*self._by_rank[0]):
+            heapq.heappop(self._by_rank)
+        if not self._by_rank:
             return None
-        rank, id = min((rank, id) for id, (rank, _) in self._waiting.items())
+        rank, id = self._by_rank[0]
         if below is not None and rank >= below:
             return None
         self._pops += 1
@@ -113,6 +125,10 @@ class FairQueue(Generic[T]):
             prefers_jobs = self._pops % _JOBS_EVERY == 0
             id = max(self._waiting, key=lambda id: (self._waiting[id][0] >= _JOBS) == prefers_jobs)
         return self._waiting.pop(id)[1]
+
+    def _is_stale(self, rank: Rank, id: int) -> bool:
+        """Return whether an entry's item was taken, removed, or queued again at another rank."""
+        return id not in self._waiting or self._waiting[id][0] != rank
 
 
 @dataclasses.dataclass

@@ -11,7 +11,6 @@ its answer lists.
 import asyncio
 import contextlib
 import os
-import pkgutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -218,5 +217,6 @@ def open_tracer(spans: Counter) -> RequestTracer:
             f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}, but traces are sent as {_PROTOCOL}; "
             "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
         )
-    open_provider = pkgutil.resolve_name("serve.gateway.observe.traces:open_provider")
+    from serve.gateway.observe.traces import open_provider  # noqa: PLC0415 - loads the SDK
+
     return RequestTracer(open_provider(endpoint or base.rstrip("/") + _PATH, spans))
