@@ -39,7 +39,7 @@ from serve.contract.engine import (
     sha256_of,
 )
 from serve.contract.errors import CheckpointError, EngineError
-from serve.contract.files import read_text
+from serve.contract.files import read_text, sync
 
 Log = Callable[[str], None]
 """A function that is called with each line of a builder's log."""
@@ -235,15 +235,6 @@ def _exchange(a: Path, b: Path) -> None:
     if code in (errno.EINVAL, errno.ENOSYS):
         raise OSError(code, "this filesystem cannot swap folders; remove the old engine first")
     raise OSError(code, os.strerror(code))
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ Gateway and stand-in have an event loop on a thread each.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import http.client
 import json
 import resource
 import socket
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -27,8 +27,7 @@ from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors
 from serve.wire.folder import engine_links
 from tests.fake_upstream import FakeTriton
-
-WAIT_S = 60.0  # guards against hanging alone: no test waits for it to pass
+from tests.waits import WAIT_S, wait_until
 
 SECTIONS = ("name", "runtime", "live", "jobs", "shadow")
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -167,11 +166,7 @@ class Running:
             return connection.getresponse().read().decode()
 
 
-def until(condition):
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
+until = functools.partial(wait_until, look_s=0.005)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What the transcriber's tests share: clients that keep account, requests, and a way to start."""
 
+import functools
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +14,8 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.loop import Transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime, fake_engine
+from tests.waits import WAIT_S, wait_until
 
-WAIT_S = 60.0  # a guard against hanging alone
 FOREVER = 10**9  # polls
 UNSURE = {"avg_logprob": -3.0}  # below the threshold: decode again
 
@@ -76,12 +76,7 @@ def request(prompt="hello", audio=SHORT, **options):
     return Request(audio, prompt=prompt, **options)
 
 
-def until(condition):
-    """Wait for a condition, at most `WAIT_S`."""
-    limit = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < limit, "it never came true"
-        time.sleep(0.001)
+until = functools.partial(wait_until, look_s=0.001)
 
 
 def quiescent(transcriber, runtime):

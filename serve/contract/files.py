@@ -78,6 +78,15 @@ def write_text(
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from error
 
 
+def sync(path: Path) -> None:
+    """Sync a file, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
     """Create an empty file, or truncate it, and hold its lock until the block ends."""

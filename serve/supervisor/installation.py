@@ -92,8 +92,8 @@ def _link_backend(folder: Path, wheel: Path) -> Path:
 def _link_libpython(folder: Path) -> str:
     """Link libpython for the stub in a folder; return that, or "" if the loader finds libpython.
 
-    The folder has nothing else: beside libpython the system may have a cuDNN, which the loader
-    would then prefer to that of PyTorch.
+    The folder has only this link. The system's folder of libpython may have a cuDNN, too, and the
+    loader would prefer it to PyTorch's.
     """
     version = sysconfig.get_python_version()
     name = f"libpython{version}.so.1.0"

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError
+from serve.contract.files import sync
 from serve.gateway import errors
 from serve.gateway.errors import ApiError
 from serve.gateway.jobs.table import JobTable
@@ -158,9 +158,9 @@ class AudioFolder:
         Raises:
             OSError: the disk fails.
         """
-        _sync(part)
+        sync(part)
         part.replace(self.path(id))
-        _sync(self._folder)
+        sync(self._folder)
 
     def remove(self, id: str) -> None:
         """Remove a job's audio, if any. A file that cannot be removed becomes an orphan."""
@@ -174,11 +174,3 @@ class AudioFolder:
             with contextlib.suppress(OSError):
                 if path.name not in ids and path.stat().st_mtime < oldest:
                     path.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
