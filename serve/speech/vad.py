@@ -23,8 +23,8 @@ from serve.contract.messages import Samples, SpeechOptions
 from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples per probability: 32 ms
-MODEL = Path(__file__).parent / "silero" / "silero_vad_16k_sequence.onnx"
-MODEL_SHA256 = "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"
+MODEL = Path(__file__).parent / "silero" / "silero_vad_16k.onnx"
+MODEL_SHA256 = "8cbe49ba1cb4e2f6f5ed7570458db32d1babd135905787f8cbf0d7d24ee3957d"
 
 _CONTEXT = 64  # samples of context before a frame
 _STATE = (1, 1, 128)
