@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +55,7 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
         super().__init__(
             os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device.index or 0,)
         )
+        self._loading = threading.Lock()
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -62,7 +64,12 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 
         def ready() -> Any:
             kernel = fn(*args, **kwargs)
-            _launcher_of(kernel)
+            # NOTE: all launchers are modules of one name. When Python loads a launcher's file
+            # again, for a kernel with the same argument types, it changes the module that was
+            # loaded last. A thread that has not read its `launch` from there yet would get the
+            # other kernel's: "function takes exactly 21 arguments (33 given)".
+            with self._loading:
+                _launcher_of(kernel)
             return kernel
 
         return super().submit(ready)
