@@ -323,10 +323,11 @@ class Dispatcher:
             alike = [i for i, (_, count) in enumerate(windows) if count == frames]
             # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
             shape = (len(alike), frames * HOP_LENGTH)
-            padded = torch.zeros(shape, pin_memory=self._device.type == "cuda")
+            padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
             for row, i in zip(padded.numpy(), alike, strict=True):
                 samples = windows[i][0].samples
                 row[: len(samples)] = samples
+                row[len(samples) :] = 0.0
             try:
                 log_mels.update(zip(alike, self._compute(padded).unbind(), strict=True))
             except torch.AcceleratorError as error:
