@@ -575,8 +575,9 @@ def test_triton_says_why_it_cannot_start(nano_toml):
     assert "Traceback" not in errors and len(errors.splitlines()) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.server
-@pytest.mark.parametrize("size", [(24, 80), pytest.param((0, 0), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
 def test_a_terminal_sees_progress(nano_toml, size):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()

@@ -118,6 +118,7 @@ def test_workers_that_claim_at_once_never_have_the_same_job(table):
     assert again.id == "job_7"
 
 
+@pytest.mark.nightly
 def test_jobs_wait_for_a_postgresql_that_is_down(start, config, postgresql, monkeypatch):
     """None is lost, and the rest of the server goes on, also one that starts meanwhile."""
     monkeypatch.setattr("serve.gateway.jobs.runner.LEASE_S", 1.0)

@@ -112,6 +112,7 @@ class Process:
             self.process.communicate(timeout=WAIT_S)
 
 
+@pytest.mark.nightly
 def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):
     first = Process(tmp_path)
     try:

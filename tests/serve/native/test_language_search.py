@@ -68,6 +68,7 @@ def joint(prob, event):
     return math.log(prob) + event.scores.avg_logprob * length
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("beam_size", [1, *nightly(2)])
 def test_the_likeliest_text_stays_with_its_language_counted_in(
     runtime, windows, prompt, checkpoint, beam_size
@@ -110,6 +111,7 @@ def test_a_named_language_is_not_doubted(runtime, windows, prompt, checkpoint):
     assert runtime.gauges().tokens - tokens == sum(len(e.tokens) + 1 for e in ended.values())
 
 
+@pytest.mark.nightly
 def test_tries_share_the_encoders_work(runtime, windows, prompt):
     encoded = runtime.gauges().windows
     run(runtime, [job_of(windows, prompt, i, detection=ALL) for i in range(2)])

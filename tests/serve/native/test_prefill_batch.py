@@ -123,6 +123,7 @@ def test_answers_are_those_of_prompts_that_are_launched(engine, checkpoint, wind
     assert replays == {4: 4 + 2 + 1, 32: 1, 64: 0, 128: 0, 256: 0, 384: 0}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("right", "wrong"), [(3, 4), *nightly((0, 9), (6, 0), (20, 1))])
 def test_guesses_of_several_windows_are_gone_through_together(
     right, wrong, engine, checkpoint, windows, recorded

@@ -178,6 +178,7 @@ class GraphSteps(SpeculativeLoop):
         return 1
 
 
+@pytest.mark.nightly
 def test_steps_of_a_graph_have_the_same_answers(engine_with, jobs, expected):
     runtime = NativeRuntime(engine_with(whole), CONFIG)
     loop = runtime._loop

@@ -170,6 +170,7 @@ def test_a_process_that_ended_before_its_file_came_is_replaced():
     assert len(decode(LONG)) == 50 * RATE
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_of_files():
     """No descriptor here or there, and no process that was not reaped."""
 
@@ -258,6 +259,7 @@ def test_keys_and_paths_do_not_reach_it(monkeypatch):
     assert set(server().environ()) <= given
 
 
+@pytest.mark.nightly
 def test_it_ends_with_the_process_that_started_it():
     code = (
         "import sys\n"

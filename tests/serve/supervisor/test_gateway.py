@@ -52,6 +52,7 @@ def test_a_crowd_at_its_doors_is_no_reason_to_end_it(gateway, config):
             assert gateway.failure() is None
 
 
+@pytest.mark.nightly
 def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gateway):
     pid = gateway.pid
     os.kill(pid, signal.SIGSTOP)

@@ -172,6 +172,7 @@ def test_a_full_queue_refuses_and_recovers(server, client):
     assert sum(ended.values()) <= 151  # a call cancelled very early never reached the model
 
 
+@pytest.mark.nightly
 def test_large_requests_leave_no_memory_with_triton(server, client):
     (triton,) = [
         process
@@ -238,6 +239,7 @@ def test_a_call_whose_cancel_came_first_is_refused(server, stub):
     assert settled(server)["cancelled"] == before["cancelled"]
 
 
+@pytest.mark.nightly
 def test_a_stream_ends_when_another_takes_its_senders_place(server, stub):
     before = settled(server)
     answers = ask_triton(stub, audio_request(audio_file(119.0), "0-gone-1", segments=True))

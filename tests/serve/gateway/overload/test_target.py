@@ -3,6 +3,7 @@
 import pytest
 
 from serve.gateway.target import fair_share
+from tests.marks import nightly
 from tests.serve.gateway.overload.simulation import HARD, Simulation, goodput, mean_work, p99
 
 RATE = 300.0  # of the server: 8 slots, in which the longest request takes 0.75 s, more or less
@@ -11,7 +12,7 @@ UNTIL_S = 90.0
 FULL = RATE / mean_work()  # requests a second that it can answer
 
 
-@pytest.mark.parametrize(("load", "obedient"), [(1.3, 0.0), (3.0, 0.5), (3.0, 1.0)])
+@pytest.mark.parametrize(("load", "obedient"), [(3.0, 0.5), *nightly((1.3, 0.0), (3.0, 1.0))])
 def test_the_server_stays_busy_and_what_is_let_in_is_answered_in_time(load, obedient):
     simulation = Simulation(TARGET_S, RATE)
     simulation.arrivals("a", obedient * load * FULL or 1e-9, UNTIL_S)

@@ -71,6 +71,7 @@ def test_the_past_of_a_row_may_stand_in_others(ops, random, dtype):
     assert not torch.isclose(got[:5], own[:5]).all(dim=1).any()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("traced", [*nightly(False), True])
 def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, traced, dtype):
