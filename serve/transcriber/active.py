@@ -317,17 +317,15 @@ class ActiveRequest:
         if looped and self.plan.request.unfinished:
             tokens, looped = tokens[: -judging.LOOP_START], False
         pieces = tuple(windows.split_segments(tokens, tokenizer.facts, window.duration_s))
+        # One looping sentence hardly changes the ratio of 30 s of text: check each segment.
+        texts = {tokenizer.decode(text) for text in (tokens, *(piece.tokens for piece in pieces))}
         attempt = windows.Attempt(
             tokens=tokens,
             pieces=pieces,
             avg_logprob=scores.avg_logprob,
             no_speech_prob=scores.no_speech_prob,
             temperature=temperature,
-            # One looping sentence hardly changes the ratio of 30 s of text: check each segment.
-            compression_ratio=max(
-                judging.compression_ratio(tokenizer.decode(text))
-                for text in (tokens, *(piece.tokens for piece in pieces))
-            ),
+            compression_ratio=max(map(judging.compression_ratio, texts)),
             looped=looped,
             alignment=event.alignment,
         )
