@@ -65,9 +65,9 @@ class Services:
         self.shadow = ShadowMonitor(config, self.engines, self.metrics.shadow)
         self.tracer = open_tracer(self.metrics.spans)
 
-    async def ready(self, model: str | None = None) -> bool:
-        """Return whether a request for a model, by default the served one, would be answered."""
-        return not self.admission.draining and await self.engines.ready(model)
+    async def ready(self) -> bool:
+        """Return whether a new request would be answered."""
+        return not self.admission.draining and await self.engines.ready()
 
 
 @dataclasses.dataclass(eq=False)

@@ -49,7 +49,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
-_SMALL_S = 2.0  # limit of health and metadata
+_READY_S = 2.0  # limit of a health check
 _LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
 LOOK_S = 0.25
@@ -84,7 +84,7 @@ class Engine(Background):
     Args:
         address: the engine's place.
         model: the product that it serves.
-        server: tells whether it may be unloaded, and the time limit of a start.
+        server: tells whether it may be unloaded.
     """
 
     def __init__(self, address: EngineAddress, model: str, server: ServerConfig) -> None:
@@ -95,7 +95,6 @@ class Engine(Background):
         """Requests that the gateway has given to it and that have not ended."""
         self._address = address
         self._used = address.link.parent / USED if server.idle_unload_s else None
-        self._start_timeout_s = server.start_timeout_s
         self._current: TritonConnection | None = None
         self._replaced: list[TritonConnection] = []  # connections with unfinished requests
 
@@ -111,21 +110,6 @@ class Engine(Background):
         """Return whether its Triton is ready and responds, or will once it is asked."""
         connection = self.connection()
         return connection is None or await connection.ready()
-
-    async def ask(self, method: str, message: bytes) -> bytes:
-        """Ask for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503 or 504, Triton does not answer.
-        """
-        try:
-            async with asyncio.timeout(self._start_timeout_s):
-                while (connection := self.connection()) is None:
-                    self.note_use()
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError:
-            raise errors.server_away() from None
-        return await connection.ask(method, message)
 
     async def _run(self) -> None:
         """Follow the link, close replaced connections that are done, and note use."""
@@ -205,27 +189,12 @@ class TritonConnection:
         """Return whether Triton and its model are ready and respond."""
         if not self.is_alive():
             return False
+        ask = self._channel.unary_unary(f"{SERVICE}ServerReady")
         try:
-            answer = await self.ask("ServerReady", b"")
-        except ApiError:
+            answer = await ask(b"", timeout=_READY_S)
+        except grpc.aio.AioRpcError:
             return False
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
-
-    async def ask(self, method: str, message: bytes) -> bytes:
-        """Ask for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503 or 504, Triton does not answer.
-        """
-        call = self._channel.unary_unary(SERVICE + method)
-        try:
-            return bytes(await call(message, timeout=_SMALL_S))
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise errors.no_answer_in_time(_SMALL_S) from None
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                raise errors.server_away() from None
-            raise errors.from_upstream(error.code().name, error.details() or "") from None
 
     async def answers(
         self, request: EngineRequest, key: str, span: RequestSpan

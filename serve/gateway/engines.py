@@ -23,13 +23,11 @@ from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Permit
-from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 from serve.gateway.target import LatencyTarget
 from serve.wire import uploads
 from serve.wire.folder import reference_folder
-from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -37,7 +35,6 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
-_EXTENSIONS = ("binary_tensor_data",)  # extensions of Triton that this server offers
 
 
 class Engines:
@@ -71,7 +68,6 @@ class Engines:
             self.all += (Engine(address, REFERENCE, never_unloads),)
         self.started = asyncio.Event()
         """Set when a request starts. The shadow monitor clears it."""
-        self._default = config.name
         self._target = target
         self.metrics = metrics
         self.limit_s = config.transcriber.request_timeout_s + GRACE_S
@@ -119,51 +115,12 @@ class Engines:
         for call in self.calls:
             call.end(error)
 
-    async def ready(self, model: str | None = None) -> bool:
-        """Return whether requests for a model, by default the served one, would be answered."""
-        return await self._ready_engine(model or self._default) is not None
-
-    async def ask(self, model: str, method: str, message: bytes) -> bytes:
-        """Ask an engine of this model for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503, no engine is ready.
-        """
-        engine = await self._ready_engine(model)
-        if engine is None:
-            raise errors.server_away()
-        return await engine.ask(method, message)
-
-    async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
-        """Return Triton's name, version and the extensions that this server offers.
-
-        Raises:
-            ApiError: 503, no engine is ready.
-        """
-        answer = await self.ask(self._default, "ServerMetadata", b"")
-        metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-        extensions = [name for name in metadata.extensions if name in _EXTENSIONS]
-        del metadata.extensions[:]
-        metadata.extensions.extend(extensions)
-        return metadata
-
-    async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
-        """Return the inputs and outputs of a model.
-
-        Raises:
-            ApiError: 503, no engine of the model is ready.
-        """
-        request = service_pb2.ModelMetadataRequest(name=MODEL, version=version)
-        answer = await self.ask(target.model, "ModelMetadata", request.SerializeToString())
-        metadata = service_pb2.ModelMetadataResponse.FromString(answer)
-        metadata.name = target.client_name
-        return metadata
-
-    async def _ready_engine(self, model: str) -> Engine | None:
-        for engine in self.all:
-            if engine.model == model and await engine.ready():
-                return engine
-        return None
+    async def ready(self) -> bool:
+        """Return whether requests of clients would be answered."""
+        for engine in self.own:
+            if await engine.ready():
+                return True
+        return False
 
 
 class EngineCall:

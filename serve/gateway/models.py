@@ -40,17 +40,9 @@ class Models:
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
-        anything = "|".join(
+        self._expressions = [
             ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
-        )
-        self._any = re.compile(anything if self.patterns else "(?!)")
-
-    def find(self, name: str | None) -> str | None:
-        """Return the product with this name, or the default for None; None: no product has it."""
-        if name is None or name in self.names:
-            return self.default
-        matches = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
-        return self.default if matches else None
+        ]
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.
@@ -58,8 +50,7 @@ class Models:
         Raises:
             ApiError: 404, no model has this name.
         """
-        model = self.find(name)
-        if model is None:
+        if name is not None and not self._has(name):
             raise field_error(
                 "model",
                 f"no model {shown(name)}; there are {', '.join(self.names + self.patterns)} "
@@ -67,7 +58,7 @@ class Models:
                 "model_not_found",
                 "not_found",
             )
-        return model
+        return self.default
 
     def target(self, name: str, version: str) -> Target:
         """Return the model that a name and version of KServe mean.
@@ -75,17 +66,20 @@ class Models:
         Raises:
             ApiError: 404, there is no such model or version.
         """
-        if name in (MODEL, STREAM_MODEL):
-            target = Target(self.default, name == STREAM_MODEL, name)
-        elif (model := self.find(name)) is not None:
-            target = Target(model, False, name)
-        elif name.endswith(_STREAM) and (model := self.find(name.removesuffix(_STREAM))):
-            target = Target(model, True, name)
-        else:
-            others = "".join(f", {product}, {product}{_STREAM}" for product in self.names)
-            raise errors.not_found(
-                f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
-            )
+        segments = name == STREAM_MODEL
+        if name not in (MODEL, STREAM_MODEL) and not self._has(name):
+            segments = name.endswith(_STREAM) and self._has(name.removesuffix(_STREAM))
+            if not segments:
+                others = "".join(f", {known}, {known}{_STREAM}" for known in self.names)
+                raise errors.not_found(
+                    f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
+                )
         if version not in _VERSIONS:
             raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
-        return target
+        return Target(self.default, segments, name)
+
+    def _has(self, name: str) -> bool:
+        return name in self.names or (
+            len(name) <= _MAX_CHARS
+            and any(re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
+        )

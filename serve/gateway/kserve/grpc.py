@@ -40,7 +40,6 @@ MAX_CALLS = 512
 _MAX_QUEUED = 10_000
 _IDLE_S = 600.0  # limit of the time that a stream is open without a request
 _WRITE_S = 60.0  # after which a client that takes no answer counts as gone
-_TRITON_ERROR = "triton_grpc_error"
 
 
 def server_options(
@@ -96,16 +95,15 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
 
     async def model_ready(message: bytes) -> Any:
         request = _parse(service_pb2.ModelReadyRequest, message)
-        target = services.models.target(request.name, request.version)
-        return service_pb2.ModelReadyResponse(ready=await services.ready(target.model))
+        services.models.target(request.name, request.version)
+        return service_pb2.ModelReadyResponse(ready=await services.ready())
 
     async def server_metadata(message: bytes) -> Any:
-        return await services.engines.server_metadata()
+        return messages.SERVER_METADATA
 
     async def model_metadata(message: bytes) -> Any:
         request = _parse(service_pb2.ModelMetadataRequest, message)
-        target = services.models.target(request.name, request.version)
-        return await services.engines.metadata(target, request.version)
+        return messages.model_metadata(services.models.target(request.name, request.version))
 
     methods: dict[str, Method] = {
         "ServerLive": _small(services, server_live),
@@ -148,8 +146,6 @@ class InferStream:
         self._rpc = rpc
         self._record = record
         self._count = 0  # of the stream's requests
-        # A client that asks for it gets the first error as the stream's status, as from Triton.
-        self._error_is_status = _metadata(rpc, _TRITON_ERROR) == "true"
         self._writing = asyncio.Lock()
         self._inflight = 0
         # From a client that takes no answers no more is read than could have been admitted.
@@ -191,7 +187,11 @@ class InferStream:
             group.create_task(self._answer(message))
 
     async def _answer(self, message: bytes) -> None:
-        """Answer a request; raise its error if that is to be the stream's status."""
+        """Answer a request.
+
+        Raises:
+            ApiError: 504, the client does not take the answer.
+        """
         answering = self._answered(message)
         del message  # a rejected message is not counted, and its client may take no answers
         if (error := await answering) is not None:
@@ -215,8 +215,6 @@ class InferStream:
                 with call:
                     await self._pass_on(call, context)
         except ApiError as error:
-            if self._error_is_status:
-                raise
             return error.text
         except Exception:
             logger.exception("request %s failed in the gateway", record.id)

@@ -61,18 +61,16 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
 
     async def server_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(await services.engines.server_metadata())
+        return _message(messages.SERVER_METADATA)
 
     async def model_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        name, version = _model(request)
-        target = services.models.target(name, version)
-        return _message(await services.engines.metadata(target, version))
+        return _message(messages.model_metadata(services.models.target(*_model(request))))
 
     async def ready(request: Request) -> Response:
-        name, version = _model(request)
-        model = services.models.target(name, version).model if name else None
-        if not await services.ready(model):
+        if request.path_params:
+            services.models.target(*_model(request))
+        if not await services.ready():
             raise errors.server_away()
         return Response()
 

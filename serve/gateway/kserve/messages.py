@@ -39,6 +39,9 @@ from serve.wire import tensors
 LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
+SERVER_METADATA = service_pb2.ServerMetadataResponse(
+    name="earshot", version="1", extensions=["binary_tensor_data"]
+)
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
@@ -109,6 +112,20 @@ def audio_of_tensors(
         return None
     file = audio[LENGTH.size :]
     return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
+
+
+def model_metadata(target: Target) -> service_pb2.ModelMetadataResponse:
+    """Return the inputs and outputs of a model."""
+    metadata = service_pb2.ModelMetadataResponse(
+        name=target.client_name, versions=["1"], platform="python"
+    )
+    for described, specs in (
+        (metadata.inputs, tensors.INPUTS),
+        (metadata.outputs, tensors.OUTPUTS),
+    ):
+        for spec in specs.values():
+            described.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
+    return metadata
 
 
 # ------------------------------------------------------------ checking requests
