@@ -28,7 +28,7 @@ class ClientSecret:
     """The content of a secret."""
 
     expires_at: int  # seconds since 1970; sessions that are open then go on
-    key_id: str  # `Key.public_id`; empty: the server has no keys
+    key_id: str  # `Key.public_id`
     session: dict[str, Any]  # an update of the default settings
 
 

@@ -321,7 +321,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     seconds = wanted.expires_after.seconds if wanted.expires_after else _SECRET_S
     secret = ClientSecret(
         round(time.time()) + seconds,
-        api_key.key.public_id if api_key.key else "",
+        api_key.key.public_id,
         split_unknown(SessionSettings, changes)[0],
     )
     session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}
