@@ -49,8 +49,8 @@ logger = logging.getLogger("earshot.gateway")
 _CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and jobs at "
-    "/v1/audio/jobs"
+    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and, if the "
+    "config has jobs.folder, jobs at /v1/audio/jobs"
 )
 
 
@@ -79,7 +79,7 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             Route("/models/{name:path}", one_model),
             Route("/usage", functools.partial(_usage, services)),
             Route("/realtime/client_secrets", make_secret, methods=["POST"]),
-            *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
+            *jobs,
             Route("/shadow", functools.partial(_shadow, services)),
         ],
         exception_handlers=exception_handlers(render, _OFFERED),
@@ -222,7 +222,3 @@ def _day(request: Request, name: str, default: str) -> str:
         return day_of(request.query_params.get(name, default))
     except ConfigError as error:
         raise field_error(name, f"{name}: {error}") from error
-
-
-async def _no_jobs(request: Request) -> Response:
-    raise errors.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")
