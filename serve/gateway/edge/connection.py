@@ -299,7 +299,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     piece_bytes = 2**11  # 5 ms in frames of 2 bytes
     unfinished = False
-    linger_s = LINGER_S
 
     def expects_answer(self, waited_s: float) -> bool:
         """Return False; the session has ended before the server closes."""
