@@ -21,7 +21,6 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Priority
-from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
@@ -75,7 +74,7 @@ class EngineRequest:
     streamed: bool = False  # whether it may have several answers
     audio_file: str | None = None  # the audio's path in `Engines.uploads`, kept until the answer
     priority: Priority = "file"
-    audio: AudioLength | None = None  # None: no latency target limits the request
+    audio: AudioLength | None = None  # None: unknown, so no latency target limits the request
 
 
 class Engine(Background):
@@ -84,17 +83,17 @@ class Engine(Background):
     Args:
         address: the engine's place.
         model: the product that it serves.
-        server: tells whether it may be unloaded.
+        unloads: whether it is unloaded while idle, so that its use must be noted.
     """
 
-    def __init__(self, address: EngineAddress, model: str, server: ServerConfig) -> None:
+    def __init__(self, address: EngineAddress, model: str, unloads: bool) -> None:
         self.name = address.device
         """The name in metrics and in /state."""
         self.model = model
         self.inflight = 0
         """Requests that the gateway has given to it and that have not ended."""
         self._address = address
-        self._used = address.link.parent / USED if server.idle_unload_s else None
+        self._used = address.link.parent / USED if unloads else None
         self._current: TritonConnection | None = None
         self._replaced: list[TritonConnection] = []  # connections with unfinished requests
 
@@ -212,10 +211,10 @@ class TritonConnection:
             ApiError: the request failed; 503, its audio cannot be handed over.
         """
         error: ApiError | None = None
-        has_file = request.audio_file is not None
-        if request.audio_file is not None:
+        file = request.audio_file
+        if file is not None:
             try:
-                uploads.give(self._uploads, key, request.audio_file)
+                uploads.give(self._uploads, key, file)
             except OSError as failed:
                 logger.error("an upload cannot be handed on in %s: %s", self._uploads, failed)
                 raise errors.no_room_for_upload() from failed
@@ -237,7 +236,7 @@ class TritonConnection:
             error = error or errors.from_upstream(failed.code().name, failed.details() or "")
         finally:
             self._calls -= 1
-            if has_file:  # unless the engine has taken it
+            if file is not None:  # unless the engine has taken it
                 uploads.remove(self._uploads, key)
         if error is not None:
             raise error

@@ -6,7 +6,6 @@ next one gets the request.
 """
 
 import asyncio
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -59,13 +58,13 @@ class Engines:
         process = addresses[0].process
         self.uploads = uploads.make_folder(folder, process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        self.own = tuple(Engine(address, config.name, config.server) for address in addresses)
+        unloads = config.server.idle_unload_s > 0
+        self.own = tuple(Engine(address, config.name, unloads) for address in addresses)
         """The engines that serve clients."""
         self.all = self.own
         if config.shadow.opens_engine:
             address = EngineAddress("shadow", reference_folder(folder), process)
-            never_unloads = dataclasses.replace(config.server, idle_unload_s=0.0)
-            self.all += (Engine(address, REFERENCE, never_unloads),)
+            self.all += (Engine(address, REFERENCE, unloads=False),)
         self.started = asyncio.Event()
         """Set when a request starts. The shadow monitor clears it."""
         self._target = target
@@ -115,10 +114,10 @@ class Engines:
         for call in self.calls:
             call.end(error)
 
-    async def ready(self) -> bool:
-        """Return whether requests of clients would be answered."""
-        for engine in self.own:
-            if await engine.ready():
+    async def ready(self, model: str) -> bool:
+        """Return whether requests for a model would be answered."""
+        for engine in self.all:
+            if engine.model == model and await engine.ready():
                 return True
         return False
 

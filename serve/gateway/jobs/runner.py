@@ -342,7 +342,7 @@ class JobRunner(Background):
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
         copy = stack.enter_context(file).name
         await do(shutil.copyfile, path, copy)
-        length = await do(_audio_length, path, size) if services.target is not None else None
+        length = await do(_audio_length, path, size)
         return EngineRequest(
             target, request_parts(fields.request, None), False, copy, priority="job", audio=length
         )

@@ -94,7 +94,7 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
         return service_pb2.ServerReadyResponse(ready=await services.ready())
 
     async def model_ready(message: bytes) -> Any:
-        request = _parse(service_pb2.ModelReadyRequest, message)
+        request = messages.parse(service_pb2.ModelReadyRequest, message)
         services.models.target(request.name, request.version)
         return service_pb2.ModelReadyResponse(ready=await services.ready())
 
@@ -102,7 +102,7 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
         return messages.SERVER_METADATA
 
     async def model_metadata(message: bytes) -> Any:
-        request = _parse(service_pb2.ModelMetadataRequest, message)
+        request = messages.parse(service_pb2.ModelMetadataRequest, message)
         return messages.model_metadata(services.models.target(request.name, request.version))
 
     methods: dict[str, Method] = {
@@ -175,7 +175,7 @@ class InferStream:
         wait_s: float | None = None
         while True:
             message = await self._services.uploads.receive(
-                self._rpc, wait_s, needed=lambda: self._inflight > 0
+                self._rpc, wait_s, is_needed=lambda: self._inflight > 0
             )
             if message is None:
                 return
@@ -192,15 +192,15 @@ class InferStream:
         Raises:
             ApiError: 504, the client does not take the answer.
         """
-        answering = self._answered(message)
+        answers = self._pass_on(message)
         del message  # a rejected message is not counted, and its client may take no answers
-        if (error := await answering) is not None:
+        if (error := await answers) is not None:
             answer = service_pb2.ModelStreamInferResponse(error_message=error)
             await self._write(answer.SerializeToString())
         self._inflight -= 1
         self._room.release()
 
-    async def _answered(self, message: bytes) -> str | None:
+    async def _pass_on(self, message: bytes) -> str | None:
         """Pass on the answers of a request; return the text of the error that ends it, if one does.
 
         An exception would keep the message in its traceback.
@@ -213,21 +213,18 @@ class InferStream:
                     call = _start(context, message, permit, streamed=True)
                     del message
                 with call:
-                    await self._pass_on(call, context)
+                    while (answer := await call.next()) is not None:
+                        response = service_pb2.ModelStreamInferResponse.FromString(answer)
+                        response.infer_response.model_name = call.client_name
+                        context.kserve_answered(response.infer_response)
+                        await self._write(response.SerializeToString())
+                        context.text_sent()
         except ApiError as error:
             return error.text
         except Exception:
             logger.exception("request %s failed in the gateway", record.id)
             return errors.failed().text
         return None
-
-    async def _pass_on(self, call: EngineCall, context: RequestContext) -> None:
-        while (answer := await call.next()) is not None:
-            message = service_pb2.ModelStreamInferResponse.FromString(answer)
-            message.infer_response.model_name = call.client_name
-            context.kserve_answered(message.infer_response)
-            await self._write(message.SerializeToString())
-            context.text_sent()
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
@@ -258,8 +255,8 @@ def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bo
     messages.check_streamed(target, streamed)
     contents = messages.check_request(request, raw, streamed)
     context.api_key.require_duration([output.name for output in request.outputs], target.segments)
-    measure = functools.partial(messages.audio_of_tensors, request, contents)
-    return context.start(EngineRequest(target, [message], streamed), permit, measure)
+    audio = messages.audio_of_tensors(request, contents)
+    return context.start(EngineRequest(target, [message], streamed, audio=audio), permit)
 
 
 def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
@@ -310,17 +307,3 @@ async def _write(rpc: Rpc, answer: bytes) -> None:
             await rpc.write(answer)
     except TimeoutError:
         raise errors.no_answer_in_time(_WRITE_S) from None
-
-
-def _parse(kind: Any, message: bytes) -> Any:
-    """Parse a small message.
-
-    Raises:
-        ApiError: 400, it is malformed.
-    """
-    try:
-        return kind.FromString(message)
-    except Exception as error:  # no module has DecodeError in all versions of protobuf
-        raise errors.invalid(
-            f"the message is not a valid KServe v2 {kind.DESCRIPTOR.name}"
-        ) from error

@@ -131,8 +131,7 @@ class _InferRoute:
     async def _start(
         self, request: Request, permit: Permit, context: RequestContext
     ) -> tuple[EngineCall, "Translated"]:
-        name, version = _model(request)
-        target = self._services.models.target(name, version)
+        target = self._services.models.target(*_model(request))
         context.record.model = target.model
         messages.check_streamed(target, streamed=False)
         if request.headers.get("content-encoding", "identity") != "identity":
@@ -143,12 +142,12 @@ class _InferRoute:
         permit.charge((EXPANSION - 1) * json_size)
         budget: ConnectionBudget = request.scope[BUDGET]
         await budget.pay(json_size * JSON_S_PER_BYTE)
-        translated = request_from_http(name, version, body, json_size)
+        translated = request_from_http(body, json_size)
         context.api_key.require_duration([output.name for output in translated.request.outputs])
         raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
         parts = [translated.request.SerializeToString(), *raw]
-        measure = functools.partial(messages.audio_of_tensors, translated.request, translated.raw)
-        return context.start(EngineRequest(target, parts), permit, measure), translated
+        audio = messages.audio_of_tensors(translated.request, translated.raw)
+        return context.start(EngineRequest(target, parts, audio=audio), permit), translated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,12 +230,10 @@ def json_bytes(body_bytes: int, header: str | None) -> int:
     return size
 
 
-def request_from_http(name: str, version: str, body: bytes, json_size: int) -> Translated:
-    """Read the body of a request to infer.
+def request_from_http(body: bytes, json_size: int) -> Translated:
+    """Read the body of a request to infer; the URL names the model.
 
     Args:
-        name: the model's name in the URL.
-        version: the model's version in the URL; empty: any.
         body: JSON, followed by binary tensors.
         json_size: the number of bytes of the body that are JSON.
 
@@ -254,7 +251,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         content = from_json(_InferRequest, text, "the request", error=RequestError)
     except RequestError as error:
         raise ApiError(error) from error
-    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
+    request = service_pb2.ModelInferRequest(id=content.id)
     for output in content.outputs:
         request.outputs.add(name=output.name)
     for tensor in content.inputs:

@@ -6,7 +6,6 @@ are not raw, parses and checks them, so that Triton gets no wrong request. The m
 on unchanged.
 """
 
-import dataclasses
 import math
 import reprlib
 import struct
@@ -14,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.codec import from_json
@@ -87,11 +87,19 @@ def read_head(
                 f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
                 "raw_input_contents; send tensors there"
             )
+    return parse(service_pb2.ModelInferRequest, bytes(structure)), raw, len(structure)
+
+
+def parse(kind: Any, message: bytes) -> Any:
+    """Parse a message of this class of protobuf.
+
+    Raises:
+        ApiError: 400, it is malformed.
+    """
     try:
-        request = service_pb2.ModelInferRequest.FromString(bytes(structure))
-    except Exception as error:  # no module has DecodeError in all versions of protobuf
-        raise _malformed() from error
-    return request, raw, len(structure)
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise _malformed(kind.DESCRIPTOR.name) from error
 
 
 def audio_of_tensors(
@@ -369,28 +377,25 @@ def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
     return SegmentReady(segment)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerFigures:
-    """The figures of an answer that the gateway counts; the answer may lack outputs."""
+def answer_figures(
+    answer: service_pb2.ModelInferResponse,
+) -> tuple[float, float, float | None, tuple[Phase, ...]]:
+    """Read the figures of an answer that the gateway counts; the answer may lack outputs.
 
-    audio_s: float  # 0: it is one segment, or does not tell
-    segment_end_s: float  # second at which its last segment ends; 0: it has none
-    queue_s: float | None
-    phases: tuple[Phase, ...]
-
-
-def answer_figures(answer: service_pb2.ModelInferResponse) -> AnswerFigures:
-    """Read the figures of an answer without its text."""
+    Returns:
+        The seconds of audio; 0: it is one segment, or does not tell. The second at which its last
+        segment ends; 0: it has none. The seconds in the queue, if it tells, and its phases.
+    """
     output = InferResult(answer).as_numpy
     duration, timings, phases = map(output, ("DURATION", "TIMINGS", "PHASES"))
     segments: tuple[Segment, ...] = ()
     if duration is None and output("SEGMENTS") is not None:
         segments = tensors.segments_from_outputs(output)
-    return AnswerFigures(
-        audio_s=0.0 if duration is None else float(duration[0]),
-        segment_end_s=segments[-1].end if segments else 0.0,
-        queue_s=None if timings is None else from_json(Timings, timings[0], "TIMINGS").queue_s,
-        phases=() if phases is None else from_json(tuple[Phase, ...], phases[0], "PHASES"),
+    return (
+        0.0 if duration is None else float(duration[0]),
+        segments[-1].end if segments else 0.0,
+        None if timings is None else from_json(Timings, timings[0], "TIMINGS").queue_s,
+        () if phases is None else from_json(tuple[Phase, ...], phases[0], "PHASES"),
     )
 
 
@@ -440,5 +445,5 @@ def _varint_bytes(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _malformed() -> errors.ApiError:
-    return errors.invalid("the message is not a valid KServe v2 ModelInferRequest")
+def _malformed(kind: str = "ModelInferRequest") -> errors.ApiError:
+    return errors.invalid(f"the message is not a valid KServe v2 {kind}")

@@ -133,8 +133,10 @@ class _AudioRoute:
                 target = Target(services.models.named(fields.model), fields.stream)
                 context.record.model = target.model
                 parts = request_parts(fields.request, form.audio())
-                engine_request = EngineRequest(target, parts, fields.stream, form.path)
-                with context.start(engine_request, permit, form.audio_length) as call:
+                engine_request = EngineRequest(
+                    target, parts, fields.stream, form.path, audio=form.audio_length()
+                )
+                with context.start(engine_request, permit) as call:
                     events.headers = served_by(target.model) | ignored(fields.ignored)
                     if fields.stream:
                         transcript = await _pass_on(request, call, events, fields, context)

@@ -230,16 +230,6 @@ def test_what_triton_says_goes_no_further(shared, said, status, told, caplog):
     assert told in said or said.split(" ", 1)[1] in caplog.text
 
 
-def test_errors_of_a_stream_go_no_further_either(shared):
-    stream = shared.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-    (answer,) = stream(iter([message(f"error:{LEAK}", "whisper_stream")]), timeout=WAIT_S)
-    text = service_pb2.ModelStreamInferResponse.FromString(answer).error_message
-    assert text == (
-        "UnavailableError: the server failed while it worked on this request; its log has the "
-        "details"
-    )
-
-
 def test_while_triton_is_away_requests_are_refused_and_then_served_again(running):
     assert running.call()(message())
     waiting = running.call().future(message("wait"))
