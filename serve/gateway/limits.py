@@ -86,10 +86,9 @@ class Permit:
         """Return a permit for a request within this one; it counts, and no limit rejects it."""
         return self.admission.admit_unchecked(self.api_key)
 
-    def hold(self) -> Self:
+    def hold(self) -> None:
         """Add a holder, which has to release the permit, too."""
         self._holders += 1
-        return self
 
     def release(self) -> None:
         """Release the permit for one holder."""
@@ -113,7 +112,7 @@ class Upload:
     peer: str  # the connection's, as gRPC writes it
     since_s: float
     limit: asyncio.Timeout  # ends the wait for the message
-    needed: Callable[[], bool]  # whether the call must stay, for it has other requests
+    is_needed: Callable[[], bool]  # whether the call must stay, for it has other requests
     error: ApiError | None = None  # why the upload was evicted
 
     def evict(self, error: ApiError) -> None:
@@ -232,7 +231,7 @@ class Admission:
     def _evict_oldest_upload(self) -> bool:
         """Evict the oldest upload if it is slow; return whether it was."""
         for upload in self.uploads:
-            if upload.error is not None or upload.needed():
+            if upload.error is not None or upload.is_needed():
                 continue
             waited_s = asyncio.get_running_loop().time() - upload.since_s
             if waited_s < PATIENCE_S:

@@ -195,13 +195,13 @@ class LatencyTarget:
                 _RETRY_LIVE_S,
             )
 
-    def end(self, running: InflightRequest, answered: bool) -> None:
+    def end(self, request: InflightRequest, answered: bool) -> None:
         """Count a request as ended; once for each."""
         now = self._advance()
-        del self._inflight[running]
+        del self._inflight[request]
         if not answered:
             return
-        self._work += running.work
+        self._work += request.work
         self._answers += 1
         if self._answers >= _INTERVAL_ANSWERS and self._busy_s >= _INTERVAL_S:
             self.rate = self._work / self._busy_s
@@ -210,9 +210,9 @@ class LatencyTarget:
             self._answers = 0
         elif self._answers >= _FIRST_ANSWERS and self._busy_s and not self._rates:
             self.rate = self._work / self._busy_s
-        if running.forecast_s is not None and running.priority == "file":
-            took_s = now - running.began_s
-            self._errors_s.append(took_s - running.forecast_s)
+        if request.forecast_s is not None and request.priority == "file":
+            took_s = now - request.began_s
+            self._errors_s.append(took_s - request.forecast_s)
             self._took_s.append(took_s)
             self._update_margin()
 
@@ -285,25 +285,25 @@ class LatencyTarget:
         now, forecast_s = self._advance(), None
         if self._capacity:
             forecast_s = (self._queued_work(work, priority) + work) / self._capacity
-        running = InflightRequest(work, priority, key, now, forecast_s)
-        self._inflight[running] = None
-        return running
+        request = InflightRequest(work, priority, key, now, forecast_s)
+        self._inflight[request] = None
+        return request
 
     def _queued_work(self, work: float, priority: Priority) -> float:
         """Return the work ahead of a request with this work."""
         max_work = max(work, WINDOW_S)
         return sum(
-            min(running.work, max_work)
-            for running in self._inflight
-            if priority == "job" or running.priority != "job"
+            min(request.work, max_work)
+            for request in self._inflight
+            if priority == "job" or request.priority != "job"
         )
 
     def _inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
         """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
         return sum(
-            running.work
-            for running in self._inflight
-            if key in (None, running.key) and jobs == (running.priority == "job")
+            request.work
+            for request in self._inflight
+            if key in (None, request.key) and jobs == (request.priority == "job")
         )
 
     def _update_margin(self) -> None:

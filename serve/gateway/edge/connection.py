@@ -229,10 +229,10 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request, after the answers that are due before."""
         self._invalid_reason = msg
-        broken = self._head_complete and self._answering is self.cycle and self.cycle.more_body
-        if broken and self.cycle.response_started:
+        in_body = self._head_complete and self._answering is self.cycle and self.cycle.more_body
+        if in_body and self.cycle.response_started:
             self.transport.close()
-        elif broken:  # the rest of the request's body will not come
+        elif in_body:  # the rest of the request's body will not come
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
@@ -315,7 +315,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._set_counted(0)
+        self._count()
         self.lost.set()
 
     def data_received(self, data: bytes) -> None:
@@ -357,16 +357,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     def _count(self) -> None:
-        if not self.disconnected:
-            incomplete = len(self.conn.reader.buffer) + sum(map(len, self.frames))
-            self._set_counted(incomplete + self._waiting_bytes)
-
-    def _set_counted(self, size: int) -> None:
-        """Count bytes as in flight.
+        """Count the bytes that the application has not taken as in flight.
 
         Raises:
             ApiError: 413 or 429, they or all bytes in flight exceed a limit.
         """
+        incomplete = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        size = 0 if self.disconnected else incomplete + self._waiting_bytes
         more = size - self._counted_bytes
         if more > 0:
             self._admission.require_room(size, more)

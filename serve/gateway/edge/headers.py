@@ -108,8 +108,8 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
 
 def _write_rejected(record: LogRecord) -> None:
     """Write the record of a rejected request that was not known to be for a transcript."""
-    own = not record.route  # else its `RequestContext` has written the record
-    if own and record.http_status >= _REJECTED and not record.path.endswith(_HEALTH):
+    unwritten = not record.route  # else its `RequestContext` has written the record
+    if unwritten and record.http_status >= _REJECTED and not record.path.endswith(_HEALTH):
         record.route = record.path[:60]
         record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
         record.write()
@@ -152,8 +152,8 @@ def _rejection(
             "loopback or one of server.allowed_hosts"
         )
         return ApiError(error, "host")
-    own = origin is None or origin.partition("://")[2] == host
-    if not (own or origin in server.allowed_origins):
+    same_origin = origin is None or origin.partition("://")[2] == host
+    if not (same_origin or origin in server.allowed_origins):
         error = RequestError(
             f"requests from web pages of {shown(origin)} are not allowed; expected an origin in "
             "server.allowed_origins"

@@ -304,7 +304,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     """
     api_key = services.keys.of_request(request)
     with services.admission.admit(api_key) as permit:
-        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body", empty=b"{}")
+        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
         wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
