@@ -54,10 +54,9 @@ class ClientSecrets:
         content = _encoded(zlib.compress(text.encode()))
         value = f"{CLIENT_SECRET_PREFIX}{content}.{self._signature(content)}"
         if len(value) > MAX_CHARS:
+            size = f"a client secret with this session has {len(value)} characters"
             raise field_error(
-                "session",
-                f"a client secret with this session has {len(value)} characters; expected at most "
-                f"{MAX_CHARS}: leave the longest settings to session.update",
+                "session", f"{size}; expected at most {MAX_CHARS}: shorten the session"
             )
         return value
 

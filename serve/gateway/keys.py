@@ -156,10 +156,8 @@ class ApiKey:
         is_limited = self.key.audio_s_per_day or self._audio_s.limited
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if is_limited and outputs and not set(needed) <= set(outputs):
-            raise errors.invalid(
-                f"the outputs lack {' or '.join(needed)}, by which this key's audio is counted; "
-                "ask for it too"
-            )
+            names = " or ".join(needed)
+            raise errors.invalid(f"the outputs lack {names}, by which this key's audio is counted")
 
     def _require_audio(self) -> None:
         if wait_s := self._audio_s.wait_s(0.0):
@@ -180,7 +178,6 @@ class ApiKeys:
     def __init__(self, config: Config, clock: Clock = time.monotonic) -> None:
         server = config.server
         self._config = config
-        self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
         self._keyless = ApiKey("")
@@ -206,10 +203,7 @@ class ApiKeys:
         token = bearer_token(authorization)
         unknown, digest = _UNKNOWN, hash_of(token)
         if not token:
-            unknown = (
-                "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
-                "commands take it from the variable EARSHOT_API_KEY"
-            )
+            unknown = "no API key; send Authorization: Bearer KEY (commands: set EARSHOT_API_KEY)"
         elif token.startswith(CLIENT_SECRET_PREFIX):
             unknown = "a client secret opens live sessions at /v1/realtime only; send an API key"
         return self._find(
@@ -297,31 +291,25 @@ class ApiKeys:
         return ()
 
     def _read(self) -> None:
-        keys = dict(self._environment_keys)
-        for name, key in (read_keys(self._path) if self._path else {}).items():
-            if name in keys:
-                raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
-            keys[name] = key
-        keys = {name: key.share(self._processes) for name, key in keys.items()}
-        if not self._config.server.usage_file and any(k.audio_s_per_day for k in keys.values()):
-            logger.warning(
-                "keys have audio_s_per_day, and no server.usage_file is named: their usage is lost "
-                "when the server stops"
-            )
-        previous = self._keys
-        self._keys = {
-            name: previous[name]
-            if name in previous and previous[name].key == key
-            else ApiKey(name, key, self._clock)
-            for name, key in keys.items()
-        }
-        share = KEY_SHARE if self.several else 1.0
+        file_keys = read_keys(self._path) if self._path else {}
+        for name in file_keys.keys() & self._environment_keys.keys():
+            raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
+        keys = self._environment_keys | file_keys
         server, live = self._config.server, self._config.live
-        for name, key in keys.items():
-            limits = self._keys[name]
-            limits.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
-            limits.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
-            limits.max_streams = key.live_streams or math.ceil(share * live.max_streams)
+        if not server.usage_file and any(key.audio_s_per_day for key in keys.values()):
+            logger.warning(
+                "no server.usage_file is named: a stop forgets the usage of keys by audio_s_per_day"
+            )
+        previous, self._keys = self._keys, {}
+        share = KEY_SHARE if len(keys) > 1 else 1.0
+        for name, entry in keys.items():
+            key, api_key = entry.share(self._config.gateway.processes), previous.get(name)
+            if api_key is None or api_key.key != key:
+                api_key = ApiKey(name, key, self._clock)
+            api_key.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
+            api_key.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
+            api_key.max_streams = key.live_streams or math.ceil(share * live.max_streams)
+            self._keys[name] = api_key
 
 
 def bearer_token(authorization: str | None) -> str:

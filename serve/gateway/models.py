@@ -51,20 +51,21 @@ class Models:
             ApiError: 404, no model has this name.
         """
         if name is not None and not self._has(name):
-            raise field_error(
-                "model",
-                f"no model {shown(name)}; there are {', '.join(self.names + self.patterns)} "
-                "(server.model_aliases adds names)",
-                "model_not_found",
-                "not_found",
-            )
+            names = ", ".join(self.names + self.patterns)
+            message = f"no model {shown(name)}; there are {names} (server.model_aliases adds names)"
+            raise field_error("model", message, "model_not_found", "not_found")
         return self.default
 
-    def target(self, name: str, version: str) -> Target:
+    def target(self, name: str, version: str, streamed: bool = True) -> Target:
         """Return the model that a name and version of KServe mean.
 
+        Args:
+            name: the model's name.
+            version: its version; empty: any.
+            streamed: whether several answers can be sent.
+
         Raises:
-            ApiError: 404, there is no such model or version.
+            ApiError: 404, there is no such model or version; 400, it sends several answers.
         """
         segments = name == STREAM_MODEL
         if name not in (MODEL, STREAM_MODEL) and not self._has(name):
@@ -76,6 +77,9 @@ class Models:
                 )
         if version not in _VERSIONS:
             raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
+        if segments and not streamed:
+            whole = name.removesuffix(_STREAM)
+            raise errors.invalid(f"{name} answers by a stream (ModelStreamInfer); here ask {whole}")
         return Target(self.default, segments, name)
 
     def _has(self, name: str) -> bool:

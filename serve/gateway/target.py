@@ -169,12 +169,9 @@ class LatencyTarget:
         wait_s = self._wait_s(work, priority, key, now)
         if wait_s > 0:
             whole_s = min(max(1, math.ceil(wait_s)), _MAX_RETRY_S)
-            raise errors.overloaded(
-                f"the server is at the capacity that gateway.target_p99_s = {self.target_s:g} "
-                f"allows; there may be room in {whole_s} s",
-                "latency_target",
-                whole_s,
-            )
+            limit = f"gateway.target_p99_s = {self.target_s:g}"
+            message = f"{limit} allows no further request; there may be room in {whole_s} s"
+            raise errors.overloaded(message, "latency_target", whole_s)
         return self._begin(work, priority, key)
 
     def require_live(self, streams: int) -> None:
@@ -188,12 +185,9 @@ class LatencyTarget:
         """
         rate, now = self.rate, self._clock()
         if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
-            raise errors.overloaded(
-                f"{streams} live streams are open, and one more would miss the latency target "
-                f"(gateway.target_p99_s = {self.target_s:g}); try again later",
-                "latency_target",
-                _RETRY_LIVE_S,
-            )
+            limit = f"gateway.target_p99_s = {self.target_s:g}"
+            message = f"{limit} allows no live stream beside {streams}; try again later"
+            raise errors.overloaded(message, "latency_target", _RETRY_LIVE_S)
 
     def end(self, request: InflightRequest, answered: bool) -> None:
         """Count a request as ended; once for each."""

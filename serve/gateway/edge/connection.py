@@ -245,8 +245,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        watched = functools.partial(self._watched, app, cycle)
-        super()._start_asgi_task(cycle, cast(Any, watched))
+        super()._start_asgi_task(cycle, cast(Any, functools.partial(self._watched, app, cycle)))
 
     async def _watched(
         self, app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send

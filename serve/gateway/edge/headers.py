@@ -134,7 +134,7 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
             await send({"type": "websocket.close", "code": error.status.close})
         elif error is not None:
             hang_up = {"Connection": "close"} if error.reason == "connections" else {}
-            await as_openai(error, headers=hang_up)(scope, receive, send)
+            await as_openai(error, hang_up)(scope, receive, send)
         else:
             await shared(scope, receive, send)
 
@@ -147,18 +147,12 @@ def _rejection(
     if crowded:
         return ApiError(OverloadedError("too many connections are open; try again"), "connections")
     if not may_be_called(server, host):
-        error = RequestError(
-            f"the request is for the host {shown(host)}; expected localhost, an address of "
-            "loopback or one of server.allowed_hosts"
-        )
-        return ApiError(error, "host")
+        text = f"Host is {shown(host)}; expected a name of loopback or one of server.allowed_hosts"
+        return ApiError(RequestError(text), "host")
     same_origin = origin is None or origin.partition("://")[2] == host
     if not (same_origin or origin in server.allowed_origins):
-        error = RequestError(
-            f"requests from web pages of {shown(origin)} are not allowed; expected an origin in "
-            "server.allowed_origins"
-        )
-        return ApiError(error, "origin")
+        text = f"Origin is {shown(origin)}; expected this server or one of server.allowed_origins"
+        return ApiError(RequestError(text), "origin")
     return None
 
 

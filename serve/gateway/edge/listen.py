@@ -64,8 +64,7 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> so
         )
     except OSError as error:
         raise UnavailableError(
-            f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
-            f"set another server.{key} in the config"
+            f"cannot listen on {server.host}:{port}: {error.strerror}; set another server.{key}"
         ) from error
     # Connections inherit this option. asyncio does not set it, because the protocol number of this
     # socket is 0. Without it, the body of an answer waits 40 ms for the client to acknowledge the

@@ -256,12 +256,8 @@ class Uploads(Background):
             connection.bytes -= share
             self._count()
             admission.trim_due = True
-            upload.evict(
-                errors.overloaded(
-                    "the uploads in progress exceed server.max_inflight_mb; try again later",
-                    "bytes",
-                )
-            )
+            message = "the uploads in progress exceed server.max_inflight_mb; try again later"
+            upload.evict(errors.overloaded(message, "bytes"))
 
 
 class TcpPeers:

@@ -250,9 +250,8 @@ def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bo
     """
     request, raw, structure_bytes = messages.read_head(message)
     permit.charge(len(message) + (EXPANSION - 1) * structure_bytes)
-    target = context.services.models.target(request.model_name, request.model_version)
+    target = context.services.models.target(request.model_name, request.model_version, streamed)
     context.record.model = target.model
-    messages.check_streamed(target, streamed)
     contents = messages.check_request(request, raw, streamed)
     context.api_key.require_duration([output.name for output in request.outputs], target.segments)
     audio = messages.audio_of_tensors(request, contents)

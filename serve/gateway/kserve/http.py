@@ -112,11 +112,9 @@ class _InferRoute:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        identify = functools.partial(self._services.keys.of_request, request)
-        async with RequestContext(
-            self._services, scope["state"][RECORD], "http", identify
-        ) as context:
+        services, request = self._services, Request(scope, receive)
+        identify = functools.partial(services.keys.of_request, request)
+        async with RequestContext(services, scope["state"][RECORD], "http", identify) as context:
             with context.admit() as permit:
                 call, translated = await self._start(request, permit, context)
             with call:
@@ -131,9 +129,8 @@ class _InferRoute:
     async def _start(
         self, request: Request, permit: Permit, context: RequestContext
     ) -> tuple[EngineCall, "Translated"]:
-        target = self._services.models.target(*_model(request))
+        target = self._services.models.target(*_model(request), streamed=False)
         context.record.model = target.model
-        messages.check_streamed(target, streamed=False)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
@@ -224,8 +221,7 @@ def json_bytes(body_bytes: int, header: str | None) -> int:
     size = body_bytes if header is None else int(header)
     if size > MAX_JSON_BYTES:
         raise errors.too_large(
-            f"the request has {size} bytes of JSON or more; expected at most {MAX_JSON_BYTES}: "
-            "send tensors as binary data, or over gRPC"
+            f"{size} bytes of JSON; expected at most {MAX_JSON_BYTES}: send tensors as binary data"
         )
     return size
 
@@ -242,8 +238,7 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
     """
     if not 0 < json_size <= len(body):
         raise errors.invalid(
-            f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
-            "with JSON, and Inference-Header-Content-Length says how long it is"
+            f"{json_size} bytes of JSON are expected in a body of {len(body)}, see {_HEADER}"
         )
     text = body if json_size == len(body) else body[:json_size]
     check_json(text, "the request")
@@ -279,8 +274,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
             begin += size
     if begin != len(binary):
         raise errors.invalid(
-            f"the tensors have {begin} bytes of binary data, and {len(binary)} follow the JSON; "
-            "expected as many"
+            f"{begin} bytes of binary data, and {len(binary)} follow the JSON; expected as many"
         )
     return contents
 

@@ -84,8 +84,7 @@ def read_head(
             structure += view[begin:end]
         if len(structure) > MAX_STRUCTURE_BYTES:
             raise errors.too_large(
-                f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
-                "raw_input_contents; send tensors there"
+                f"more than {MAX_STRUCTURE_BYTES} bytes besides raw tensors; send tensors as these"
             )
     return parse(service_pb2.ModelInferRequest, bytes(structure)), raw, len(structure)
 
@@ -127,30 +126,13 @@ def model_metadata(target: Target) -> service_pb2.ModelMetadataResponse:
     metadata = service_pb2.ModelMetadataResponse(
         name=target.client_name, versions=["1"], platform="python"
     )
-    for described, specs in (
-        (metadata.inputs, tensors.INPUTS),
-        (metadata.outputs, tensors.OUTPUTS),
-    ):
+    for field, specs in ((metadata.inputs, tensors.INPUTS), (metadata.outputs, tensors.OUTPUTS)):
         for spec in specs.values():
-            described.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
+            field.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
     return metadata
 
 
 # ------------------------------------------------------------ checking requests
-
-
-def check_streamed(target: Target, streamed: bool) -> None:
-    """Reject a model of several answers where only one can be sent.
-
-    Raises:
-        ApiError: 400, the model sends several.
-    """
-    if target.segments and not streamed:
-        name = target.client_name.removesuffix("_stream")
-        raise errors.invalid(
-            f"{target.client_name} answers in several messages, which need a gRPC stream "
-            f"(ModelStreamInfer); here ask {name}"
-        )
 
 
 def check_request(

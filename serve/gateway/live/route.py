@@ -87,7 +87,7 @@ class RealtimeRoute:
                 await connection.serve(context, self._pool)
         except ApiError as error:
             if websocket.application_state == WebSocketState.CONNECTING:
-                await websocket.send_denial_response(as_openai(error, _URL_PARAMETERS))
+                await websocket.send_denial_response(as_openai(error))
 
 
 @dataclasses.dataclass(eq=False)

@@ -50,31 +50,13 @@ _OPTIONS = {  # the meaning of one with choices names them
     if name not in (*_REFUSED, *_UNKNOWN)
 }
 _ALL = (
-    Option(
-        "model",
-        str,
-        "a name that /v1/models lists, or that fits an alias; default: the one that is served",
-    ),
+    Option("model", str, "a name that /v1/models lists, or that fits an alias"),
     Option("response_format", str, "default: json", choices=get_args(Format)),
     Option(
-        "timestamp_granularities",
-        str,
-        "what verbose_json holds; default: segment",
-        many=True,
-        choices=get_args(Granularity),
+        "timestamp_granularities", str, "default: segment", many=True, choices=get_args(Granularity)
     ),
-    Option(
-        "stream",
-        bool,
-        "send the text as it is found, as server-sent events, with verbose_json each segment and "
-        "its words beside its text; default: false",
-    ),
-    Option(
-        _STRATEGY,
-        str,
-        '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio, with '
-        "threshold, prefix_padding_ms and silence_duration_ms as the options of vad",
-    ),
+    Option("stream", bool, "send the text as it is found, as server-sent events; default: false"),
+    Option(_STRATEGY, str, '"auto": VAD as configured; {"type": "server_vad"}: VAD of all audio'),
     Option("include", str, "logprobs, with json: of each token", many=True, choices=("logprobs",)),
     Option("keywords", str, "hotwords, one by one", many=True),
     *(

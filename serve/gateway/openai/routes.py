@@ -40,7 +40,7 @@ from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai import answers
 from serve.gateway.openai.answers import Events
-from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
+from serve.gateway.openai.fields import FormFields, read_fields
 from serve.gateway.openai.form import received_form
 from serve.gateway.usage import day_of, month_until
 
@@ -67,9 +67,6 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
         services.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
-    def render(error: ApiError, headers: dict[str, str]) -> Response:
-        return as_openai(error, FIELDS, headers)
-
     make_secret = functools.partial(make_client_secret, services=services)
     app = Starlette(
         routes=[
@@ -82,7 +79,7 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             *jobs,
             Route("/shadow", functools.partial(_shadow, services)),
         ],
-        exception_handlers=exception_handlers(render, _OFFERED),
+        exception_handlers=exception_handlers(as_openai, _OFFERED),
     )
     app.router.redirect_slashes = False
     return app
@@ -183,7 +180,7 @@ def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
     if not isinstance(error, ApiError):
         logger.error("stream %s failed in the gateway", request_id, exc_info=error)
         error = errors.failed()
-    return openai_error(error, FIELDS)
+    return openai_error(error)
 
 
 async def _usage(services: Services, request: Request) -> Response:
