@@ -97,7 +97,7 @@ def parse(kind: Any, message: bytes) -> Any:
     """
     try:
         return kind.FromString(message)
-    except DecodeError as error:
+    except (DecodeError, ValueError) as error:
         raise _malformed(kind.DESCRIPTOR.name) from error
 
 
