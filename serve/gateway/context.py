@@ -67,7 +67,7 @@ class Services:
 
     async def ready(self) -> bool:
         """Return whether a new request would be answered."""
-        return not self.admission.draining and await self.engines.ready(self.config.name)
+        return not self.admission.draining and await self.engines.ready()
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,16 +7,14 @@ no request waits for a disk. Counts that cannot be written stay in memory and ar
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime
-import itertools
 import logging
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
@@ -33,7 +31,6 @@ FILE = "usage.sqlite"
 _INTERVAL_S = 1.0
 _BUSY_S = 5.0  # longest wait for another process
 _DAY_S = 86_400
-_LOOK_S = 0.002
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
@@ -52,8 +49,7 @@ ORDER BY day, key, model
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class UsageRecord:
+class UsageRecord(NamedTuple):
     """The usage of a key, by model and day."""
 
     day: str  # in UTC, as 2027-01-31
@@ -80,30 +76,6 @@ def month_until(day: str) -> str:
     return f"{day[:8]}01"
 
 
-def use_wal(connection: sqlite3.Connection, limit_s: float) -> None:
-    """Switch a file that several processes write to write-ahead logging.
-
-    SQLite itself does not wait for a process that is closing the file as its last one.
-
-    Args:
-        connection: a connection that was just opened.
-        limit_s: the longest wait for another process.
-
-    Raises:
-        sqlite3.Error: the file cannot be used.
-    """
-    end_s = time.monotonic() + limit_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
-                raise
-            time.sleep(_LOOK_S)
-        else:
-            return
-
-
 def add_usage(path: Path, rows: Sequence[UsageRecord], day: str) -> dict[str, float]:
     """Add rows to a file, all or none; return the seconds of audio of each key in a day.
 
@@ -111,7 +83,7 @@ def add_usage(path: Path, rows: Sequence[UsageRecord], day: str) -> dict[str, fl
         FileError: the file cannot be written or read.
     """
     with _opened(path) as connection:
-        connection.executemany(_ADD, map(dataclasses.astuple, rows))
+        connection.executemany(_ADD, rows)
         return dict(connection.execute(_SPENT, (day,)))
 
 
@@ -122,7 +94,7 @@ def read_usage(path: Path, first: str, last: str, key: str | None = None) -> lis
         FileError: the file cannot be read.
     """
     with _opened(path) as connection:
-        return list(itertools.starmap(UsageRecord, connection.execute(_ROWS, (first, last, key))))
+        return list(map(UsageRecord._make, connection.execute(_ROWS, (first, last, key))))
 
 
 @contextlib.contextmanager
@@ -130,7 +102,6 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a file of usage for one transaction; make it if it is missing."""
     try:
         with contextlib.closing(sqlite3.connect(path, _BUSY_S)) as connection, connection:
-            use_wal(connection, _BUSY_S)
             connection.execute(_TABLE)
             yield connection
     except sqlite3.Error as error:
