@@ -124,9 +124,7 @@ class GatewayServer:
         if await services.admission.wait_until_empty(self._drain_s):
             return True
         services.admission.drain_over.set()
-        message = (
-            f"the server stops after server.drain_timeout_s = {self._drain_s:g}; try again later"
-        )
+        message = f"the server stops (server.drain_timeout_s = {self._drain_s:g}); try again later"
         services.engines.end_all(errors.overloaded(message, "draining"))
         return False
 

@@ -2,13 +2,13 @@
 
 Work in flight stays below the amount that the forecast says is done in time. Live text goes first,
 then files. Jobs get the rest, but at least one job may run. If several keys ask for too much, they
-share the limit by max-min fairness: a key gets what it asks for, up to an equal share of what the
+share the limit by max-min fairness: a key gets its demand up to an equal share of the work that the
 others leave. A rejection forecasts when there is room; nothing is reserved for the retry.
 
 The forecast divides the work ahead of a request by the rate of work. The engine hands out windows
 to the request that has had the fewest, so a request of c windows waits for at most c of each other.
 The rate is measured while there is work. The error of forecasts is measured too, by the answers: of
-100, 99 come at most `margin_s` later than forecast. Everything unknown about the engine is in that
+100, 99 come at most `_margin_s` later than forecast. Everything unknown about the engine is in that
 margin: how long a request takes by itself, in which order the engine serves, and how well the
 length of audio was estimated.
 
@@ -45,7 +45,7 @@ _RETRY_LIVE_S = 10  # the end of a stream is unknown
 _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
 _BYTES_PER_S = 8_000.0  # of a file's kind before the first answer
 _ANSWER_WEIGHT = 0.1  # weight of each answer
-_INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval, whose rate is kept
+_INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval of the rate
 _INTERVALS = 12  # intervals kept; the fastest one gives the capacity
 _FIRST_ANSWERS = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged

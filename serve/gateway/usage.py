@@ -198,7 +198,7 @@ class Usage(Background):
                 self._log_state(error)
             else:
                 self._spent_day = day
-                self._requests -= requests  # what was counted meanwhile stays
+                self._requests -= requests  # counts since the copy stay
                 self._audio_s -= audio_s
                 self._log_state(None)
 

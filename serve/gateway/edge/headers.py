@@ -36,7 +36,6 @@ _SECURITY = {  # unless a response has another value
 }
 _TLS = {"strict-transport-security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
-_REJECTED = 400
 _HEALTH = ("/health", "/ready", "/live")  # polled again and again, so not in the log
 _MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
@@ -109,7 +108,7 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
 def _write_rejected(record: LogRecord) -> None:
     """Write the record of a rejected request that was not known to be for a transcript."""
     unwritten = not record.route  # else its `RequestContext` has written the record
-    if unwritten and record.http_status >= _REJECTED and not record.path.endswith(_HEALTH):
+    if unwritten and record.http_status >= 400 and not record.path.endswith(_HEALTH):
         record.route = record.path[:60]
         record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
         record.write()

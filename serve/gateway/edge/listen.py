@@ -106,13 +106,13 @@ class HttpServer(uvicorn.Server):
         budget: SharedBudget,
         max_connections: int,
     ) -> None:
-        idle: dict[HttpProtocol, None] = {}
+        self._idle: dict[HttpProtocol, float] = {}
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
             limits = max_connections, admission, server.upload_timeout_s
-            connection = HttpProtocol(idle, *limits, **options)
+            connection = HttpProtocol(self._idle, *limits, **options)
             return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,6 +150,7 @@ class HttpServer(uvicorn.Server):
             ) from error
         super().__init__(config)
         self.max_connections = max_connections
+        self._max_idle_s = server.upload_timeout_s
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -162,6 +163,14 @@ class HttpServer(uvicorn.Server):
         """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
         await super().startup(sockets)
         self._listener.listen(_BACKLOG)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
+        limit_s = asyncio.get_running_loop().time() - self._max_idle_s
+        for connection in [one for one, since_s in self._idle.items() if since_s < limit_s]:
+            del self._idle[connection]
+            connection.transport.abort()
+        return await super().on_tick(counter)
 
     def start(self) -> None:
         """Start to accept connections."""

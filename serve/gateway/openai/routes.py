@@ -116,7 +116,10 @@ class _AudioRoute:
         except Exception as error:
             if not events.begun or isinstance(error, SlowClientError):
                 raise
-            await events.send(_failed_event(error, record.id))
+            if not isinstance(error, ApiError):
+                logger.exception("stream %s failed in the gateway", record.id)
+                error = errors.failed()
+            await events.send(openai_error(error))
             await events.end()
 
     async def _answer(
@@ -173,14 +176,6 @@ async def _pass_on(
         if fields.format == "diarized_json":
             await events.send(answers.segment_event(index, event.segment))
         index += 1
-
-
-def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
-    """Return the event that ends a stream which failed."""
-    if not isinstance(error, ApiError):
-        logger.error("stream %s failed in the gateway", request_id, exc_info=error)
-        error = errors.failed()
-    return openai_error(error)
 
 
 async def _usage(services: Services, request: Request) -> Response:
