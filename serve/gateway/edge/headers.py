@@ -128,10 +128,7 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         error = _rejection(server, host, origin, crowded=scope.get(CROWDED, False))
-        if error is not None and scope["type"] == "websocket":  # uvicorn answers 403
-            await receive()
-            await send({"type": "websocket.close", "code": error.status.close})
-        elif error is not None:
+        if error is not None:
             hang_up = {"Connection": "close"} if error.reason == "connections" else {}
             await as_openai(error, hang_up)(scope, receive, send)
         else:
