@@ -112,19 +112,6 @@ class FakeTriton:
     async def server_ready(self, message, context):
         return service_pb2.ServerReadyResponse(ready=self.ready).SerializeToString()
 
-    async def server_metadata(self, message, context):
-        extensions = ["binary_tensor_data", "system_shared_memory", "model_repository"]
-        answer = service_pb2.ServerMetadataResponse(
-            name="triton", version="2.51.0", extensions=extensions
-        )
-        return answer.SerializeToString()
-
-    async def model_metadata(self, message, context):
-        asked = service_pb2.ModelMetadataRequest.FromString(message)
-        answer = service_pb2.ModelMetadataResponse(name=asked.name, versions=["1"])
-        answer.inputs.add(name="AUDIO", datatype="BYTES", shape=[1])
-        return answer.SerializeToString()
-
     async def stream(self, messages, context):
         try:
             async for message in messages:
@@ -267,8 +254,6 @@ class _Methods(grpc.GenericRpcHandler):
     def __init__(self, triton):
         self._handlers = {
             "ServerReady": grpc.unary_unary_rpc_method_handler(triton.server_ready),
-            "ServerMetadata": grpc.unary_unary_rpc_method_handler(triton.server_metadata),
-            "ModelMetadata": grpc.unary_unary_rpc_method_handler(triton.model_metadata),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(triton.stream),
         }
 

@@ -1,7 +1,6 @@
 """`python -m serve keys`: create, list, revoke and expire API keys, and show their usage."""
 
 import argparse
-import contextlib
 import datetime
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from serve.contract.keys import (
     read_keys,
     revoke_key,
 )
-from serve.gateway.usage import UsageFile, day_of, month_until
+from serve.gateway.usage import day_of, month_until, read_usage
 
 _TIMES = "in UTC, such as 2027-01-31 or 2027-01-31T12:00Z"
 _LIMITS: dict[str, tuple[type, str]] = {
@@ -114,9 +113,7 @@ def _print_usage(args: argparse.Namespace) -> int:
     end_day = day_of(args.end or datetime.datetime.now(datetime.UTC).date().isoformat())
     start_day = day_of(args.start or month_until(end_day))
     rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s")]
-    with contextlib.closing(UsageFile(path)) as file:
-        found = file.rows(start_day, end_day)
-    for row in found:
+    for row in read_usage(path, start_day, end_day):
         rows.append((row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}"))
     print_table(rows)
     return 0

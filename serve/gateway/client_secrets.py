@@ -28,7 +28,7 @@ class ClientSecret:
     """The content of a secret."""
 
     expires_at: int  # seconds since 1970; sessions that are open then go on
-    key_id: str  # `Key.public_id`; empty: the server has no keys
+    key_id: str  # `Key.public_id`
     session: dict[str, Any]  # an update of the default settings
 
 
@@ -54,10 +54,9 @@ class ClientSecrets:
         content = _encoded(zlib.compress(text.encode()))
         value = f"{CLIENT_SECRET_PREFIX}{content}.{self._signature(content)}"
         if len(value) > MAX_CHARS:
+            size = f"a client secret with this session has {len(value)} characters"
             raise field_error(
-                "session",
-                f"a client secret with this session has {len(value)} characters; expected at most "
-                f"{MAX_CHARS}: leave the longest settings to session.update",
+                "session", f"{size}; expected at most {MAX_CHARS}: shorten the session"
             )
         return value
 

@@ -65,9 +65,9 @@ class Services:
         self.shadow = ShadowMonitor(config, self.engines, self.metrics.shadow)
         self.tracer = open_tracer(self.metrics.spans)
 
-    async def ready(self, model: str | None = None) -> bool:
-        """Return whether a request for a model, by default the served one, would be answered."""
-        return not self.admission.draining and await self.engines.ready(model)
+    async def ready(self) -> bool:
+        """Return whether a new request would be answered."""
+        return not self.admission.draining and await self.engines.ready()
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,7 +90,6 @@ class RequestContext:
         self._watch: Callable[[Transcript], None] | None = None
         self._uncounted_requests = 1
         self._sent_s = 0.0  # audio of segments that were sent and are not counted yet
-        self._began_s = time.monotonic()
         self.record.route = self.route
         self.record.span = self.services.tracer.begin(self.record)
         self.record.trace_id = self.record.span.trace_id
@@ -130,7 +129,7 @@ class RequestContext:
         metrics = self.services.metrics
         metrics.ended(record.route, record.key, record.status, reason)
         if self.timed:
-            took_s = time.monotonic() - self._began_s
+            took_s = time.monotonic() - record.began_s
             metrics.timed(record.route, took_s, answered=error is None)
         record.span.end(record)
         record.write()
@@ -143,24 +142,12 @@ class RequestContext:
         """
         return self.services.admission.admit(self.api_key)
 
-    def start(
-        self,
-        request: EngineRequest,
-        permit: Permit,
-        measure: Callable[[], AudioLength | None] | None = None,
-    ) -> EngineCall:
+    def start(self, request: EngineRequest, permit: Permit) -> EngineCall:
         """Give the request to an engine; its answer may become a sample of the shadow monitor.
-
-        Args:
-            request: the request.
-            permit: its permit.
-            measure: measures the request's audio, which only a latency target needs.
 
         Raises:
             ApiError: 429, it would miss the latency target; 503, no engine takes it.
         """
-        if self.services.target is not None and measure is not None:
-            request = dataclasses.replace(request, audio=measure())
         self._audio = request.audio
         call = self.services.engines.start(request, permit, self.record.span)
         self._watch = self.services.shadow.watching(request)
@@ -184,12 +171,12 @@ class RequestContext:
 
     def kserve_answered(self, answer: service_pb2.ModelInferResponse) -> None:
         """Count the audio of an answer of KServe's, a segment or the whole."""
-        figures = answer_figures(answer)
-        self.record.span.answered(figures.phases)
-        if figures.segment_end_s:
-            self.segment_sent(figures.segment_end_s)
+        audio_s, segment_end_s, queue_s, phases = answer_figures(answer)
+        self.record.span.answered(phases)
+        if segment_end_s:
+            self.segment_sent(segment_end_s)
         else:
-            self._count_answer(figures.audio_s, figures.queue_s)
+            self._count_answer(audio_s, queue_s)
         if self._watch:
             with contextlib.suppress(EarshotError):  # the client asked for some of the outputs
                 self._watch(read_transcript(answer))

@@ -21,7 +21,6 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Priority
-from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
@@ -49,7 +48,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
-_SMALL_S = 2.0  # limit of health and metadata
+_READY_S = 2.0  # limit of a health check
 _LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
 LOOK_S = 0.25
@@ -75,7 +74,7 @@ class EngineRequest:
     streamed: bool = False  # whether it may have several answers
     audio_file: str | None = None  # the audio's path in `Engines.uploads`, kept until the answer
     priority: Priority = "file"
-    audio: AudioLength | None = None  # None: no latency target limits the request
+    audio: AudioLength | None = None  # None: unknown, so no latency target limits the request
 
 
 class Engine(Background):
@@ -84,18 +83,17 @@ class Engine(Background):
     Args:
         address: the engine's place.
         model: the product that it serves.
-        server: tells whether it may be unloaded, and the time limit of a start.
+        unloads: whether it is unloaded while idle, so that its use must be noted.
     """
 
-    def __init__(self, address: EngineAddress, model: str, server: ServerConfig) -> None:
+    def __init__(self, address: EngineAddress, model: str, unloads: bool) -> None:
         self.name = address.device
         """The name in metrics and in /state."""
         self.model = model
         self.inflight = 0
         """Requests that the gateway has given to it and that have not ended."""
         self._address = address
-        self._used = address.link.parent / USED if server.idle_unload_s else None
-        self._start_timeout_s = server.start_timeout_s
+        self._used = address.link.parent / USED if unloads else None
         self._current: TritonConnection | None = None
         self._replaced: list[TritonConnection] = []  # connections with unfinished requests
 
@@ -111,21 +109,6 @@ class Engine(Background):
         """Return whether its Triton is ready and responds, or will once it is asked."""
         connection = self.connection()
         return connection is None or await connection.ready()
-
-    async def ask(self, method: str, message: bytes) -> bytes:
-        """Ask for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503 or 504, Triton does not answer.
-        """
-        try:
-            async with asyncio.timeout(self._start_timeout_s):
-                while (connection := self.connection()) is None:
-                    self.note_use()
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError:
-            raise errors.server_away() from None
-        return await connection.ask(method, message)
 
     async def _run(self) -> None:
         """Follow the link, close replaced connections that are done, and note use."""
@@ -205,27 +188,12 @@ class TritonConnection:
         """Return whether Triton and its model are ready and respond."""
         if not self.is_alive():
             return False
+        ask = self._channel.unary_unary(f"{SERVICE}ServerReady")
         try:
-            answer = await self.ask("ServerReady", b"")
-        except ApiError:
+            answer = await ask(b"", timeout=_READY_S)
+        except grpc.aio.AioRpcError:
             return False
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
-
-    async def ask(self, method: str, message: bytes) -> bytes:
-        """Ask for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503 or 504, Triton does not answer.
-        """
-        call = self._channel.unary_unary(SERVICE + method)
-        try:
-            return bytes(await call(message, timeout=_SMALL_S))
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise errors.no_answer_in_time(_SMALL_S) from None
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                raise errors.server_away() from None
-            raise errors.from_upstream(error.code().name, error.details() or "") from None
 
     async def answers(
         self, request: EngineRequest, key: str, span: RequestSpan
@@ -243,10 +211,10 @@ class TritonConnection:
             ApiError: the request failed; 503, its audio cannot be handed over.
         """
         error: ApiError | None = None
-        has_file = request.audio_file is not None
-        if request.audio_file is not None:
+        file = request.audio_file
+        if file is not None:
             try:
-                uploads.give(self._uploads, key, request.audio_file)
+                uploads.give(self._uploads, key, file)
             except OSError as failed:
                 logger.error("an upload cannot be handed on in %s: %s", self._uploads, failed)
                 raise errors.no_room_for_upload() from failed
@@ -268,7 +236,7 @@ class TritonConnection:
             error = error or errors.from_upstream(failed.code().name, failed.details() or "")
         finally:
             self._calls -= 1
-            if has_file:  # unless the engine has taken it
+            if file is not None:  # unless the engine has taken it
                 uploads.remove(self._uploads, key)
         if error is not None:
             raise error

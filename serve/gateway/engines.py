@@ -6,7 +6,6 @@ next one gets the request.
 """
 
 import asyncio
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -23,13 +22,11 @@ from serve.gateway.engine import LOOK_S, Engine, EngineAddress, EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import read_transcript
 from serve.gateway.limits import Permit
-from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
 from serve.gateway.target import LatencyTarget
 from serve.wire import uploads
 from serve.wire.folder import reference_folder
-from serve.wire.tensors import MODEL
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -37,7 +34,6 @@ REFERENCE = "the shadow's reference"
 """The model of `shadow.engine`; no client can name it."""
 GRACE_S = 30.0
 """Wait for an answer beyond the transcriber's own limit."""
-_EXTENSIONS = ("binary_tensor_data",)  # extensions of Triton that this server offers
 
 
 class Engines:
@@ -62,16 +58,15 @@ class Engines:
         process = addresses[0].process
         self.uploads = uploads.make_folder(folder, process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
-        self.own = tuple(Engine(address, config.name, config.server) for address in addresses)
+        unloads = config.server.idle_unload_s > 0
+        self.own = tuple(Engine(address, config.name, unloads) for address in addresses)
         """The engines that serve clients."""
         self.all = self.own
         if config.shadow.opens_engine:
             address = EngineAddress("shadow", reference_folder(folder), process)
-            never_unloads = dataclasses.replace(config.server, idle_unload_s=0.0)
-            self.all += (Engine(address, REFERENCE, never_unloads),)
+            self.all += (Engine(address, REFERENCE, unloads=False),)
         self.started = asyncio.Event()
         """Set when a request starts. The shadow monitor clears it."""
-        self._default = config.name
         self._target = target
         self.metrics = metrics
         self.limit_s = config.transcriber.request_timeout_s + GRACE_S
@@ -120,50 +115,11 @@ class Engines:
             call.end(error)
 
     async def ready(self, model: str | None = None) -> bool:
-        """Return whether requests for a model, by default the served one, would be answered."""
-        return await self._ready_engine(model or self._default) is not None
-
-    async def ask(self, model: str, method: str, message: bytes) -> bytes:
-        """Ask an engine of this model for health or metadata; return the serialised answer.
-
-        Raises:
-            ApiError: 503, no engine is ready.
-        """
-        engine = await self._ready_engine(model)
-        if engine is None:
-            raise errors.server_away()
-        return await engine.ask(method, message)
-
-    async def server_metadata(self) -> service_pb2.ServerMetadataResponse:
-        """Return Triton's name, version and the extensions that this server offers.
-
-        Raises:
-            ApiError: 503, no engine is ready.
-        """
-        answer = await self.ask(self._default, "ServerMetadata", b"")
-        metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-        extensions = [name for name in metadata.extensions if name in _EXTENSIONS]
-        del metadata.extensions[:]
-        metadata.extensions.extend(extensions)
-        return metadata
-
-    async def metadata(self, target: Target, version: str) -> service_pb2.ModelMetadataResponse:
-        """Return the inputs and outputs of a model.
-
-        Raises:
-            ApiError: 503, no engine of the model is ready.
-        """
-        request = service_pb2.ModelMetadataRequest(name=MODEL, version=version)
-        answer = await self.ask(target.model, "ModelMetadata", request.SerializeToString())
-        metadata = service_pb2.ModelMetadataResponse.FromString(answer)
-        metadata.name = target.client_name
-        return metadata
-
-    async def _ready_engine(self, model: str) -> Engine | None:
-        for engine in self.all:
-            if engine.model == model and await engine.ready():
-                return engine
-        return None
+        """Return whether requests for a model, by default the clients', would be answered."""
+        for engine in self.own:
+            if model in (None, engine.model) and await engine.ready():
+                return True
+        return False
 
 
 class EngineCall:

@@ -14,13 +14,14 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from serve.contract.config import OPTIONS
 from serve.contract.errors import (
     AudioError,
     CancelledError,
@@ -110,22 +111,13 @@ def status_of(error: BaseException) -> tuple[ErrorStatus, str]:
     return EarshotError.status, "internal"
 
 
-def as_openai(
-    error: ApiError, fields: Collection[str] = (), headers: dict[str, str] | None = None
-) -> JSONResponse:
-    """Write an error as a response of OpenAI's API.
-
-    Args:
-        error: the error.
-        fields: field names; a message that begins with one is about that field.
-        headers: further headers.
-    """
-    more = (headers or {}) | error.headers
-    return JSONResponse(openai_error(error, fields), error.status.http, more)
+def as_openai(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Write an error as a response of OpenAI's API, with further headers."""
+    return JSONResponse(openai_error(error), error.status.http, (headers or {}) | error.headers)
 
 
 def as_kserve(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Write an error as a response of KServe's HTTP."""
+    """Write an error as a response of KServe's HTTP, with further headers."""
     return JSONResponse({"error": error.text}, error.status.kserve, (headers or {}) | error.headers)
 
 
@@ -153,26 +145,18 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response], o
     return {ApiError: api_error, HTTPException: routing_error, Exception: unexpected_error}
 
 
-def openai_error(error: ApiError, fields: Collection[str]) -> dict[str, Any]:
-    """Write the body of an error; see `as_openai`."""
-    body = {
-        "message": str(error),
-        "type": error.status.kind,
-        "param": _param(error, fields),
-        "code": error.status.code,
-    }
-    return {"error": body}
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """Write the body of an error of OpenAI's API.
 
-
-def _param(error: ApiError, fields: Collection[str]) -> str | None:
-    if error.param is not None:
-        return error.param
-    if isinstance(error.error, AudioError):
-        return "file"
-    subject = _SUBJECT.match(str(error))
-    if isinstance(error.error, OptionError) and subject and subject[1].lower() in fields:
-        return subject[1].lower()
-    return None
+    The message of an option's error begins with the option, or with its tensor's name.
+    """
+    param, subject = error.param, _SUBJECT.match(str(error))
+    if param is None and isinstance(error.error, AudioError):
+        param = "file"
+    elif param is None and isinstance(error.error, OptionError) and subject:
+        param = subject[1].lower() if subject[1].lower() in OPTIONS else None
+    kind, code = error.status.kind, error.status.code
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
 # ------------------------------------------------------------ errors of the gateway

@@ -4,7 +4,7 @@ A server without keys answers everybody. Otherwise a request sends its key as Op
 `Authorization: Bearer KEY`, over HTTP as over gRPC.
 """
 
-import functools
+import contextlib
 import hmac
 import logging
 import math
@@ -34,6 +34,10 @@ logger = logging.getLogger("earshot.gateway")
 # may have.
 KEY_SHARE = 0.5
 _MINUTE_S = 60.0
+_UNKNOWN = "this API key is unknown"
+
+NO_KEY = Key("")
+"""Stands for the key of a client of a server without keys; it has no limits."""
 
 Clock = Callable[[], float]
 
@@ -79,18 +83,18 @@ class ApiKey:
 
     Args:
         name: the key's name; empty where the server has no keys.
-        key: the key's limits; None: there are none.
+        key: the key's entry, with its limits.
         clock: monotonic seconds.
     """
 
-    def __init__(self, name: str, key: Key | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, name: str, key: Key = NO_KEY, clock: Clock = time.monotonic) -> None:
         self.name = name
         self.key = key
         self.requests = self.streams = self.bytes = 0
         """The requests, live streams and bytes in flight."""
         self.max_requests = self.max_streams = self.max_bytes = math.inf
-        limits = (key.requests_per_minute, key.audio_s_per_minute) if key else (None, None)
-        self._requests, self._audio_s = (_TokenBucket(limit, clock) for limit in limits)
+        self._requests = _TokenBucket(key.requests_per_minute, clock)
+        self._audio_s = _TokenBucket(key.audio_s_per_minute, clock)
 
     def limit_headers(self) -> dict[str, str]:
         """Return headers with the rest of this minute's limits, if the key has limits."""
@@ -149,14 +153,11 @@ class ApiKey:
         Raises:
             ApiError: 400, the outputs do not contain the length.
         """
-        quota_s = self.key.audio_s_per_day if self.key else 0.0
-        is_limited = quota_s or self._audio_s.limited
+        is_limited = self.key.audio_s_per_day or self._audio_s.limited
         needed = ("DURATION", "SEGMENTS") if streamed else ("DURATION",)
         if is_limited and outputs and not set(needed) <= set(outputs):
-            raise errors.invalid(
-                f"the outputs lack {' or '.join(needed)}, by which this key's audio is counted; "
-                "ask for it too"
-            )
+            names = " or ".join(needed)
+            raise errors.invalid(f"the outputs lack {names}, by which this key's audio is counted")
 
     def _require_audio(self) -> None:
         if wait_s := self._audio_s.wait_s(0.0):
@@ -177,7 +178,6 @@ class ApiKeys:
     def __init__(self, config: Config, clock: Clock = time.monotonic) -> None:
         server = config.server
         self._config = config
-        self._processes = config.gateway.processes
         self._path = Path(server.keys_file) if server.keys_file else None
         self._clock = clock
         self._keyless = ApiKey("")
@@ -201,16 +201,14 @@ class ApiKeys:
             ApiError: 401, it names none, or an unknown or expired one.
         """
         token = bearer_token(authorization)
-        unknown, digest = "this API key is unknown", hash_of(token)
+        unknown, digest = _UNKNOWN, hash_of(token)
         if not token:
-            unknown = (
-                "no API key; send it as Authorization: Bearer KEY, for which Earshot's own "
-                "commands take it from the variable EARSHOT_API_KEY"
-            )
+            unknown = "no API key; send Authorization: Bearer KEY (commands: set EARSHOT_API_KEY)"
         elif token.startswith(CLIENT_SECRET_PREFIX):
             unknown = "a client secret opens live sessions at /v1/realtime only; send an API key"
-        has_digest = functools.partial(hmac.compare_digest, digest)
-        return self._find(lambda name, key: bool(token) and has_digest(key.sha256), unknown)
+        return self._find(
+            lambda name, key: hmac.compare_digest(digest, key.sha256) and bool(token), unknown
+        )
 
     def of_request(self, request: HTTPConnection) -> ApiKey:
         """Return the API key of an HTTP request; see `identify`."""
@@ -236,7 +234,7 @@ class ApiKeys:
         """Return the API key that made a client secret.
 
         Args:
-            public_id: `Key.public_id`; empty where the server has no keys.
+            public_id: `Key.public_id`.
 
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired.
@@ -250,9 +248,8 @@ class ApiKeys:
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired, since then.
         """
-        if api_key.key:
-            identity = api_key.name, api_key.key.sha256
-            self._find(lambda name, key: (name, key.sha256) == identity, "this API key is unknown")
+        identity = api_key.name, api_key.key.sha256
+        self._find(lambda name, key: (name, key.sha256) == identity, _UNKNOWN)
 
     def _find(self, matches_key: Callable[[str, Key], bool], unknown: str) -> ApiKey:
         """Return the API key that matches, by its name and its entry in the file.
@@ -265,12 +262,13 @@ class ApiKeys:
         if not self.required:
             return self._keyless
         self._refresh()
-        matches = [one for one in self._keys.values() if one.key and matches_key(one.name, one.key)]
+        matches = [one for one in self._keys.values() if matches_key(one.name, one.key)]
         if not matches:
             raise ApiError(AccessError(unknown))
-        if (key := matches[0].key) and key.expired:
-            raise ApiError(AccessError(f"this API key has expired, {key.expires}"))
-        return matches[0]
+        api_key = matches[0]
+        if api_key.key.expired:
+            raise ApiError(AccessError(f"this API key has expired, {api_key.key.expires}"))
+        return api_key
 
     def _refresh(self) -> None:
         """Read the file again if it has changed; an unreadable file changes nothing."""
@@ -286,39 +284,32 @@ class ApiKeys:
             logger.info("reloaded %s: %d keys", self._path, len(self._keys))
 
     def _file_version(self) -> tuple[int, ...]:
-        """Return the inode, change time and size of the key file."""
-        try:
-            stat = os.stat(self._path) if self._path else None
-        except OSError:
-            stat = None
-        return (stat.st_ino, stat.st_ctime_ns, stat.st_size) if stat else ()
+        """Return the inode, change time and size of the key file, if there is one."""
+        with contextlib.suppress(OSError):
+            stat = os.stat(self._path or "")
+            return stat.st_ino, stat.st_ctime_ns, stat.st_size
+        return ()
 
     def _read(self) -> None:
-        keys = dict(self._environment_keys)
-        for name, key in (read_keys(self._path) if self._path else {}).items():
-            if name in keys:
-                raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
-            keys[name] = key
-        keys = {name: key.share(self._processes) for name, key in keys.items()}
-        if not self._config.server.usage_file and any(k.audio_s_per_day for k in keys.values()):
-            logger.warning(
-                "keys have audio_s_per_day, and no server.usage_file is named: their usage is lost "
-                "when the server stops"
-            )
-        previous = self._keys
-        self._keys = {
-            name: previous[name]
-            if name in previous and previous[name].key == key
-            else ApiKey(name, key, self._clock)
-            for name, key in keys.items()
-        }
-        share = KEY_SHARE if self.several else 1.0
+        file_keys = read_keys(self._path) if self._path else {}
+        for name in file_keys.keys() & self._environment_keys.keys():
+            raise ConfigError(f"{self._path} and {ENVIRONMENT} both have a key {name}")
+        keys = self._environment_keys | file_keys
         server, live = self._config.server, self._config.live
-        for name, key in keys.items():
-            limits = self._keys[name]
-            limits.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
-            limits.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
-            limits.max_streams = key.live_streams or math.ceil(share * live.max_streams)
+        if not server.usage_file and any(key.audio_s_per_day for key in keys.values()):
+            logger.warning(
+                "no server.usage_file is named: a stop forgets the usage of keys by audio_s_per_day"
+            )
+        previous, self._keys = self._keys, {}
+        share = KEY_SHARE if len(keys) > 1 else 1.0
+        for name, entry in keys.items():
+            key, api_key = entry.share(self._config.gateway.processes), previous.get(name)
+            if api_key is None or api_key.key != key:
+                api_key = ApiKey(name, key, self._clock)
+            api_key.max_requests = key.requests_at_once or math.ceil(share * server.max_inflight)
+            api_key.max_bytes = math.ceil(share * server.max_inflight_mb * 2**20)
+            api_key.max_streams = key.live_streams or math.ceil(share * live.max_streams)
+            self._keys[name] = api_key
 
 
 def bearer_token(authorization: str | None) -> str:

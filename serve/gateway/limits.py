@@ -86,10 +86,9 @@ class Permit:
         """Return a permit for a request within this one; it counts, and no limit rejects it."""
         return self.admission.admit_unchecked(self.api_key)
 
-    def hold(self) -> Self:
+    def hold(self) -> None:
         """Add a holder, which has to release the permit, too."""
         self._holders += 1
-        return self
 
     def release(self) -> None:
         """Release the permit for one holder."""
@@ -113,7 +112,7 @@ class Upload:
     peer: str  # the connection's, as gRPC writes it
     since_s: float
     limit: asyncio.Timeout  # ends the wait for the message
-    needed: Callable[[], bool]  # whether the call must stay, for it has other requests
+    is_needed: Callable[[], bool]  # whether the call must stay, for it has other requests
     error: ApiError | None = None  # why the upload was evicted
 
     def evict(self, error: ApiError) -> None:
@@ -156,11 +155,10 @@ class Admission:
             raise errors.stopping()
         api_key.require_request()
         if self.requests >= self.max_requests and not self._evict_oldest_upload():
-            raise errors.overloaded(
-                f"{self.requests} requests are in flight, the maximum (server.max_inflight); "
-                "try again later",
-                "requests",
+            message = (
+                f"{self.requests} requests are in flight (server.max_inflight); try again later"
             )
+            raise errors.overloaded(message, "requests")
         if self.bytes + self.uploading_bytes >= self.max_bytes:
             raise self._full()
         return self.admit_unchecked(api_key)
@@ -232,27 +230,22 @@ class Admission:
     def _evict_oldest_upload(self) -> bool:
         """Evict the oldest upload if it is slow; return whether it was."""
         for upload in self.uploads:
-            if upload.error is not None or upload.needed():
+            if upload.error is not None or upload.is_needed():
                 continue
             waited_s = asyncio.get_running_loop().time() - upload.since_s
             if waited_s < PATIENCE_S:
                 return False
-            upload.evict(
-                errors.overloaded(
-                    f"the upload was incomplete after {waited_s:.0f} s while other requests were "
-                    "waiting; try again",
-                    "slow_upload",
-                )
+            message = (
+                f"the upload took {waited_s:.0f} s while other requests were waiting; try again"
             )
+            upload.evict(errors.overloaded(message, "slow_upload"))
             return True
         return False
 
     def _full(self) -> ApiError:
-        return errors.overloaded(
-            f"requests in flight hold {(self.bytes + self.uploading_bytes) // _MIB} MiB, the "
-            f"maximum is {self.max_bytes // _MIB} (server.max_inflight_mb); try again later",
-            "bytes",
-        )
+        size_mb = (self.bytes + self.uploading_bytes) // _MIB
+        message = f"requests in flight hold {size_mb} MiB (server.max_inflight_mb); try again later"
+        return errors.overloaded(message, "bytes")
 
 
 class StreamSlots:
@@ -279,11 +272,8 @@ class StreamSlots:
         if api_key.streams >= api_key.max_streams:
             raise errors.key_limit("live_streams", api_key.name)
         if len(self) >= self._max:
-            raise errors.overloaded(
-                f"{len(self)} live streams are open, the maximum (live.max_streams); try again "
-                "later",
-                "streams",
-            )
+            message = f"{len(self)} live streams are open (live.max_streams); try again later"
+            raise errors.overloaded(message, "streams")
         self._end_callbacks.add(end)
         api_key.streams += 1
         try:

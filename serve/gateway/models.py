@@ -40,17 +40,9 @@ class Models:
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
-        anything = "|".join(
+        self._expressions = [
             ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
-        )
-        self._any = re.compile(anything if self.patterns else "(?!)")
-
-    def find(self, name: str | None) -> str | None:
-        """Return the product with this name, or the default for None; None: no product has it."""
-        if name is None or name in self.names:
-            return self.default
-        matches = len(name) <= _MAX_CHARS and self._any.fullmatch(name.lower())
-        return self.default if matches else None
+        ]
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.
@@ -58,34 +50,40 @@ class Models:
         Raises:
             ApiError: 404, no model has this name.
         """
-        model = self.find(name)
-        if model is None:
-            raise field_error(
-                "model",
-                f"no model {shown(name)}; there are {', '.join(self.names + self.patterns)} "
-                "(server.model_aliases adds names)",
-                "model_not_found",
-                "not_found",
-            )
-        return model
+        if name is not None and not self._has(name):
+            names = ", ".join(self.names + self.patterns)
+            message = f"no model {shown(name)}; there are {names} (server.model_aliases adds names)"
+            raise field_error("model", message, "model_not_found", "not_found")
+        return self.default
 
-    def target(self, name: str, version: str) -> Target:
+    def target(self, name: str, version: str, streamed: bool = True) -> Target:
         """Return the model that a name and version of KServe mean.
 
+        Args:
+            name: the model's name.
+            version: its version; empty: any.
+            streamed: whether several answers can be sent.
+
         Raises:
-            ApiError: 404, there is no such model or version.
+            ApiError: 404, there is no such model or version; 400, it sends several answers.
         """
-        if name in (MODEL, STREAM_MODEL):
-            target = Target(self.default, name == STREAM_MODEL, name)
-        elif (model := self.find(name)) is not None:
-            target = Target(model, False, name)
-        elif name.endswith(_STREAM) and (model := self.find(name.removesuffix(_STREAM))):
-            target = Target(model, True, name)
-        else:
-            others = "".join(f", {product}, {product}{_STREAM}" for product in self.names)
-            raise errors.not_found(
-                f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
-            )
+        segments = name == STREAM_MODEL
+        if name not in (MODEL, STREAM_MODEL) and not self._has(name):
+            segments = name.endswith(_STREAM) and self._has(name.removesuffix(_STREAM))
+            if not segments:
+                others = "".join(f", {known}, {known}{_STREAM}" for known in self.names)
+                raise errors.not_found(
+                    f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
+                )
         if version not in _VERSIONS:
             raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
-        return target
+        if segments and not streamed:
+            whole = name.removesuffix(_STREAM)
+            raise errors.invalid(f"{name} answers by a stream (ModelStreamInfer); here ask {whole}")
+        return Target(self.default, segments, name)
+
+    def _has(self, name: str) -> bool:
+        return name in self.names or (
+            len(name) <= _MAX_CHARS
+            and any(re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
+        )

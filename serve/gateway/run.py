@@ -95,8 +95,7 @@ class GatewayServer:
                 self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
         except RuntimeError as error:
             raise UnavailableError(
-                f"cannot listen on {host}:{server.grpc_port}; stop what runs there or set "
-                "another server.grpc_port in the config"
+                f"cannot listen on {host}:{server.grpc_port}; set another server.grpc_port"
             ) from error
 
     async def start(self) -> None:
@@ -125,13 +124,8 @@ class GatewayServer:
         if await services.admission.wait_until_empty(self._drain_s):
             return True
         services.admission.drain_over.set()
-        services.engines.end_all(
-            errors.overloaded(
-                f"the server stopped before the answer was there (server.drain_timeout_s = "
-                f"{self._drain_s:g}); try again later",
-                "draining",
-            )
-        )
+        message = f"the server stops (server.drain_timeout_s = {self._drain_s:g}); try again later"
+        services.engines.end_all(errors.overloaded(message, "draining"))
         return False
 
     async def close(self) -> None:

@@ -2,13 +2,13 @@
 
 Work in flight stays below the amount that the forecast says is done in time. Live text goes first,
 then files. Jobs get the rest, but at least one job may run. If several keys ask for too much, they
-share the limit by max-min fairness: a key gets what it asks for, up to an equal share of what the
+share the limit by max-min fairness: a key gets its demand up to an equal share of the work that the
 others leave. A rejection forecasts when there is room; nothing is reserved for the retry.
 
 The forecast divides the work ahead of a request by the rate of work. The engine hands out windows
 to the request that has had the fewest, so a request of c windows waits for at most c of each other.
 The rate is measured while there is work. The error of forecasts is measured too, by the answers: of
-100, 99 come at most `margin_s` later than forecast. Everything unknown about the engine is in that
+100, 99 come at most `_margin_s` later than forecast. Everything unknown about the engine is in that
 margin: how long a request takes by itself, in which order the engine serves, and how well the
 length of audio was estimated.
 
@@ -45,7 +45,7 @@ _RETRY_LIVE_S = 10  # the end of a stream is unknown
 _MAX_RETRY_S = 60  # OpenAI's clients wait no longer
 _BYTES_PER_S = 8_000.0  # of a file's kind before the first answer
 _ANSWER_WEIGHT = 0.1  # weight of each answer
-_INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval, whose rate is kept
+_INTERVAL_S, _INTERVAL_ANSWERS = 3.0, 12  # minimum length of an interval of the rate
 _INTERVALS = 12  # intervals kept; the fastest one gives the capacity
 _FIRST_ANSWERS = 4  # answers before a rate is known
 _ERRORS = 200  # answers by which forecasts are judged
@@ -77,115 +77,6 @@ class InflightRequest:
     key: str  # the API key's name
     began_s: float
     forecast_s: float | None  # None: no rate was known
-
-
-class Forecast:
-    """Forecasts the time of an answer from the requests in flight. For one event loop.
-
-    Args:
-        target_s: the time within which 99 of 100 answers are to come.
-        slots: windows that decode at the same time; the first limit of windows in flight.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, target_s: float, slots: int, clock: Clock) -> None:
-        self.margin_s = _FIRST_MARGIN * target_s
-        """Seconds by which answers are later than forecast, at the 99th percentile."""
-        self.rate = 0.0
-        """Work that was done in a second of the last interval; 0: unknown yet."""
-        self.target_s = target_s
-        self._first_limit = slots * WINDOW_S
-        self._clock = clock
-        self._inflight: dict[InflightRequest, None] = {}
-        self._updated_s = clock()
-        self._work = self._busy_s = 0.0  # of this interval
-        self._answers = 0  # in this interval
-        self._rates: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
-        self._limit_factor = 1.0  # factor of the limit, above 1 if answers come far too early
-        self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
-        self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
-
-    @property
-    def capacity(self) -> float:
-        """The highest recent rate, which is a busy engine's; 0: unknown yet.
-
-        The present rate is low if few requests are admitted, and a limit by it would stay low.
-        """
-        return max(self._rates, default=self.rate)
-
-    @property
-    def limit(self) -> float:
-        """The maximum work in flight with which a request keeps the target."""
-        if not self.capacity:
-            return self._first_limit
-        limit = (self.target_s - self.margin_s) * self.capacity
-        return max(limit, min(self._limit_factor * limit, _MAX_FULL * self._first_limit))
-
-    def queued_work(self, work: float, priority: Priority) -> float:
-        """Return the work ahead of a request with this work."""
-        max_work = max(work, WINDOW_S)
-        return sum(
-            min(running.work, max_work)
-            for running in self._inflight
-            if priority == "job" or running.priority != "job"
-        )
-
-    def inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
-        """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
-        return sum(
-            running.work
-            for running in self._inflight
-            if key in (None, running.key) and jobs == (running.priority == "job")
-        )
-
-    def begin(self, work: float, priority: Priority, key: str) -> InflightRequest:
-        """Count a request as in flight."""
-        now, forecast_s = self._advance(), None
-        if self.capacity:
-            forecast_s = (self.queued_work(work, priority) + work) / self.capacity
-        running = InflightRequest(work, priority, key, now, forecast_s)
-        self._inflight[running] = None
-        return running
-
-    def end(self, running: InflightRequest, answered: bool) -> None:
-        """Count a request as ended; once for each."""
-        now = self._advance()
-        del self._inflight[running]
-        if not answered:
-            return
-        self._work += running.work
-        self._answers += 1
-        if self._answers >= _INTERVAL_ANSWERS and self._busy_s >= _INTERVAL_S:
-            self.rate = self._work / self._busy_s
-            self._rates.append(self.rate)
-            self._work = self._busy_s = 0.0
-            self._answers = 0
-        elif self._answers >= _FIRST_ANSWERS and self._busy_s and not self._rates:
-            self.rate = self._work / self._busy_s
-        if running.forecast_s is not None and running.priority == "file":
-            took_s = now - running.began_s
-            self._errors_s.append(took_s - running.forecast_s)
-            self._took_s.append(took_s)
-            self._update_margin()
-
-    def _update_margin(self) -> None:
-        late_s = sorted(self._errors_s)
-        worst_s = late_s[min(len(late_s) - 1, int(_QUANTILE * len(late_s)))]
-        # A few answers tell little.
-        min_margin = _FIRST_MARGIN if len(late_s) < _ERRORS / 4 else _MIN_MARGIN
-        self.margin_s = min(max(worst_s, min_margin * self.target_s), _MAX_MARGIN * self.target_s)
-        slowest = max(self._took_s) / self.target_s
-        if slowest < _FAST and len(self._took_s) == _LATEST:
-            self._limit_factor = min(self._limit_factor * _STEP_UP, _MAX_FACTOR)
-        elif slowest > _SLOW:
-            self._limit_factor = max(self._limit_factor * _STEP_DOWN, 1.0)
-
-    def _advance(self) -> float:
-        now = self._clock()
-        if self._inflight:
-            self._busy_s += now - self._updated_s
-        self._updated_s = now
-        return now
 
 
 class _DemandRate:
@@ -228,17 +119,31 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
     return AudioLength(samples / max(1, header.rate))
 
 
-class LatencyTarget(Forecast):
-    """Admits requests so that the latency target is kept. For one event loop.
+class LatencyTarget:
+    """Admits requests by a forecast of their answers. For one event loop.
 
     Args:
-        target_s: see `Forecast`.
-        slots: see `Forecast`.
+        target_s: the time within which 99 of 100 answers are to come.
+        slots: windows that decode at the same time; the first limit of windows in flight.
         clock: monotonic seconds.
     """
 
     def __init__(self, target_s: float, slots: int, clock: Clock = time.monotonic) -> None:
-        super().__init__(target_s, slots, clock)
+        self._margin_s = _FIRST_MARGIN * target_s
+        """Seconds by which answers are later than forecast, at the 99th percentile."""
+        self.rate = 0.0
+        """Work that was done in a second of the last interval; 0: unknown yet."""
+        self.target_s = target_s
+        self._first_limit = slots * WINDOW_S
+        self._clock = clock
+        self._inflight: dict[InflightRequest, None] = {}
+        self._updated_s = clock()
+        self._work = self._busy_s = 0.0  # of this interval
+        self._answers = 0  # in this interval
+        self._rates: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
+        self._limit_factor = 1.0  # factor of the limit, above 1 if answers come far too early
+        self._took_s: collections.deque[float] = collections.deque(maxlen=_LATEST)
+        self._errors_s: collections.deque[float] = collections.deque(maxlen=_ERRORS)
         self._demand: dict[str, _DemandRate] = {}  # by key
         self._live = _DemandRate()
         self._retry_phase = 0.0
@@ -258,19 +163,16 @@ class LatencyTarget(Forecast):
         now, work = self._clock(), work_of(self.seconds(audio))
         if priority == "live":
             self._live.add(work, now)
-            return self.begin(work, priority, key)
+            return self._begin(work, priority, key)
         if priority == "file":
             self._demand.setdefault(key, _DemandRate()).add(work, now)
         wait_s = self._wait_s(work, priority, key, now)
         if wait_s > 0:
             whole_s = min(max(1, math.ceil(wait_s)), _MAX_RETRY_S)
-            raise errors.overloaded(
-                f"the server is at the capacity that gateway.target_p99_s = {self.target_s:g} "
-                f"allows; there may be room in {whole_s} s",
-                "latency_target",
-                whole_s,
-            )
-        return self.begin(work, priority, key)
+            limit = f"gateway.target_p99_s = {self.target_s:g}"
+            message = f"{limit} allows no further request; there may be room in {whole_s} s"
+            raise errors.overloaded(message, "latency_target", whole_s)
+        return self._begin(work, priority, key)
 
     def require_live(self, streams: int) -> None:
         """Reject a new live stream if all streams together would take too much.
@@ -283,18 +185,30 @@ class LatencyTarget(Forecast):
         """
         rate, now = self.rate, self._clock()
         if rate and streams and self._live.rate(now) * (1 + 1 / streams) > _LIVE_SHARE * rate:
-            raise errors.overloaded(
-                f"{streams} live streams are open, and one more would miss the latency target "
-                f"(gateway.target_p99_s = {self.target_s:g}); try again later",
-                "latency_target",
-                _RETRY_LIVE_S,
-            )
+            limit = f"gateway.target_p99_s = {self.target_s:g}"
+            message = f"{limit} allows no live stream beside {streams}; try again later"
+            raise errors.overloaded(message, "latency_target", _RETRY_LIVE_S)
 
-    def seconds(self, audio: AudioLength) -> float:
-        """Return the seconds of audio, estimated where they are unknown."""
-        if audio.seconds is not None:
-            return audio.seconds
-        return audio.size / self._bytes_per_s.get(audio.kind, _BYTES_PER_S)
+    def end(self, request: InflightRequest, answered: bool) -> None:
+        """Count a request as ended; once for each."""
+        now = self._advance()
+        del self._inflight[request]
+        if not answered:
+            return
+        self._work += request.work
+        self._answers += 1
+        if self._answers >= _INTERVAL_ANSWERS and self._busy_s >= _INTERVAL_S:
+            self.rate = self._work / self._busy_s
+            self._rates.append(self.rate)
+            self._work = self._busy_s = 0.0
+            self._answers = 0
+        elif self._answers >= _FIRST_ANSWERS and self._busy_s and not self._rates:
+            self.rate = self._work / self._busy_s
+        if request.forecast_s is not None and request.priority == "file":
+            took_s = now - request.began_s
+            self._errors_s.append(took_s - request.forecast_s)
+            self._took_s.append(took_s)
+            self._update_margin()
 
     def learn(self, audio: AudioLength, seconds: float) -> None:
         """Correct the estimate by an answer, which tells the length."""
@@ -303,19 +217,41 @@ class LatencyTarget(Forecast):
             estimate = self._bytes_per_s.get(audio.kind, measured)
             self._bytes_per_s[audio.kind] = estimate + _ANSWER_WEIGHT * (measured - estimate)
 
+    def seconds(self, audio: AudioLength) -> float:
+        """Return the seconds of audio, estimated where they are unknown."""
+        if audio.seconds is not None:
+            return audio.seconds
+        return audio.size / self._bytes_per_s.get(audio.kind, _BYTES_PER_S)
+
+    @property
+    def _capacity(self) -> float:
+        """The highest recent rate, which is a busy engine's; 0: unknown yet.
+
+        The present rate is low if few requests are admitted, and a limit by it would stay low.
+        """
+        return max(self._rates, default=self.rate)
+
+    @property
+    def _limit(self) -> float:
+        """The maximum work in flight with which a request keeps the target."""
+        if not self._capacity:
+            return self._first_limit
+        limit = (self.target_s - self._margin_s) * self._capacity
+        return max(limit, min(self._limit_factor * limit, _MAX_FULL * self._first_limit))
+
     @property
     def forecast_s(self) -> float:
         """The time within which a whole window would be answered, 99 times of 100; 0: unknown."""
-        work = self.queued_work(WINDOW_S, "file") + WINDOW_S
-        return work / self.capacity + self.margin_s if self.capacity else 0.0
+        work = self._queued_work(WINDOW_S, "file") + WINDOW_S
+        return work / self._capacity + self._margin_s if self._capacity else 0.0
 
     def _wait_s(self, work: float, priority: Priority, key: str, now: float) -> float:
         """Forecast the seconds until a request can be admitted; 0 means now."""
         jobs = priority == "job"
-        if not self.inflight_work(jobs=jobs):  # an idle server admits every request
+        if not self._inflight_work(jobs=jobs):  # an idle server admits every request
             return 0.0
-        rate, limit = self.rate or self.limit / self.target_s, self.limit
-        queued = self.queued_work(work, priority)
+        rate, limit = self.rate or self._limit / self.target_s, self._limit
+        queued = self._queued_work(work, priority)
         # A request that alone takes more than half the target cannot meet it. It counts as half the
         # limit, so that it is still admitted.
         work = min(work, limit / 2)
@@ -329,7 +265,7 @@ class LatencyTarget(Forecast):
             return max((queued - limit) / rate, 0.0)
         limit *= _GREEDY_SHARE
         wait_s = (queued - limit) / rate
-        if inflight := self.inflight_work(key=key):
+        if inflight := self._inflight_work(key=key):
             wait_s = max(wait_s, (inflight + work - limit * key_rate / file_rate) / key_rate)
         if wait_s <= 0:
             return 0.0
@@ -337,6 +273,51 @@ class LatencyTarget(Forecast):
         drain_s = (demand / key_rate - 1) * _DEMAND_S
         self._retry_phase = (self._retry_phase + _GOLDEN_RATIO) % 1
         return wait_s + self._retry_phase * max(drain_s - wait_s, 0.0)
+
+    def _begin(self, work: float, priority: Priority, key: str) -> InflightRequest:
+        """Count a request as in flight."""
+        now, forecast_s = self._advance(), None
+        if self._capacity:
+            forecast_s = (self._queued_work(work, priority) + work) / self._capacity
+        request = InflightRequest(work, priority, key, now, forecast_s)
+        self._inflight[request] = None
+        return request
+
+    def _queued_work(self, work: float, priority: Priority) -> float:
+        """Return the work ahead of a request with this work."""
+        max_work = max(work, WINDOW_S)
+        return sum(
+            min(request.work, max_work)
+            for request in self._inflight
+            if priority == "job" or request.priority != "job"
+        )
+
+    def _inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
+        """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
+        return sum(
+            request.work
+            for request in self._inflight
+            if key in (None, request.key) and jobs == (request.priority == "job")
+        )
+
+    def _update_margin(self) -> None:
+        late_s = sorted(self._errors_s)
+        worst_s = late_s[min(len(late_s) - 1, int(_QUANTILE * len(late_s)))]
+        # A few answers tell little.
+        min_margin = _FIRST_MARGIN if len(late_s) < _ERRORS / 4 else _MIN_MARGIN
+        self._margin_s = min(max(worst_s, min_margin * self.target_s), _MAX_MARGIN * self.target_s)
+        slowest = max(self._took_s) / self.target_s
+        if slowest < _FAST and len(self._took_s) == _LATEST:
+            self._limit_factor = min(self._limit_factor * _STEP_UP, _MAX_FACTOR)
+        elif slowest > _SLOW:
+            self._limit_factor = max(self._limit_factor * _STEP_DOWN, 1.0)
+
+    def _advance(self) -> float:
+        now = self._clock()
+        if self._inflight:
+            self._busy_s += now - self._updated_s
+        self._updated_s = now
+        return now
 
 
 def fair_share(capacity: float, others: Iterable[float]) -> float:

@@ -6,16 +6,15 @@ no request waits for a disk. Counts that cannot be written stay in memory and ar
 """
 
 import asyncio
-import dataclasses
+import contextlib
 import datetime
-import itertools
 import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError, UnavailableError, shown
@@ -32,7 +31,6 @@ FILE = "usage.sqlite"
 _INTERVAL_S = 1.0
 _BUSY_S = 5.0  # longest wait for another process
 _DAY_S = 86_400
-_LOOK_S = 0.002
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS usage (
@@ -51,8 +49,7 @@ ORDER BY day, key, model
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class UsageRecord:
+class UsageRecord(NamedTuple):
     """The usage of a key, by model and day."""
 
     day: str  # in UTC, as 2027-01-31
@@ -79,83 +76,36 @@ def month_until(day: str) -> str:
     return f"{day[:8]}01"
 
 
-def use_wal(connection: sqlite3.Connection, limit_s: float) -> None:
-    """Switch a file that several processes write to write-ahead logging.
-
-    SQLite itself does not wait for a process that is closing the file as its last one.
-
-    Args:
-        connection: a connection that was just opened.
-        limit_s: the longest wait for another process.
+def add_usage(path: Path, rows: Sequence[UsageRecord], day: str) -> dict[str, float]:
+    """Add rows to a file, all or none; return the seconds of audio of each key in a day.
 
     Raises:
-        sqlite3.Error: the file cannot be used.
+        FileError: the file cannot be written or read.
     """
-    end_s = time.monotonic() + limit_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
-                raise
-            time.sleep(_LOOK_S)
-        else:
-            return
+    with _opened(path) as connection:
+        connection.executemany(_ADD, rows)
+        return dict(connection.execute(_SPENT, (day,)))
 
 
-class UsageFile:
-    """The file of usage. One thread uses it at a time.
+def read_usage(path: Path, first: str, last: str, key: str | None = None) -> list[UsageRecord]:
+    """Return the usage of a key, or of each, from one day to another.
 
-    Args:
-        path: its path; the file is made if it is missing.
+    Raises:
+        FileError: the file cannot be read.
     """
+    with _opened(path) as connection:
+        return list(map(UsageRecord._make, connection.execute(_ROWS, (first, last, key))))
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._connection: sqlite3.Connection | None = None
 
-    def add(self, rows: Sequence[UsageRecord], day: str) -> dict[str, float]:
-        """Add rows, all or none; return the seconds of audio of each key in a day.
-
-        Raises:
-            FileError: the file cannot be written or read.
-        """
-        try:
-            with self._opened() as connection:  # it adds all or nothing, so a retry is safe
-                connection.executemany(_ADD, map(dataclasses.astuple, rows))
-                return dict(connection.execute(_SPENT, (day,)))
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
-
-    def rows(self, first: str, last: str, key: str | None = None) -> list[UsageRecord]:
-        """Return the usage of a key, or of each, from one day to another.
-
-        Raises:
-            FileError: the file cannot be read.
-        """
-        try:
-            rows = self._opened().execute(_ROWS, (first, last, key))
-            return list(itertools.starmap(UsageRecord, rows))
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
-
-    def close(self) -> None:
-        """Close the file; the next call opens it again."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = sqlite3.connect(self.path, _BUSY_S, check_same_thread=False)
-            use_wal(self._connection, _BUSY_S)
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute(_TABLE)
-        return self._connection
-
-    def _failed(self, error: sqlite3.Error) -> FileError:
-        self.close()
-        return FileError(f"{self.path} cannot be used to count usage: {error}")
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a file of usage for one transaction; make it if it is missing."""
+    try:
+        with contextlib.closing(sqlite3.connect(path, _BUSY_S)) as connection, connection:
+            connection.execute(_TABLE)
+            yield connection
+    except sqlite3.Error as error:
+        raise FileError(f"{path} cannot be used to count usage: {error}") from error
 
 
 class Usage(Background):
@@ -172,14 +122,14 @@ class Usage(Background):
     def __init__(
         self, config: Config, folder: Path, clock: Callable[[], float] = time.time
     ) -> None:
-        self._file = UsageFile(Path(config.server.usage_file or folder / FILE))
+        self._path = Path(config.server.usage_file or folder / FILE)
         self._clock = clock
         # By day, key and model; not in the file yet. Counter's types know integers alone.
         self._requests: Counter[tuple[str, str, str]] = Counter()
         self._audio_s: Any = Counter()
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
-        self._file_lock = asyncio.Lock()
+        self._exchange_lock = asyncio.Lock()
         self._file_works = True
 
     @property
@@ -198,7 +148,7 @@ class Usage(Background):
         Raises:
             ApiError: 429, it has.
         """
-        quota_s = api_key.key.audio_s_per_day if api_key.key else 0.0
+        quota_s = api_key.key.audio_s_per_day
         if quota_s and self._used_s(api_key.name) >= quota_s:
             wait_s = _DAY_S - self._clock() % _DAY_S
             raise errors.key_limit("audio_s_per_day", api_key.name, wait_s, "insufficient_quota")
@@ -218,8 +168,7 @@ class Usage(Background):
         await self.exchange()
         if self._file_works:
             try:
-                async with self._file_lock:
-                    return await asyncio.to_thread(self._file.rows, first, last, key)
+                return await asyncio.to_thread(read_usage, self._path, first, last, key)
             except FileError as error:
                 self._log_state(error)
         raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
@@ -232,7 +181,6 @@ class Usage(Background):
         """Write the last counts."""
         await super().close()
         await self.exchange()
-        self._file.close()
 
     async def _run(self) -> None:
         while True:
@@ -240,17 +188,17 @@ class Usage(Background):
             await self.exchange()
 
     async def _exchange(self) -> None:
-        async with self._file_lock:
+        async with self._exchange_lock:
             day, requests, audio_s = self.day, self._requests.copy(), self._audio_s.copy()
             labels: set[tuple[str, str, str]] = requests.keys() | audio_s.keys()
             rows = [UsageRecord(*label, requests[label], audio_s[label]) for label in labels]
             try:
-                self._spent = await asyncio.to_thread(self._file.add, rows, day)
+                self._spent = await asyncio.to_thread(add_usage, self._path, rows, day)
             except FileError as error:
                 self._log_state(error)
             else:
                 self._spent_day = day
-                self._requests -= requests  # what was counted meanwhile stays
+                self._requests -= requests  # counts since the copy stay
                 self._audio_s -= audio_s
                 self._log_state(None)
 
@@ -259,7 +207,7 @@ class Usage(Background):
         if error and self._file_works:
             logger.error("%s; requests are answered, and counted in memory until it can", error)
         if not (error or self._file_works):
-            logger.info("usage is counted in %s again", self._file.path)
+            logger.info("usage is counted in %s again", self._path)
         self._file_works = error is None
 
     def _used_s(self, key: str) -> float:

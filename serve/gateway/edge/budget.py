@@ -8,10 +8,9 @@ a bucket and have the rest of the loop.
 """
 
 import asyncio
-import contextlib
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 OWN_S = 0.002
@@ -68,21 +67,13 @@ class ConnectionBudget:
 
     def __init__(self, shared: SharedBudget) -> None:
         self._shared = shared
+        self.clock = shared.clock
         self._tokens_s = OWN_S
-        self._updated_s = shared.clock()
+        self._updated_s = self.clock()
 
     def charge(self, cost_s: float) -> None:
         """Take tokens; there may be a debt."""
         self._tokens_s = max(self._refill() - cost_s, -_MAX_DEBT_S)
-
-    @contextlib.contextmanager
-    def charged(self) -> Iterator[None]:
-        """Charge the time that a `with` block takes."""
-        began_s = self._shared.clock()
-        try:
-            yield
-        finally:
-            self.charge(self._shared.clock() - began_s)
 
     @property
     def spent(self) -> bool:
@@ -103,7 +94,7 @@ class ConnectionBudget:
             await turn.wait()
 
     def _refill(self) -> float:
-        now_s = self._shared.clock()
+        now_s = self.clock()
         self._tokens_s = min(OWN_S, self._tokens_s + (now_s - self._updated_s) * OWN_SHARE)
         self._updated_s = now_s
         return self._tokens_s
@@ -137,7 +128,7 @@ class ThrottledConnection(asyncio.Protocol):
         self._transport: Any = None
         self._paused = False  # by the protocol
         self._closing = False
-        self._received = False  # anything since the last look
+        self._received = False  # whether data came since the last look of `_linger`
         self._turn_pending = False  # whether reading waits for a turn
 
     # ------------------------------------------------------------ as the transport's protocol
@@ -163,8 +154,9 @@ class ThrottledConnection(asyncio.Protocol):
         self._received = True
         self.budget.charge(_READ_S)
         if not self._closing:
-            with self.budget.charged():
-                self._protocol.data_received(data)
+            began_s = self.budget.clock()
+            self._protocol.data_received(data)
+            self.budget.charge(self.budget.clock() - began_s)
             self._transport.max_size = self._protocol.piece_bytes
         if self.budget.spent and not self._turn_pending:
             self._turn_pending = True
@@ -206,23 +198,20 @@ class ThrottledConnection(asyncio.Protocol):
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        self._received = True
         self._linger(asyncio.get_running_loop().time() + self._protocol.linger_s)
         self._set_reading()
 
     # ------------------------------------------------------------ in between
 
     def _linger(self, end_s: float) -> None:
-        """Close the connection once the client has stopped sending, or at `end_s`."""
+        """Close the connection once nothing has come for `LINGER_S`, or at `end_s`."""
         loop = asyncio.get_running_loop()
-        self._received = False
-
-        def close_if_idle() -> None:
-            if self._received and loop.time() < end_s and not self._transport.is_closing():
-                self._linger(end_s)
-            else:
-                self._transport.close()
-
-        loop.call_later(LINGER_S, close_if_idle)
+        if self._received and loop.time() < end_s and not self._transport.is_closing():
+            self._received = False
+            loop.call_later(LINGER_S, self._linger, end_s)
+        else:
+            self._transport.close()
 
     def _go_on(self) -> None:
         self._turn_pending = False

@@ -68,28 +68,29 @@ class HttpProtocol(HttpToolsProtocol):
     """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        idle: the server's connections without a request, the longest idle one first.
+        idle: the server's connections without a request, by the time since when; the longest idle
+            one is first.
         max_connections: the maximum of the server's connections; beyond it the first idle one is
             closed for each new connection.
         admission: tells whether the server drains.
-        patience_s: seconds for which it may be idle.
+        patience_s: seconds for which a client may go on sending a request that was rejected
+            because the server drains.
         options: uvicorn's options.
     """
 
     def __init__(
         self,
-        idle: dict["HttpProtocol", None],
+        idle: dict["HttpProtocol", float],
         max_connections: int,
         admission: Admission,
         patience_s: float,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._idle = idle
         self._max_connections = max_connections
         self._admission = admission
         self._patience_s = patience_s
-        self._limit: asyncio.TimerHandle | None = None
+        self._idle = idle
         self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
@@ -117,17 +118,18 @@ class HttpProtocol(HttpToolsProtocol):
         self.budget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
-        self._limit_idleness()
-        longest_idle = next(iter(self._idle), self)
-        if len(self.connections) > self._max_connections and longest_idle is not self:
-            longest_idle.close_idle()
+        if self._idle and len(self.connections) > self._max_connections:
+            longest_idle = next(iter(self._idle))
+            del self._idle[longest_idle]
+            longest_idle.transport.abort()
+        self._idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
-        self._end_limit()
+        self._idle.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
         if self._invalid_reason is not None:
@@ -136,13 +138,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and self._invalid_reason is None:
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
-        self._limit_idleness()
-
-    def close_idle(self) -> None:
-        """Close the connection, if it is still idle."""
-        self._end_limit()
-        if not (self._busy() or self._upgraded()):
-            self.transport.abort()
 
     def expects_answer(self, waited_s: float) -> bool:
         """Return whether the client expects an answer.
@@ -159,30 +154,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._busy() or not self.transport.has_unread:
             super().shutdown()
 
-    def _limit_idleness(self) -> None:
-        """Start or end the limit of idle time.
-
-        A connection that has become a WebSocket has another protocol with its own limits.
-        """
-        if self._busy() or self._upgraded():
-            self._end_limit()
-        elif self._limit is None:
-            self._limit = self.loop.call_later(self._patience_s, self.close_idle)
-            self._idle[self] = None
-
-    def _end_limit(self) -> None:
-        self._idle.pop(self, None)
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-
     def _busy(self) -> bool:
         return bool(self.pipeline) or (
             self._answering is not None and not self._answering.response_complete
         )
-
-    def _upgraded(self) -> bool:
-        return self.transport.get_protocol() is not self
 
     # ------------------------------------------------------------ as a parser
 
@@ -224,15 +199,16 @@ class HttpProtocol(HttpToolsProtocol):
         # Unread data delays pings, so it must be little.
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
+        self._idle.pop(self, None)  # a WebSocket's session has a limit of its own
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request, after the answers that are due before."""
         self._invalid_reason = msg
-        broken = self._head_complete and self._answering is self.cycle and self.cycle.more_body
-        if broken and self.cycle.response_started:
+        in_body = self._head_complete and self._answering is self.cycle and self.cycle.more_body
+        if in_body and self.cycle.response_started:
             self.transport.close()
-        elif broken:  # the rest of the request's body will not come
+        elif in_body:  # the rest of the request's body will not come
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
@@ -245,8 +221,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        watched = functools.partial(self._watched, app, cycle)
-        super()._start_asgi_task(cycle, cast(Any, watched))
+        self._idle.pop(self, None)
+        super()._start_asgi_task(cycle, cast(Any, functools.partial(self._watched, app, cycle)))
 
     async def _watched(
         self, app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
@@ -283,7 +259,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._invalid_reason is not None and not (self._busy() or self.transport.is_closing()):
             super().send_400_response(self._invalid_reason)
-        self._limit_idleness()
+        if not self._busy():
+            self._idle[self] = self.loop.time()
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -299,7 +276,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     piece_bytes = 2**11  # 5 ms in frames of 2 bytes
     unfinished = False
-    linger_s = LINGER_S
 
     def expects_answer(self, waited_s: float) -> bool:
         """Return False; the session has ended before the server closes."""
@@ -316,7 +292,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._set_counted(0)
+        self._count()
         self.lost.set()
 
     def data_received(self, data: bytes) -> None:
@@ -324,7 +300,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         try:
             self._count()
         except ApiError:
-            self._end(1008, "there is no room for what it sends")
+            self._end(1008, "there is no room for the message")
 
     async def send(self, message: Any) -> None:
         """Send a message of ASGI to the client; the first one answers the handshake.
@@ -358,16 +334,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     def _count(self) -> None:
-        if not self.disconnected:
-            incomplete = len(self.conn.reader.buffer) + sum(map(len, self.frames))
-            self._set_counted(incomplete + self._waiting_bytes)
-
-    def _set_counted(self, size: int) -> None:
-        """Count bytes as in flight.
+        """Count the bytes that the application has not taken as in flight.
 
         Raises:
             ApiError: 413 or 429, they or all bytes in flight exceed a limit.
         """
+        incomplete = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        size = 0 if self.disconnected else incomplete + self._waiting_bytes
         more = size - self._counted_bytes
         if more > 0:
             self._admission.require_room(size, more)

@@ -36,7 +36,6 @@ _SECURITY = {  # unless a response has another value
 }
 _TLS = {"strict-transport-security": "max-age=31536000"}
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
-_REJECTED = 400
 _HEALTH = ("/health", "/ready", "/live")  # polled again and again, so not in the log
 _MAX_HEADER = 1000  # characters of a header that repeats a client's names
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/\s]+))(?::[0-9]*)?")  # [IPv6] or name, port
@@ -108,8 +107,8 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
 
 def _write_rejected(record: LogRecord) -> None:
     """Write the record of a rejected request that was not known to be for a transcript."""
-    own = not record.route  # else its `RequestContext` has written the record
-    if own and record.http_status >= _REJECTED and not record.path.endswith(_HEALTH):
+    unwritten = not record.route  # else its `RequestContext` has written the record
+    if unwritten and record.http_status >= 400 and not record.path.endswith(_HEALTH):
         record.route = record.path[:60]
         record.outcome = http.HTTPStatus(record.http_status).phrase.lower()
         record.write()
@@ -129,12 +128,9 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         error = _rejection(server, host, origin, crowded=scope.get(CROWDED, False))
-        if error is not None and scope["type"] == "websocket":  # uvicorn answers 403
-            await receive()
-            await send({"type": "websocket.close", "code": error.status.close})
-        elif error is not None:
+        if error is not None:
             hang_up = {"Connection": "close"} if error.reason == "connections" else {}
-            await as_openai(error, headers=hang_up)(scope, receive, send)
+            await as_openai(error, hang_up)(scope, receive, send)
         else:
             await shared(scope, receive, send)
 
@@ -147,18 +143,12 @@ def _rejection(
     if crowded:
         return ApiError(OverloadedError("too many connections are open; try again"), "connections")
     if not may_be_called(server, host):
-        error = RequestError(
-            f"the request is for the host {shown(host)}; expected localhost, an address of "
-            "loopback or one of server.allowed_hosts"
-        )
-        return ApiError(error, "host")
-    own = origin is None or origin.partition("://")[2] == host
-    if not (own or origin in server.allowed_origins):
-        error = RequestError(
-            f"requests from web pages of {shown(origin)} are not allowed; expected an origin in "
-            "server.allowed_origins"
-        )
-        return ApiError(error, "origin")
+        text = f"Host is {shown(host)}; expected a name of loopback or one of server.allowed_hosts"
+        return ApiError(RequestError(text), "host")
+    same_origin = origin is None or origin.partition("://")[2] == host
+    if not (same_origin or origin in server.allowed_origins):
+        text = f"Origin is {shown(origin)}; expected this server or one of server.allowed_origins"
+        return ApiError(RequestError(text), "origin")
     return None
 
 

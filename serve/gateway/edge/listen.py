@@ -7,10 +7,7 @@ limit of an upload, and before that if others need its place.
 import asyncio
 import asyncio.sslproto
 import contextlib
-import errno
 import functools
-import logging
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,19 +33,17 @@ MAX_MESSAGE_BYTES = 2**24
 CROWDED = "earshot.crowded"
 """Key in a scope; whether more connections are open than the maximum."""
 
-logger = logging.getLogger("earshot.gateway")
-
 _BACKLOG = 1024
-_ACCEPTS = 64  # maximum of connections that are accepted in a turn of the loop
+_ACCEPTS = 64  # maximum of connections that asyncio accepts in a turn of the loop
 _TLS_READ_BYTES = 2**14
 _KEEP_ALIVE_S = 60
 PING_S = 10.0
 _STOP_S = 2  # limit of answers on their way
-_TURNS = 3  # turns of the loop in which a connection is accepted and gets its protocol
+_TURNS = 3  # turns of the loop in which an accepted connection gets its protocol
 _LOOK_S = 0.02  # between two looks at connections that are to end
 
 
-def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_Acceptor":
+def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> socket.socket:
     """Open a TCP socket that listens at one of the configured addresses.
 
     Args:
@@ -69,64 +64,21 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> "_
         )
     except OSError as error:
         raise UnavailableError(
-            f"cannot listen on {server.host}:{port}: {error.strerror}; stop what runs there or "
-            f"set another server.{key} in the config"
+            f"cannot listen on {server.host}:{port}: {error.strerror}; set another server.{key}"
         ) from error
     # Connections inherit this option. asyncio does not set it, because the protocol number of this
     # socket is 0. Without it, the body of an answer waits 40 ms for the client to acknowledge the
     # headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return _Acceptor(listener)
+    return listener
 
 
-def unix_listener(path: Path) -> "_Acceptor":
+def unix_listener(path: Path) -> socket.socket:
     """Open a Unix socket that listens, in place of one of an earlier gateway."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
-    return _Acceptor(listener)
-
-
-class _Acceptor(socket.socket):
-    """A listening socket for asyncio, with a limit of connections per turn of the loop.
-
-    Without a descriptor left, asyncio would log a line for each connection that waits. Here such
-    connections are closed one by one, with a descriptor that is kept for that.
-    """
-
-    def __init__(self, listener: socket.socket) -> None:
-        super().__init__(fileno=listener.detach())
-        self._accepted = 0  # in this turn of the loop
-        self.taken = 0  # in total
-        self._spare = open(os.devnull, "rb")  # noqa: SIM115
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        self._accepted += 1
-        if self._accepted <= _ACCEPTS:
-            try:
-                accepted = super().accept()
-                self.taken += 1
-                return accepted
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
-                logger.warning("a connection is refused: %s", error.strerror)
-                self._refuse_one()
-        self._accepted = 0
-        raise BlockingIOError
-
-    def close(self) -> None:
-        super().close()
-        self._spare.close()
-
-    def _refuse_one(self) -> None:
-        self._spare.close()
-        try:
-            super().accept()[0].close()
-        finally:
-            self._spare = open(os.devnull, "rb")  # noqa: SIM115
+    return listener
 
 
 class HttpServer(uvicorn.Server):
@@ -148,19 +100,19 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        listener: _Acceptor,
+        listener: socket.socket,
         server: ServerConfig,
         admission: Admission,
         budget: SharedBudget,
         max_connections: int,
     ) -> None:
-        idle: dict[HttpProtocol, None] = {}
+        self._idle: dict[HttpProtocol, float] = {}
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
             limits = max_connections, admission, server.upload_timeout_s
-            connection = HttpProtocol(idle, *limits, **options)
+            connection = HttpProtocol(self._idle, *limits, **options)
             return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,7 +130,7 @@ class HttpServer(uvicorn.Server):
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
             lifespan="off",
-            backlog=_BACKLOG,
+            backlog=_ACCEPTS,
             log_config=None,
             log_level="warning",  # without a line for each WebSocket
             access_log=False,
@@ -198,6 +150,7 @@ class HttpServer(uvicorn.Server):
             ) from error
         super().__init__(config)
         self.max_connections = max_connections
+        self._max_idle_s = server.upload_timeout_s
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -205,6 +158,19 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the gateway's own handlers."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
+        await super().startup(sockets)
+        self._listener.listen(_BACKLOG)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
+        limit_s = asyncio.get_running_loop().time() - self._max_idle_s
+        for connection in [one for one, since_s in self._idle.items() if since_s < limit_s]:
+            del self._idle[connection]
+            connection.transport.abort()
+        return await super().on_tick(counter)
 
     def start(self) -> None:
         """Start to accept connections."""
@@ -234,8 +200,9 @@ class HttpServer(uvicorn.Server):
 
     async def _accept_last(self) -> None:
         """Accept the connections that clients take for established; they would be reset."""
-        taken = -1
-        while self._listener.taken != taken or is_readable(self._listener):
-            taken = self._listener.taken
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
+        for _ in range(_BACKLOG):  # without a free descriptor, nothing is accepted
+            if not is_readable(self._listener):
+                break
+            await asyncio.sleep(0)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)

@@ -113,12 +113,9 @@ async def small_body(request: Request, permit: Permit, max_bytes: int, name: str
 
 
 async def json_object(
-    request: Request, permit: Permit, max_bytes: int, name: str, empty: bytes = b""
+    request: Request, permit: Permit, max_bytes: int, name: str
 ) -> Mapping[str, Any]:
-    """Return a request's body as a JSON object; see `small_body`.
-
-    Args:
-        empty: the JSON for which an empty body stands.
+    """Return a request's body as a JSON object, empty if the body is; see `small_body`.
 
     Raises:
         ApiError: see `small_body`; 400, the body is no JSON object.
@@ -126,7 +123,7 @@ async def json_object(
     text = await small_body(request, permit, max_bytes, name)
     check_json(text, name)
     try:
-        value = parse_json(text or empty)
+        value = parse_json(text or b"{}")
     except ValueError as error:
         raise errors.invalid(f"{name} is not JSON: {error}") from None
     if not isinstance(value, Mapping):
@@ -178,21 +175,21 @@ class Uploads(Background):
         self,
         context: Any,
         timeout_s: float | None = None,
-        needed: Callable[[], bool] = lambda: False,
+        is_needed: Callable[[], bool] = lambda: False,
     ) -> bytes | None:
         """Receive the next message of a call; None: there is no further one.
 
         Args:
             context: the call's context of gRPC.
             timeout_s: the limit of time; None: the limit of uploads.
-            needed: whether the call must not be evicted, for it has other requests.
+            is_needed: whether the call must not be evicted, for it has other requests.
 
         Raises:
             ApiError: 408 or 429, it took too long, or there is no room for it.
         """
         timeout_s = self._admission.upload_timeout_s if timeout_s is None else timeout_s
         limit = asyncio.timeout(timeout_s)
-        upload = Upload(context.peer(), asyncio.get_running_loop().time(), limit, needed)
+        upload = Upload(context.peer(), asyncio.get_running_loop().time(), limit, is_needed)
         self._admission.uploads[upload] = None
         try:
             async with limit:
@@ -259,12 +256,8 @@ class Uploads(Background):
             connection.bytes -= share
             self._count()
             admission.trim_due = True
-            upload.evict(
-                errors.overloaded(
-                    "the uploads in progress exceed server.max_inflight_mb; try again later",
-                    "bytes",
-                )
-            )
+            message = "the uploads in progress exceed server.max_inflight_mb; try again later"
+            upload.evict(errors.overloaded(message, "bytes"))
 
 
 class TcpPeers:
@@ -278,8 +271,7 @@ class TcpPeers:
         counts = self._counts(peers)
         if set(peers) - counts.keys():
             descriptors = map(int, os.listdir("/proc/self/fd"))
-            peers_of = {number: _peer_and_bytes(number)[0] for number in descriptors}
-            self._descriptors = {peer: number for number, peer in peers_of.items() if peer}
+            self._descriptors = {_peer_and_bytes(number)[0]: number for number in descriptors}
             counts = self._counts(peers)
         return counts
 

@@ -54,7 +54,6 @@ from serve.gateway.kserve.messages import request_parts
 from serve.gateway.limits import Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.log import LogRecord
-from serve.gateway.openai.fields import FIELDS
 from serve.gateway.target import HEAD_BYTES, AudioLength, audio_of_file
 
 logger = logging.getLogger("earshot.gateway")
@@ -342,7 +341,7 @@ class JobRunner(Background):
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
         copy = stack.enter_context(file).name
         await do(shutil.copyfile, path, copy)
-        length = await do(_audio_length, path, size) if services.target is not None else None
+        length = await do(_audio_length, path, size)
         return EngineRequest(
             target, request_parts(fields.request, None), False, copy, priority="job", audio=length
         )
@@ -372,7 +371,7 @@ class JobRunner(Background):
         await self._quietly(self._table.put_back, job, due, counted)
 
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
-        body = to_json(openai_error(error, FIELDS)["error"])
+        body = to_json(openai_error(error)["error"])
         if await self._quietly(self._table.fail, job, time.time(), body):
             self._ended(job, FAILED)
 

@@ -12,6 +12,8 @@ later calls succeed.
 
 import dataclasses
 import secrets
+import sqlite3
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.server_config import POSTGRESQL
-from serve.gateway.usage import use_wal
 
 FILE = "jobs.sqlite"
 """The file's name in the jobs' folder, if no database is configured."""
@@ -38,6 +39,7 @@ MAX_FETCHED_OF_KEY = 4
 """Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
+_LOOK_S = 0.002  # between two tries to switch the file's journal
 _AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
@@ -368,8 +370,20 @@ def _ending(status: str, now: float) -> Mapping[str, Any]:
     return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    use_wal(connection, _BUSY_S)
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    """Switch a file that several processes write to write-ahead logging.
+
+    SQLite itself does not wait for a process that is closing the file as its last one.
+    """
+    end_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                raise
+            time.sleep(_LOOK_S)
     # A job is on disk before the server answers 202, even if the machine then loses power.
     connection.execute("PRAGMA synchronous = FULL")
 

@@ -40,7 +40,6 @@ MAX_CALLS = 512
 _MAX_QUEUED = 10_000
 _IDLE_S = 600.0  # limit of the time that a stream is open without a request
 _WRITE_S = 60.0  # after which a client that takes no answer counts as gone
-_TRITON_ERROR = "triton_grpc_error"
 
 
 def server_options(
@@ -95,17 +94,16 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
         return service_pb2.ServerReadyResponse(ready=await services.ready())
 
     async def model_ready(message: bytes) -> Any:
-        request = _parse(service_pb2.ModelReadyRequest, message)
-        target = services.models.target(request.name, request.version)
-        return service_pb2.ModelReadyResponse(ready=await services.ready(target.model))
+        request = messages.parse(service_pb2.ModelReadyRequest, message)
+        services.models.target(request.name, request.version)
+        return service_pb2.ModelReadyResponse(ready=await services.ready())
 
     async def server_metadata(message: bytes) -> Any:
-        return await services.engines.server_metadata()
+        return messages.SERVER_METADATA
 
     async def model_metadata(message: bytes) -> Any:
-        request = _parse(service_pb2.ModelMetadataRequest, message)
-        target = services.models.target(request.name, request.version)
-        return await services.engines.metadata(target, request.version)
+        request = messages.parse(service_pb2.ModelMetadataRequest, message)
+        return messages.model_metadata(services.models.target(request.name, request.version))
 
     methods: dict[str, Method] = {
         "ServerLive": _small(services, server_live),
@@ -148,8 +146,6 @@ class InferStream:
         self._rpc = rpc
         self._record = record
         self._count = 0  # of the stream's requests
-        # A client that asks for it gets the first error as the stream's status, as from Triton.
-        self._error_is_status = _metadata(rpc, _TRITON_ERROR) == "true"
         self._writing = asyncio.Lock()
         self._inflight = 0
         # From a client that takes no answers no more is read than could have been admitted.
@@ -179,7 +175,7 @@ class InferStream:
         wait_s: float | None = None
         while True:
             message = await self._services.uploads.receive(
-                self._rpc, wait_s, needed=lambda: self._inflight > 0
+                self._rpc, wait_s, is_needed=lambda: self._inflight > 0
             )
             if message is None:
                 return
@@ -191,16 +187,20 @@ class InferStream:
             group.create_task(self._answer(message))
 
     async def _answer(self, message: bytes) -> None:
-        """Answer a request; raise its error if that is to be the stream's status."""
-        answering = self._answered(message)
+        """Answer a request.
+
+        Raises:
+            ApiError: 504, the client does not take the answer.
+        """
+        answers = self._pass_on(message)
         del message  # a rejected message is not counted, and its client may take no answers
-        if (error := await answering) is not None:
+        if (error := await answers) is not None:
             answer = service_pb2.ModelStreamInferResponse(error_message=error)
             await self._write(answer.SerializeToString())
         self._inflight -= 1
         self._room.release()
 
-    async def _answered(self, message: bytes) -> str | None:
+    async def _pass_on(self, message: bytes) -> str | None:
         """Pass on the answers of a request; return the text of the error that ends it, if one does.
 
         An exception would keep the message in its traceback.
@@ -213,23 +213,18 @@ class InferStream:
                     call = _start(context, message, permit, streamed=True)
                     del message
                 with call:
-                    await self._pass_on(call, context)
+                    while (answer := await call.next()) is not None:
+                        response = service_pb2.ModelStreamInferResponse.FromString(answer)
+                        response.infer_response.model_name = call.client_name
+                        context.kserve_answered(response.infer_response)
+                        await self._write(response.SerializeToString())
+                        context.text_sent()
         except ApiError as error:
-            if self._error_is_status:
-                raise
             return error.text
         except Exception:
             logger.exception("request %s failed in the gateway", record.id)
             return errors.failed().text
         return None
-
-    async def _pass_on(self, call: EngineCall, context: RequestContext) -> None:
-        while (answer := await call.next()) is not None:
-            message = service_pb2.ModelStreamInferResponse.FromString(answer)
-            message.infer_response.model_name = call.client_name
-            context.kserve_answered(message.infer_response)
-            await self._write(message.SerializeToString())
-            context.text_sent()
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
@@ -255,13 +250,12 @@ def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bo
     """
     request, raw, structure_bytes = messages.read_head(message)
     permit.charge(len(message) + (EXPANSION - 1) * structure_bytes)
-    target = context.services.models.target(request.model_name, request.model_version)
+    target = context.services.models.target(request.model_name, request.model_version, streamed)
     context.record.model = target.model
-    messages.check_streamed(target, streamed)
     contents = messages.check_request(request, raw, streamed)
     context.api_key.require_duration([output.name for output in request.outputs], target.segments)
-    measure = functools.partial(messages.audio_of_tensors, request, contents)
-    return context.start(EngineRequest(target, [message], streamed), permit, measure)
+    audio = messages.audio_of_tensors(request, contents)
+    return context.start(EngineRequest(target, [message], streamed, audio=audio), permit)
 
 
 def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
@@ -312,17 +306,3 @@ async def _write(rpc: Rpc, answer: bytes) -> None:
             await rpc.write(answer)
     except TimeoutError:
         raise errors.no_answer_in_time(_WRITE_S) from None
-
-
-def _parse(kind: Any, message: bytes) -> Any:
-    """Parse a small message.
-
-    Raises:
-        ApiError: 400, it is malformed.
-    """
-    try:
-        return kind.FromString(message)
-    except Exception as error:  # no module has DecodeError in all versions of protobuf
-        raise errors.invalid(
-            f"the message is not a valid KServe v2 {kind.DESCRIPTOR.name}"
-        ) from error

@@ -61,18 +61,16 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
 
     async def server_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(await services.engines.server_metadata())
+        return _message(messages.SERVER_METADATA)
 
     async def model_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        name, version = _model(request)
-        target = services.models.target(name, version)
-        return _message(await services.engines.metadata(target, version))
+        return _message(messages.model_metadata(services.models.target(*_model(request))))
 
     async def ready(request: Request) -> Response:
-        name, version = _model(request)
-        model = services.models.target(name, version).model if name else None
-        if not await services.ready(model):
+        if request.path_params:
+            services.models.target(*_model(request))
+        if not await services.ready():
             raise errors.server_away()
         return Response()
 
@@ -114,11 +112,9 @@ class _InferRoute:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        identify = functools.partial(self._services.keys.of_request, request)
-        async with RequestContext(
-            self._services, scope["state"][RECORD], "http", identify
-        ) as context:
+        services, request = self._services, Request(scope, receive)
+        identify = functools.partial(services.keys.of_request, request)
+        async with RequestContext(services, scope["state"][RECORD], "http", identify) as context:
             with context.admit() as permit:
                 call, translated = await self._start(request, permit, context)
             with call:
@@ -133,10 +129,8 @@ class _InferRoute:
     async def _start(
         self, request: Request, permit: Permit, context: RequestContext
     ) -> tuple[EngineCall, "Translated"]:
-        name, version = _model(request)
-        target = self._services.models.target(name, version)
+        target = self._services.models.target(*_model(request), streamed=False)
         context.record.model = target.model
-        messages.check_streamed(target, streamed=False)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise errors.invalid("the body has a Content-Encoding; send it as it is")
         header = request.headers.get(_HEADER)
@@ -145,12 +139,12 @@ class _InferRoute:
         permit.charge((EXPANSION - 1) * json_size)
         budget: ConnectionBudget = request.scope[BUDGET]
         await budget.pay(json_size * JSON_S_PER_BYTE)
-        translated = request_from_http(name, version, body, json_size)
+        translated = request_from_http(body, json_size)
         context.api_key.require_duration([output.name for output in translated.request.outputs])
         raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
         parts = [translated.request.SerializeToString(), *raw]
-        measure = functools.partial(messages.audio_of_tensors, translated.request, translated.raw)
-        return context.start(EngineRequest(target, parts), permit, measure), translated
+        audio = messages.audio_of_tensors(translated.request, translated.raw)
+        return context.start(EngineRequest(target, parts, audio=audio), permit), translated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,18 +221,15 @@ def json_bytes(body_bytes: int, header: str | None) -> int:
     size = body_bytes if header is None else int(header)
     if size > MAX_JSON_BYTES:
         raise errors.too_large(
-            f"the request has {size} bytes of JSON or more; expected at most {MAX_JSON_BYTES}: "
-            "send tensors as binary data, or over gRPC"
+            f"{size} bytes of JSON; expected at most {MAX_JSON_BYTES}: send tensors as binary data"
         )
     return size
 
 
-def request_from_http(name: str, version: str, body: bytes, json_size: int) -> Translated:
-    """Read the body of a request to infer.
+def request_from_http(body: bytes, json_size: int) -> Translated:
+    """Read the body of a request to infer; the URL names the model.
 
     Args:
-        name: the model's name in the URL.
-        version: the model's version in the URL; empty: any.
         body: JSON, followed by binary tensors.
         json_size: the number of bytes of the body that are JSON.
 
@@ -247,8 +238,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
     """
     if not 0 < json_size <= len(body):
         raise errors.invalid(
-            f"{json_size} bytes of JSON are expected in a body of {len(body)}; the body begins "
-            "with JSON, and Inference-Header-Content-Length says how long it is"
+            f"{json_size} bytes of JSON are expected in a body of {len(body)}, see {_HEADER}"
         )
     text = body if json_size == len(body) else body[:json_size]
     check_json(text, "the request")
@@ -256,7 +246,7 @@ def request_from_http(name: str, version: str, body: bytes, json_size: int) -> T
         content = from_json(_InferRequest, text, "the request", error=RequestError)
     except RequestError as error:
         raise ApiError(error) from error
-    request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=content.id)
+    request = service_pb2.ModelInferRequest(id=content.id)
     for output in content.outputs:
         request.outputs.add(name=output.name)
     for tensor in content.inputs:
@@ -284,8 +274,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
             begin += size
     if begin != len(binary):
         raise errors.invalid(
-            f"the tensors have {begin} bytes of binary data, and {len(binary)} follow the JSON; "
-            "expected as many"
+            f"{begin} bytes of binary data, and {len(binary)} follow the JSON; expected as many"
         )
     return contents
 

@@ -6,7 +6,6 @@ are not raw, parses and checks them, so that Triton gets no wrong request. The m
 on unchanged.
 """
 
-import dataclasses
 import math
 import reprlib
 import struct
@@ -14,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.codec import from_json
@@ -39,6 +39,9 @@ from serve.wire import tensors
 LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
+SERVER_METADATA = service_pb2.ServerMetadataResponse(
+    name="earshot", version="1", extensions=["binary_tensor_data"]
+)
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
@@ -81,14 +84,21 @@ def read_head(
             structure += view[begin:end]
         if len(structure) > MAX_STRUCTURE_BYTES:
             raise errors.too_large(
-                f"the request has more than {MAX_STRUCTURE_BYTES} bytes outside "
-                "raw_input_contents; send tensors there"
+                f"more than {MAX_STRUCTURE_BYTES} bytes besides raw tensors; send tensors as these"
             )
+    return parse(service_pb2.ModelInferRequest, bytes(structure)), raw, len(structure)
+
+
+def parse(kind: Any, message: bytes) -> Any:
+    """Parse a message of this class of protobuf.
+
+    Raises:
+        ApiError: 400, it is malformed.
+    """
     try:
-        request = service_pb2.ModelInferRequest.FromString(bytes(structure))
-    except Exception as error:  # no module has DecodeError in all versions of protobuf
-        raise _malformed() from error
-    return request, raw, len(structure)
+        return kind.FromString(message)
+    except (DecodeError, ValueError) as error:
+        raise _malformed(kind.DESCRIPTOR.name) from error
 
 
 def audio_of_tensors(
@@ -111,21 +121,18 @@ def audio_of_tensors(
     return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
 
 
+def model_metadata(target: Target) -> service_pb2.ModelMetadataResponse:
+    """Return the inputs and outputs of a model."""
+    metadata = service_pb2.ModelMetadataResponse(
+        name=target.client_name, versions=["1"], platform="python"
+    )
+    for field, specs in ((metadata.inputs, tensors.INPUTS), (metadata.outputs, tensors.OUTPUTS)):
+        for spec in specs.values():
+            field.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
+    return metadata
+
+
 # ------------------------------------------------------------ checking requests
-
-
-def check_streamed(target: Target, streamed: bool) -> None:
-    """Reject a model of several answers where only one can be sent.
-
-    Raises:
-        ApiError: 400, the model sends several.
-    """
-    if target.segments and not streamed:
-        name = target.client_name.removesuffix("_stream")
-        raise errors.invalid(
-            f"{target.client_name} answers in several messages, which need a gRPC stream "
-            f"(ModelStreamInfer); here ask {name}"
-        )
 
 
 def check_request(
@@ -352,28 +359,25 @@ def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
     return SegmentReady(segment)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerFigures:
-    """The figures of an answer that the gateway counts; the answer may lack outputs."""
+def answer_figures(
+    answer: service_pb2.ModelInferResponse,
+) -> tuple[float, float, float | None, tuple[Phase, ...]]:
+    """Read the figures of an answer that the gateway counts; the answer may lack outputs.
 
-    audio_s: float  # 0: it is one segment, or does not tell
-    segment_end_s: float  # second at which its last segment ends; 0: it has none
-    queue_s: float | None
-    phases: tuple[Phase, ...]
-
-
-def answer_figures(answer: service_pb2.ModelInferResponse) -> AnswerFigures:
-    """Read the figures of an answer without its text."""
+    Returns:
+        The seconds of audio; 0: it is one segment, or does not tell. The second at which its last
+        segment ends; 0: it has none. The seconds in the queue, if it tells, and its phases.
+    """
     output = InferResult(answer).as_numpy
     duration, timings, phases = map(output, ("DURATION", "TIMINGS", "PHASES"))
     segments: tuple[Segment, ...] = ()
     if duration is None and output("SEGMENTS") is not None:
         segments = tensors.segments_from_outputs(output)
-    return AnswerFigures(
-        audio_s=0.0 if duration is None else float(duration[0]),
-        segment_end_s=segments[-1].end if segments else 0.0,
-        queue_s=None if timings is None else from_json(Timings, timings[0], "TIMINGS").queue_s,
-        phases=() if phases is None else from_json(tuple[Phase, ...], phases[0], "PHASES"),
+    return (
+        0.0 if duration is None else float(duration[0]),
+        segments[-1].end if segments else 0.0,
+        None if timings is None else from_json(Timings, timings[0], "TIMINGS").queue_s,
+        () if phases is None else from_json(tuple[Phase, ...], phases[0], "PHASES"),
     )
 
 
@@ -423,5 +427,5 @@ def _varint_bytes(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _malformed() -> errors.ApiError:
-    return errors.invalid("the message is not a valid KServe v2 ModelInferRequest")
+def _malformed(kind: str = "ModelInferRequest") -> errors.ApiError:
+    return errors.invalid(f"the message is not a valid KServe v2 {kind}")

@@ -87,7 +87,7 @@ class RealtimeRoute:
                 await connection.serve(context, self._pool)
         except ApiError as error:
             if websocket.application_state == WebSocketState.CONNECTING:
-                await websocket.send_denial_response(as_openai(error, _URL_PARAMETERS))
+                await websocket.send_denial_response(as_openai(error))
 
 
 @dataclasses.dataclass(eq=False)
@@ -304,7 +304,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     """
     api_key = services.keys.of_request(request)
     with services.admission.admit(api_key) as permit:
-        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body", empty=b"{}")
+        body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
         wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
@@ -321,7 +321,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     seconds = wanted.expires_after.seconds if wanted.expires_after else _SECRET_S
     secret = ClientSecret(
         round(time.time()) + seconds,
-        api_key.key.public_id if api_key.key else "",
+        api_key.key.public_id,
         split_unknown(SessionSettings, changes)[0],
     )
     session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}

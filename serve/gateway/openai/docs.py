@@ -15,11 +15,7 @@ from serve.speech.file_types import EXPECTED
 _DOCUMENT = Path(__file__).with_name("openapi.json")
 _FORMS = "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/jobs"
 _TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;"
-    "margin:2rem auto;padding:0 1rem}table{border-collapse:collapse}td,th{text-align:left;"
-    "vertical-align:top;padding:.2rem 1rem .2rem 0;border-bottom:1px solid #8884}"
-)
+_STYLE = ":root{color-scheme:light dark}body{font-family:system-ui}th{text-align:left}"
 
 
 def openapi() -> dict[str, Any]:

@@ -35,47 +35,28 @@ _NESTED = re.compile(rf"{_STRATEGY}\[(\w+)\]")
 _INDEX = re.compile(r"\[[0-9]{0,4}\]$")  # of a list's field: keywords[] or keywords[0]
 _MISSPELLED = 0.8  # similarity from which an unknown name is a known one with a mistake
 
-
-_NOT_FIELDS = (
-    "sample_rate",
-    "task",
-    "word_timestamps",
-    "try_word_timestamps",
-    "token_logprobs",
-    "voice",  # of live text, which has its own address
-    "unfinished",  # so is this
-)
+_ASK_FOR_WORDS = "ask for timestamp_granularities[]=word with response_format=verbose_json"
+_REFUSED = {
+    "try_word_timestamps": "srt and vtt have the times of words by themselves",
+    "word_timestamps": _ASK_FOR_WORDS,
+    "token_logprobs": "ask for include[]=logprobs with response_format=json",
+    "task": "translations have an address of their own, /v1/audio/translations",
+}
+"""Options of a request that are no fields of a form, and why not."""
+_UNKNOWN = ("sample_rate", "voice", "unfinished")  # options of samples and of live text
 _OPTIONS = {  # the meaning of one with choices names them
     name: option if option.choices == SWITCH else dataclasses.replace(option, choices=())
     for name, option in OPTIONS.items()
-    if name not in _NOT_FIELDS
+    if name not in (*_REFUSED, *_UNKNOWN)
 }
 _ALL = (
-    Option(
-        "model",
-        str,
-        "a name that /v1/models lists, or that fits an alias; default: the one that is served",
-    ),
+    Option("model", str, "a name that /v1/models lists, or that fits an alias"),
     Option("response_format", str, "default: json", choices=get_args(Format)),
     Option(
-        "timestamp_granularities",
-        str,
-        "what verbose_json holds; default: segment",
-        many=True,
-        choices=get_args(Granularity),
+        "timestamp_granularities", str, "default: segment", many=True, choices=get_args(Granularity)
     ),
-    Option(
-        "stream",
-        bool,
-        "send the text as it is found, as server-sent events, with verbose_json each segment and "
-        "its words beside its text; default: false",
-    ),
-    Option(
-        _STRATEGY,
-        str,
-        '"auto": speech is looked for as configured; {"type": "server_vad"}: in all audio, with '
-        "threshold, prefix_padding_ms and silence_duration_ms as the options of vad",
-    ),
+    Option("stream", bool, "send the text as it is found, as server-sent events; default: false"),
+    Option(_STRATEGY, str, '"auto": VAD as configured; {"type": "server_vad"}: VAD of all audio'),
     Option("include", str, "logprobs, with json: of each token", many=True, choices=("logprobs",)),
     Option("keywords", str, "hotwords, one by one", many=True),
     *(
@@ -89,15 +70,6 @@ FIELDS = {option.name: option for option in _ALL}
 FIELDS["temperature"] = dataclasses.replace(
     FIELDS["temperature"], meaning="0 to 1; 0, the default, rises where the text looks wrong"
 )
-
-_ASK_FOR_WORDS = "ask for timestamp_granularities[]=word with response_format=verbose_json"
-_REFUSED = {
-    "try_word_timestamps": "srt and vtt have the times of words by themselves",
-    "word_timestamps": _ASK_FOR_WORDS,
-    "token_logprobs": "ask for include[]=logprobs with response_format=json",
-    "task": "translations have an address of their own, /v1/audio/translations",
-}
-"""Fields that OpenAI or our other interfaces have, and why they are none here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +116,7 @@ def read_fields(
     """
     pairs = tuple(pairs)
     ignored = _unknown_names(pairs, unknown)
-    texts, strategy = _collect(pair for pair in pairs if pair[0] not in ignored)
-    form = _Texts(texts)
+    form = _Texts(_collect(pair for pair in pairs if pair[0] not in ignored))
     format: Format = form.value("response_format") or "json"
     stream, logprobs = bool(form.value("stream")), bool(form.many("include"))
     granularities = form.many("timestamp_granularities")
@@ -175,17 +146,17 @@ def read_fields(
         # A translation's words are not said in their order.
         try_word_timestamps=format in SUBTITLES and task == "transcribe",
         token_logprobs=logprobs,
-        **_options(form, strategy, format),
+        **_options(form, format),
     )
     segments = not words or "segment" in granularities
     model = form.value("model")
     return FormFields(request, model, format, stream, segments, words, cue_options, ignored)
 
 
-def _options(form: "_Texts", parts: dict[str, str], format: Format) -> dict[str, Any]:
-    """Return the options of the request that a form has; `parts`: of a `chunking_strategy`."""
+def _options(form: "_Texts", format: Format) -> dict[str, Any]:
+    """Return the options of the request that a form has."""
     options = {name: form.value(name) for name in _OPTIONS}
-    options |= _chunking(parts, form)
+    options |= _chunking(form)
     if keywords := form.many("keywords"):  # OpenAI's name of our hotwords
         if options["hotwords"]:
             raise field_error("keywords", "keywords came beside hotwords; expected one of them")
@@ -222,22 +193,24 @@ def _is_unknown(name: str) -> bool:
     return base not in _REFUSED and not _NESTED.fullmatch(name)
 
 
-def _collect(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return texts by the fields' names, and the parts of a `chunking_strategy`."""
+def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return texts by the fields' names; the parts of a `chunking_strategy` become its JSON."""
     values: dict[str, list[str]] = {}
-    strategy: dict[str, str] = {}
+    strategy: dict[str, object] = {}
     for name, text in pairs:
         base = _INDEX.sub("", name)
         if part := _NESTED.fullmatch(name):
-            strategy[part[1]] = text
+            strategy[part[1]] = text if part[1] == "type" else _number(text)
         elif base in _REFUSED:
             raise field_error(base, f"{base} cannot be honoured: {_REFUSED[base]}")
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
+    if strategy:
+        values.setdefault(_STRATEGY, []).append(to_json(strategy))
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
             raise field_error(name, f"{name} came {len(texts)} times; expected it once")
-    return values, strategy
+    return values
 
 
 class _Texts:
@@ -285,19 +258,12 @@ def _listed(text: str) -> list[str]:
     return [str(item).strip() for item in items]
 
 
-def _chunking(parts: dict[str, str], form: _Texts) -> dict[str, Any]:
-    """Return a `chunking_strategy`, as one text or in parts, as our options."""
+def _chunking(form: _Texts) -> dict[str, Any]:
+    """Return a `chunking_strategy` as our options."""
     text = form.value(_STRATEGY)
-    if text is not None and parts:
-        raise field_error(_STRATEGY, f"{_STRATEGY} came whole and in parts; expected one of them")
-    if text == "auto" or (text is None and not parts):
+    if text in (None, "auto"):
         return {}
     try:
-        if text is None:
-            table = {
-                name: part if name == "type" else _number(part) for name, part in parts.items()
-            }
-            text = to_json(table)
         vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"')
     except OptionError as error:
         raise field_error(_STRATEGY, str(error)) from error

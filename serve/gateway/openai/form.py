@@ -31,7 +31,7 @@ SPOOL_BYTES = 2**20
 _FILE = "file"
 _MAX_FIELDS = 128
 _MAX_FIELD_BYTES = 2**19  # twice the longest prompt, which is rejected by name
-_EXPECTED = "expected a form as `curl -F file=@a.wav -F model=whisper-1` sends it"
+_EXPECTED = "expected a form with one file, as `curl -F file=@a.wav -F model=whisper-1` sends it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,7 @@ def _check_headers(request: Request) -> None:
     header = request.headers.get("content-type", "")
     kind, options = parse_options_header(header)
     if kind != b"multipart/form-data":
-        problem = f"the body's type is {header[:60]!r}" if header else "the body has no type"
-        raise errors.media_type(f"{problem}; {_EXPECTED}")
+        raise errors.media_type(f"the body's type is {header[:60]!r}; {_EXPECTED}")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may encode bytes that are no text
         raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
@@ -194,15 +193,10 @@ def _put_header(file: UploadFile, size: int) -> None:
 
 
 def _only_file(pairs: Sequence[tuple[str, UploadFile | str]]) -> UploadFile:
-    files = [(name, part) for name, part in pairs if isinstance(part, UploadFile)]
-    for name, _ in files:
-        if name != _FILE:
-            raise field_error(name[:60], f"a file came as {name[:60]!r}; expected it as 'file'")
-    if len(files) != 1:
-        problem = "came as text" if _FILE in dict(pairs) else "is missing"
-        problem = f"came {len(files)} times" if files else problem
-        raise field_error(_FILE, f"file {problem}; {_EXPECTED}")
-    ((_, file),) = files
+    names = [name[:60] for name, part in pairs if isinstance(part, UploadFile)]
+    if names != [_FILE]:
+        raise field_error(_FILE, f"the form has the files {names}; {_EXPECTED}")
+    (file,) = (part for _, part in pairs if isinstance(part, UploadFile))
     if not file.size:
         raise field_error(_FILE, "file has 0 bytes; expected an audio file")
     return file

@@ -40,7 +40,7 @@ from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai import answers
 from serve.gateway.openai.answers import Events
-from serve.gateway.openai.fields import FIELDS, FormFields, read_fields
+from serve.gateway.openai.fields import FormFields, read_fields
 from serve.gateway.openai.form import received_form
 from serve.gateway.usage import day_of, month_until
 
@@ -49,8 +49,8 @@ logger = logging.getLogger("earshot.gateway")
 _CREATED = int(time.time())
 _OFFERED = (
     "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and jobs at "
-    "/v1/audio/jobs"
+    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and, if the "
+    "config has jobs.folder, jobs at /v1/audio/jobs"
 )
 
 
@@ -67,9 +67,6 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
         services.models.named(name := request.path_params["name"])
         return JSONResponse(_described(name))
 
-    def render(error: ApiError, headers: dict[str, str]) -> Response:
-        return as_openai(error, FIELDS, headers)
-
     make_secret = functools.partial(make_client_secret, services=services)
     app = Starlette(
         routes=[
@@ -79,10 +76,10 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             Route("/models/{name:path}", one_model),
             Route("/usage", functools.partial(_usage, services)),
             Route("/realtime/client_secrets", make_secret, methods=["POST"]),
-            *(jobs or [Route("/audio/jobs{rest:path}", _no_jobs, methods=["GET", "POST"])]),
+            *jobs,
             Route("/shadow", functools.partial(_shadow, services)),
         ],
-        exception_handlers=exception_handlers(render, _OFFERED),
+        exception_handlers=exception_handlers(as_openai, _OFFERED),
     )
     app.router.redirect_slashes = False
     return app
@@ -119,7 +116,10 @@ class _AudioRoute:
         except Exception as error:
             if not events.begun or isinstance(error, SlowClientError):
                 raise
-            await events.send(_failed_event(error, record.id))
+            if not isinstance(error, ApiError):
+                logger.exception("stream %s failed in the gateway", record.id)
+                error = errors.failed()
+            await events.send(openai_error(error))
             await events.end()
 
     async def _answer(
@@ -133,8 +133,10 @@ class _AudioRoute:
                 target = Target(services.models.named(fields.model), fields.stream)
                 context.record.model = target.model
                 parts = request_parts(fields.request, form.audio())
-                engine_request = EngineRequest(target, parts, fields.stream, form.path)
-                with context.start(engine_request, permit, form.audio_length) as call:
+                engine_request = EngineRequest(
+                    target, parts, fields.stream, form.path, audio=form.audio_length()
+                )
+                with context.start(engine_request, permit) as call:
                     events.headers = served_by(target.model) | ignored(fields.ignored)
                     if fields.stream:
                         transcript = await _pass_on(request, call, events, fields, context)
@@ -176,14 +178,6 @@ async def _pass_on(
         index += 1
 
 
-def _failed_event(error: Exception, request_id: str) -> dict[str, Any]:
-    """Return the event that ends a stream which failed."""
-    if not isinstance(error, ApiError):
-        logger.error("stream %s failed in the gateway", request_id, exc_info=error)
-        error = errors.failed()
-    return openai_error(error, FIELDS)
-
-
 async def _usage(services: Services, request: Request) -> Response:
     """Answer with the usage of the caller's key."""
     api_key = services.keys.of_request(request)
@@ -222,7 +216,3 @@ def _day(request: Request, name: str, default: str) -> str:
         return day_of(request.query_params.get(name, default))
     except ConfigError as error:
         raise field_error(name, f"{name}: {error}") from error
-
-
-async def _no_jobs(request: Request) -> Response:
-    raise errors.not_found("this server keeps no jobs; jobs.folder of its config makes it do so")

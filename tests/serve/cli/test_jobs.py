@@ -214,7 +214,7 @@ def test_a_server_that_keeps_no_jobs_or_none_at_all(jobs, running, tmp_path, cap
     (tmp_path / "other").mkdir()
     with contextlib.closing(Running(tmp_path / "other", 600.0)) as other:
         for server, says in (
-            (other.config.server, "this server keeps no jobs"),
+            (other.config.server, "if the config has jobs.folder"),
             (
                 dataclasses.replace(running.config.server, http_port=1),
                 "cannot connect to http://127.0.0.1:1/v1/audio/jobs",

@@ -23,7 +23,7 @@ from serve.cli.main import main
 from serve.contract.errors import EarshotError, OptionError, UnavailableError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Request, RequestFinished, SegmentReady
-from serve.gateway.usage import UsageFile, UsageRecord
+from serve.gateway.usage import UsageRecord, add_usage
 from serve.speech import raw
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports
@@ -474,12 +474,9 @@ def test_usage_of_all_keys(toml, tmp_path, capsys):
     toml.write_text(f"{toml.read_text()}{more}")
     assert main(usage) == 2
     assert "does not exist" in capsys.readouterr().err
-    file = UsageFile(path)
     days = ("2026-12-31", "2027-01-01", "2027-01-31", "2027-02-01")
-    file.add(
-        [UsageRecord(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")], days[0]
-    )
-    file.close()
+    rows = [UsageRecord(day, key, "demo", 2, 90.0) for day in days for key in ("alice", "")]
+    add_usage(path, rows, days[0])
     assert main([*usage, "--end", "2027-01-31"]) == 0
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == ["day", "key", "model", "requests", "audio_s"]

@@ -177,7 +177,7 @@ def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
 def test_a_websocket_of_such_a_page_is_refused(shared):
     with shared.connected() as socket, pytest.raises(InvalidStatus) as refused:
         connect("ws://evil.example/v1/realtime", sock=socket, origin="http://evil.example")
-    assert refused.value.response.status_code == 403
+    assert refused.value.response.status_code == 421
     with shared.connected() as socket, pytest.raises(InvalidStatus) as refused:
         connect("ws://localhost/v1/realtime", sock=socket, origin="http://localhost")
     assert refused.value.response.status_code == 401, "it lacks a key alone"

@@ -155,18 +155,6 @@ def test_what_is_to_be_paid_for_waits_its_turn(loop):
     assert loop.now == began
 
 
-def test_a_protocol_that_pauses_is_read_for_when_it_resumes(loop):
-    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
-    wire = Wire(loop, bytes(10))
-    soon(loop, wire.begin, gate)
-    gate.pause_reading()
-    loop.run_until_complete(asyncio.sleep(0.1))
-    assert len(gate.get_protocol().data) == 10 and not wire.reads
-    soon(loop, gate.resume_reading)
-    loop.run_until_complete(asyncio.sleep(0.1))
-    assert len(gate.get_protocol().data) > 10
-
-
 def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
     gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
     wire = Wire(loop, bytes(1000))

@@ -3,17 +3,13 @@
 import contextlib
 import http.client
 import json
-import os
-import resource
 import socket
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.connection import MAX_CONTROLS, MAX_FRAGMENTS
-from serve.gateway.edge.listen import listening_socket
 from tests.gateways import WAIT_S, all_from, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
@@ -126,29 +122,6 @@ def test_who_says_nothing_makes_room_for_who_does(start):
             others.enter_context(running.connected())
         assert running.ask("GET", "/v2/health/live")[0] == 200
         until(lambda: len(connections(running)) <= most)
-
-
-def test_without_a_descriptor_left_a_connection_is_ended_and_the_next_one_taken():
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listening_socket(ServerConfig(http_port=0), "http_port"))
-        listener.setblocking(False)
-        first, second = (
-            stack.enter_context(socket.create_connection(listener.getsockname(), timeout=WAIT_S))
-            for _ in range(2)
-        )
-        used = stack.enter_context(open(os.devnull)).fileno()
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
-            with pytest.raises(BlockingIOError):
-                listener.accept()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert first.recv(1) == b""
-        accepted, _ = listener.accept()
-        with accepted:
-            accepted.sendall(b"x")
-        assert second.recv(1) == b"x"
 
 
 # ---------------------------------------------------------------- WebSockets

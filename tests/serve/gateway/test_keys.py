@@ -34,11 +34,6 @@ def refused(act, *arguments):
     return caught.value
 
 
-def test_without_keys_anybody_may_call(clock):
-    callers = ApiKeys(Config(server=ServerConfig()), clock)
-    assert callers.identify(None).name == callers.identify("Bearer a").name == ""
-
-
 @pytest.mark.parametrize("said", [None, "", "a", "Bearer", "Bearer ", "Basic a", "Bearer b", "é"])
 def test_with_keys_one_is_needed(path, clock, said):
     callers = ApiKeys(Config(server=ServerConfig(keys_file=str(path))), clock)

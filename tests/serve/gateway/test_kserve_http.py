@@ -14,7 +14,7 @@ from serve.wire.tensors import INPUTS, OUTPUTS
 
 def read(request, binary=b""):
     text = request if isinstance(request, bytes) else json.dumps(request).encode()
-    return request_from_http("whisper", "", text + binary, len(text))
+    return request_from_http(text + binary, len(text))
 
 
 def tensor(name="SAMPLES", shape=(2,), datatype="FP32", **fields):
@@ -50,7 +50,7 @@ def test_values_become_raw_bytes():
     ]
     first = read_.request.inputs[0]
     assert (first.name, first.datatype, list(first.shape)) == ("SAMPLES", "FP32", [2])
-    assert (read_.request.id, read_.request.model_name) == ("a", "whisper")
+    assert read_.request.id == "a"
 
 
 WRONG = {

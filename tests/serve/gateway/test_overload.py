@@ -16,7 +16,7 @@ from serve.gateway.target import LatencyTarget, audio_of_file
 from tests.gateways import WAIT_S, json_request, message, until
 
 SLOTS = RuntimeConfig().slots
-REFUSED = "OverloadedError: the server is at the capacity that gateway.target_p99_s = 2 allows"
+REFUSED = "OverloadedError: gateway.target_p99_s = 2 allows no further request"
 
 
 @pytest.fixture

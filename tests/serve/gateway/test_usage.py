@@ -1,7 +1,6 @@
 """What keys have had: counted, limited by the day, told, and kept."""
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey
-from serve.gateway.usage import FILE, Usage, UsageFile, UsageRecord
+from serve.gateway.usage import FILE, Usage, UsageRecord, add_usage, read_usage
 from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
 
@@ -68,7 +67,7 @@ def test_a_day_is_used_up_until_midnight_in_utc(usage, clock):
     usage.count("alice", "other", 1, 20.0)  # was under way, and is finished
     refusal = refused(usage, caller(100.0))
     assert (refusal.reason, refusal.retry_after_s) == ("insufficient_quota", 90)
-    for other in (caller(100.0, "bob"), caller(0.0), ApiKey("", None)):
+    for other in (caller(100.0, "bob"), caller(0.0), ApiKey("")):
         usage.require(other)
     clock.now_s = MIDNIGHT_S - 0.5
     assert refused(usage, caller(100.0)).retry_after_s == 1
@@ -100,16 +99,14 @@ def test_days_are_kept_apart_whenever_they_are_written(usage, clock, path):
 def test_processes_that_write_at_once_lose_nothing(path):
     code = (
         "import sys; from pathlib import Path\n"
-        "from serve.gateway.usage import UsageFile, UsageRecord\n"
+        "from serve.gateway.usage import UsageRecord, add_usage\n"
         "row = UsageRecord('2027-01-01', 'alice', 'demo', 1, 2.0)\n"
         "for _ in range(50):\n"
-        "    file = UsageFile(Path(sys.argv[1]))\n"
-        "    file.add([row], row.day); file.close()\n"
+        "    add_usage(Path(sys.argv[1]), [row], row.day)\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
     assert [one.wait(WAIT_S) for one in processes] == [0, 0]
-    with contextlib.closing(UsageFile(path)) as file:
-        assert file.rows(*DAYS) == [UsageRecord(DAYS[1], "alice", "demo", 100, 200.0)]
+    assert read_usage(path, *DAYS) == [UsageRecord(DAYS[1], "alice", "demo", 100, 200.0)]
 
 
 def test_a_full_disk_is_logged_once_and_nothing_is_lost(usage, path, caplog):
@@ -211,11 +208,9 @@ def test_a_day_stays_used_up_after_a_restart_and_at_another_gateway(start, keys_
 
 def test_usage_of_several_days(start, path):
     """Without keys it is everybody's."""
-    before = UsageFile(path)
     rows = [UsageRecord(day, "", model, 1, 3600.0) for day in DAYS for model in ("demo", "turbo")]
     rows.append(UsageRecord(DAYS[0], "alice", "demo", 1, 3600.0))  # of when there were keys
-    before.add(rows, DAYS[0])
-    before.close()
+    add_usage(path, rows, DAYS[0])
     running = start(usage_file=str(path))
     told = rows_of(running, f"?start={DAYS[0]}&end={DAYS[1]}")
     assert [(one["day"], one["model"]) for one in told] == [

@@ -21,10 +21,10 @@ def refused(running, body, headers=FORM, method="POST", path=TRANSCRIPTIONS):
 @pytest.mark.parametrize(
     ("body", "param", "told"),
     [
-        (END, "file", "file is missing"),
-        (part("file", b"hello") + END, "file", "came as text"),
-        (part("audio", b"RIFF", "a.wav") + END, "audio", "expected it as 'file'"),
-        (FILE + FILE + END, "file", "2 times"),
+        (END, "file", "the files []; expected a form with one file"),
+        (part("file", b"hello") + END, "file", "the files []"),
+        (part("audio", b"RIFF", "a.wav") + END, "file", "the files ['audio']"),
+        (FILE + FILE + END, "file", "the files ['file', 'file']"),
         (FILE * 3 + END, None, "Too many files"),
         (part("file", b"", "a.wav") + END, "file", "0 bytes"),
         (FILE, None, "cut short"),
