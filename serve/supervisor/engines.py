@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from serve.contract.config import Config
 from serve.contract.devices import DevicePlacement, placements
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.errors import EarshotError
 from serve.supervisor.control import ReloadProgress, ReloadRequest, Report
 from serve.supervisor.reload_checks import (
     ReloadClip,
@@ -194,7 +194,7 @@ class EngineManager:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         try:
-            clips = yield from self._check(request)
+            clips = self._check(request)
             if request.in_place and was_loaded:
                 say("unloading the old engine; requests wait")
                 yield from self._unload()
@@ -217,30 +217,17 @@ class EngineManager:
         self._discard(triton.launch for triton in old)
         return ""
 
-    def _check(self, request: ReloadRequest) -> Chore[list[ReloadClip]]:
+    def _check(self, request: ReloadRequest) -> list[ReloadClip]:
         """Check the request without opening the engine; return the clips to transcribe.
 
         Raises:
             EarshotError: the engine cannot replace the present one.
         """
-        launch = self.all[0].triton.launch
-        check_reload(self._original, request, launch.engine)
+        check_reload(self._original, request, self.all[0].triton.launch.engine)
         if not request.in_place and self._loaded:
             running = (engine.triton.running for engine in self.all)
             require_memory([process.pid for process in running if process is not None])
-        clips = read_clips(request.clips) if request.clips else []
-        if any(clip.text is None for clip in clips):
-            if not self._loaded:
-                raise ConfigError(
-                    f"{request.clips} has clips without a text, and the present engine, which "
-                    "could transcribe them, is unloaded; add a text to each clip"
-                )
-            texts = yield from self._transcribe(launch, clips)
-            clips = [
-                dataclasses.replace(clip, text=text if clip.text is None else clip.text)
-                for clip, text in zip(clips, texts, strict=True)
-            ]
-        return clips
+        return read_clips(request.clips) if request.clips else []
 
     def _open(
         self,

@@ -61,7 +61,7 @@ def test_a_job_is_sent_listed_shown_and_its_result_fetched(jobs, running, talk, 
     id = id.strip()
     assert (status, id.startswith("job_")) == (0, True)
     until(lambda: "completed" in jobs("show", id)[1])
-    assert "audio    talk.wav" in jobs("show", id)[1]
+    assert json.loads(jobs("show", id)[1])["filename"] == "talk.wav"
     _, table, _ = jobs("list")
     head, row = table.splitlines()
     assert head.split() == ["id", "status", "created", "audio_s", "audio"]

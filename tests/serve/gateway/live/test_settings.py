@@ -69,7 +69,8 @@ def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
     assert after == dataclasses.replace(SessionSettings(), include=include)
     assert [one.param for one in warnings] == [f"session.{param}" for param in params]
     for one in warnings:
-        assert one.message.startswith(f"{one.param} = ") and "has no effect: " in one.message
+        assert one.message.startswith(f"{one.param} = ")
+        assert one.message.endswith(" has no effect")
 
 
 def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
@@ -199,8 +200,7 @@ def test_what_is_long_and_no_audio_is_refused_before_it_is_read(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "unknown"),
     [
-        ('{"type": "input_audio_buffer.commit", "final": true}', ()),
-        ('{"type": "input_audio_buffer.commit", "final": true, "x": 1}', ("x",)),
+        ('{"type": "input_audio_buffer.commit"}', ()),
         ('{"type": "input_audio_buffer.append", "audio": "", "final": 1}', ("final",)),
     ],
 )
