@@ -43,7 +43,6 @@ class EngineCapacity:
     config: Config
     num_cpus: int
     num_gpus: int
-    room: bool = True  # whether other work leaves enough resources for one engine now
 
 
 @contextlib.contextmanager
@@ -120,9 +119,7 @@ def engines_of(config: Config, cpus: int | None) -> EngineCapacity:
             f"no node of the Ray cluster has {wanted}{num_cpus} cores; the largest node has "
             f"{max([0, *cores])}; expected fewer --cpus, or another runtime.device"
         )
-    free = ray.available_resources()
-    room = free.get("CPU", 0) >= num_cpus and free.get("GPU", 0) >= gpus
-    return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus, room)
+    return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus)
 
 
 def transcribe(

@@ -47,8 +47,8 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
                 return
         if state != "absent":
             raise UnavailableError(
-                f"the server at {address} is {state} after {ANSWER_S:g} s; try again when it is "
-                "ready, or use --in-process"
+                f"the server at {address} is {state}; try again when it is ready, or use "
+                "--in-process"
             )
         reason = f"no server at {address}; "
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch

@@ -161,13 +161,11 @@ def _transcribe(
             f"opening {engines.count} engines {config.engine} with {engines.num_cpus} cores each; "
             f"files are counted when their shard of {args.shard_files} is complete"
         )
-        if not engines.room:
-            _print("other work uses the whole cluster; waiting until it ends")
         try:
             for report in cluster.transcribe(shards, engines, request, output):
                 progress.add(report.files, report.audio_s)
                 if report.undone:
-                    _print(f"shard {report.number:06d} is tried again: {report.undone}")
+                    _print(f"shard {report.number:06d} is not done: {report.undone}")
         except KeyboardInterrupt:
             _print(
                 f"{progress}; complete shards are kept, the same command continues with the rest"

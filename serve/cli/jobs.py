@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "If the server fails before it answers, the job is sent again with the same "
         f"Idempotency-Key, for at most {AWAY_S:.0f} s. Running the command again makes new jobs."
     )
-    submit.add_argument("files", nargs="*", metavar="FILE", help="audio, a folder or a pattern")
+    submit.add_argument("files", nargs="*", metavar="FILE", help="audio or a folder")
     add = submit.add_argument
     add("--url", action="append", default=[], help="audio that the server fetches; may be repeated")
     add("--format", default="text", help=f"format of the result: {_FORMATS}; default: text")

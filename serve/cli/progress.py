@@ -33,6 +33,7 @@ class Progress:
             miniters=0,
             file=sys.stderr,
         )
+        self._prints_lines = self._bar.disable
 
     def __str__(self) -> str:
         seconds, audio_s = time.monotonic() - self._began_s, self._audio_s
@@ -45,7 +46,9 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        with self._lock:
+            self._prints_lines = False
+            self._bar.close()
 
     def add(self, files: int, audio_s: float) -> None:
         """Count files that ended, and seconds of audio that were transcribed."""
@@ -55,6 +58,6 @@ class Progress:
             self._bar.set_description_str(str(self), refresh=False)
             self._bar.update(files)
             now_s = time.monotonic()
-            if self._bar.disable and now_s - self._shown_s >= LINE_EVERY_S:
+            if self._prints_lines and now_s - self._shown_s >= LINE_EVERY_S:
                 self._shown_s = now_s
                 tqdm.write(str(self), file=sys.stderr)

@@ -38,10 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add_config(parser)
     parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="audio, a folder, a pattern, or - for standard input",
+        "files", nargs="+", metavar="FILE", help="audio, a folder, or - for standard input"
     )
     formats = get_args(Format)
     parser.add_argument(

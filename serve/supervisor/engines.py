@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from serve.contract.config import Config
-from serve.contract.devices import DevicePlacement, placements
+from serve.contract.devices import placements
 from serve.contract.errors import EarshotError
 from serve.supervisor.control import ReloadProgress, ReloadRequest, Report
 from serve.supervisor.reload_checks import (
@@ -89,7 +89,7 @@ class EngineManager:
             log = Path(f"{log_path}.{number}") if len(self._places) > 1 else log_path
             log.write_bytes(b"")
             link.symlink_to(launch.folder)
-            triton = self._supervised(place, launch, log)
+            triton = self._supervised(place.name, launch, log)
             self.all.append(EngineProcess(place.name, link, log, triton))
         self._loaded = True
         self.reloads = {"ok": 0, "failed": 0}
@@ -243,8 +243,8 @@ class EngineManager:
         """
         tritons: list[SupervisedTriton] = []
         self._others = tritons
-        for place, engine, launch in zip(self._places, self.all, launches, strict=True):
-            triton = self._supervised(place, launch, engine.log)
+        for engine, launch in zip(self.all, launches, strict=True):
+            triton = self._supervised(engine.name, launch, engine.log)
             tritons.append(triton)
             while not triton.up:
                 triton.poll()
@@ -276,8 +276,8 @@ class EngineManager:
         Raises:
             EarshotError: they cannot be started after all retries.
         """
-        for place, engine in zip(self._places, self.all, strict=True):
-            engine.replace(self._supervised(place, engine.triton.launch, engine.log))
+        for engine in self.all:
+            engine.replace(self._supervised(engine.name, engine.triton.launch, engine.log))
             engine.triton.ever_ready = True  # it has been ready, so a failure restarts it
         while not all(engine.triton.up for engine in self.all):
             for engine in self.all:
@@ -320,10 +320,8 @@ class EngineManager:
             raise
         return launches
 
-    def _supervised(
-        self, place: DevicePlacement, launch: TritonLaunch, log: Path
-    ) -> SupervisedTriton:
-        title = f"{TRITON} of {place.name}" if len(self._places) > 1 else TRITON
+    def _supervised(self, name: str, launch: TritonLaunch, log: Path) -> SupervisedTriton:
+        title = f"{TRITON} of {name}" if len(self._places) > 1 else TRITON
         return SupervisedTriton(
             title, launch, log, lambda: not any(engine.triton.up for engine in self.all)
         )

@@ -186,19 +186,16 @@ class LiveUtterance:
         text += self.agreement.settle(end_s - SURE_S * self.settings.delay_factor)
         if text and self.language is None:
             self.language = transcript.language
-        self._keep_script(text)
+        language = self.language or ""
+        names_no_script = language_code(language) == "zh" and not script_of(language)
+        if text and names_no_script and not self._script:
+            self._script = script_in(text)  # all text that follows has the same
         final = self._final_text(text, count)
         if self._audio_s > hold_s and (cut_s := self._cut_s()) is not None:
             self._cut(cut_s)
         if self._audio_s > MAX_S:
             self._cut(end_s - _UNSURE_S)
         return final
-
-    def _keep_script(self, text: str) -> None:
-        """Keep the script of the first final text for all text that follows."""
-        language = self.language
-        if text and language is not None and not self._script and not script_of(language):
-            self._script = script_in(text) if language_code(language) == "zh" else None
 
     def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""

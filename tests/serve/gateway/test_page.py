@@ -1,19 +1,14 @@
 """The page's files as they are sent, and what it is told of the server."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from serve.contract.config import Config
-from serve.gateway.context import Services
-from serve.gateway.engine import EngineAddress
-from serve.gateway.page import routes, state
-from serve.gateway.page.state import EngineStateReader
+from serve.gateway.page import routes
 
-WEB = Path(state.__file__).parent / "web"
+WEB = Path(routes.__file__).parent / "web"
 KINDS = {
     "/": "text/html",
     "/page/style.css": "text/css",
@@ -33,59 +28,29 @@ def metrics():
     ).encode()
 
 
-def reader(pages):
-    """What reads an engine's page, a look after the other."""
-    found = iter(pages)
-
-    async def page():
-        if (one := next(found)) is None:
-            raise ConnectionError("away")
-        return one
-
-    return page
+def read_state(running):
+    running.run(running.gateway.state.read())
+    status, headers, body = running.ask("GET", "/state")
+    assert (status, headers["Cache-Control"]) == (200, "no-store")
+    return json.loads(body)
 
 
-@pytest.fixture
-def state_of(tmp_path):
-    """Return the state after a read of each engine's page; None: its Triton is away."""
-
-    def state_of(*pages, earlier=()):
-        async def run():
-            services = Services(Config(), tmp_path, [EngineAddress("cpu", tmp_path)])
-            object.__setattr__(services, "ready", ready)
-            reads = list(zip(earlier or pages, pages, strict=True))
-            state_reader = EngineStateReader(services, list(map(reader, reads)))
-            for _ in range(2):
-                await state_reader.read()
-            await services.engines.own[0].close()
-            return json.loads(json.dumps(state_reader.latest))
-
-        async def ready():
-            return any(pages)
-
-        return asyncio.run(run())
-
-    return state_of
-
-
-def test_the_state_tells_what_the_engine_does(state_of):
-    shown = state_of(metrics())
+def test_the_state_tells_what_the_engines_do(start):
+    """Triton's metrics come and go one by one; an engine with a part of them counts as away."""
+    running = start(triton_metrics=metrics(), devices=("cpu-0", "cpu-1"))
+    shown = read_state(running)
     assert (shown["name"], shown["status"]) == ("demo", "ready")
-    assert shown["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
     assert shown["offers"]["languages"] == {"en": "english", "es": "spanish"}
     assert (shown["offers"]["beams"], shown["offers"]["words"]) == (5, True)
-
-
-def test_several_engines_are_told_of_as_one(state_of):
-    assert state_of(None, metrics(), metrics())["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
-
-
-def test_an_engine_that_is_away_or_has_told_only_a_part_yet_is_left_out(state_of):
-    """Triton's metrics come and go one by one."""
-    for part in (None, re.sub(rb"\nearshot_slots.*", b"", metrics())):
-        shown = state_of(part, earlier=[metrics()])
-        assert (shown["now"], shown["offers"]) == (None, None)
-    assert state_of(None)["status"] == "starting"
+    running.triton.metrics = re.sub(rb"\nearshot_slots.*", b"", metrics())
+    assert read_state(running)["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    for triton in running.tritons:
+        triton.stop()
+    shown = read_state(running)
+    assert (shown["status"], shown["now"], shown["offers"]) == ("starting", None, None)
+    for triton in running.tritons:
+        triton.start()
 
 
 def test_browsers_get_the_files_and_keep_them(shared):
@@ -101,12 +66,6 @@ def test_browsers_get_the_files_and_keep_them(shared):
     for path in ("/page/nothing.js", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/"):
         assert shared.ask("GET", path)[0] == 404
     assert shared.ask("POST", "/")[0] == 405
-
-
-def test_the_state_is_not_kept_by_browsers(shared):
-    status, headers, body = shared.ask("GET", "/state")
-    assert (status, headers["Cache-Control"]) == (200, "no-store")
-    assert json.loads(body)["name"] == "demo"
 
 
 @pytest.mark.parametrize("path", sorted(WEB.iterdir()), ids=lambda path: path.name)

@@ -197,17 +197,6 @@ def test_what_is_long_and_no_audio_is_refused_before_it_is_read(monkeypatch):
         events.read_event('{"type": "session.update", "session": {' + keys + "}}")
 
 
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [
-        ('{"type": "input_audio_buffer.commit"}', ()),
-        ('{"type": "input_audio_buffer.append", "audio": "", "final": 1}', ("final",)),
-    ],
-)
-def test_unknown_keys_of_events_are_taken(text, unknown):
-    assert events.read_event(text).unknown == unknown
-
-
 @pytest.mark.parametrize("audio", ["AAAAA", "ÄÄÄÄ", "AA=A", 7])
 def test_audio_must_be_base64(audio):
     with pytest.raises(EventError, match="audio") as refused:
