@@ -114,9 +114,9 @@ def engines_of(config: Config, cpus: int | None) -> EngineCapacity:
         count = sum(core // num_cpus for core in cores)
         runtime = dataclasses.replace(config.runtime, device="cpu", threads=num_cpus)
     if count == 0:
-        wanted = "a GPU and " if gpus else ""
+        gpu = "a GPU and " if gpus else ""
         raise ConfigError(
-            f"no node of the Ray cluster has {wanted}{num_cpus} cores; the largest node has "
+            f"no node of the Ray cluster has {gpu}{num_cpus} cores; the largest node has "
             f"{max([0, *cores])}; expected fewer --cpus, or another runtime.device"
         )
     return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus)

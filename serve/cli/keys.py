@@ -115,9 +115,10 @@ def _print_usage(args: argparse.Namespace) -> int:
     start_day = day_of(args.start or month_until(end_day))
     rows: list[tuple[str, ...]] = [("day", "key", "model", "requests", "audio_s")]
     with contextlib.closing(UsageFile(path)) as file:
-        found = file.rows(start_day, end_day)
-    for row in found:
-        rows.append((row.day, row.key or "-", row.model, f"{row.requests}", f"{row.audio_s:.1f}"))
+        records = file.rows(start_day, end_day)
+    for record in records:
+        counts = f"{record.requests}", f"{record.audio_s:.1f}"
+        rows.append((record.day, record.key or "-", record.model, *counts))
     print_table(rows)
     return 0
 

@@ -110,8 +110,8 @@ class LiveSession:
             event_id = event.event_id
             if event.unknown and event.type not in self._warned:
                 self._warned.add(event.type)
-                named = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings.append(unknown_keys(named))
+                keys = {f"{event.type}.{key}": "" for key in event.unknown}
+                self.warnings.append(unknown_keys(keys))
             await self._do(event)
         except EventError as error:
             self._errors += 1

@@ -29,7 +29,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _named(value: object) -> object:
+def _none_if_blank(value: object) -> object:
     """Turn an empty text into None: clients send it for a language that is not set."""
     return None if isinstance(value, str) and not value.strip() else value
 
@@ -73,7 +73,7 @@ class Transcription:
 
     model: str | None = None  # None: the server's
     # None, "auto" and "": detected in each utterance
-    language: Annotated[LanguageOrAuto | None, BeforeValidator(_named)] = None
+    language: Annotated[LanguageOrAuto | None, BeforeValidator(_none_if_blank)] = None
     languages: tuple[Language, ...] | None = None  # to choose from; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
@@ -236,10 +236,12 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     Args:
         keys: their names, each with the known key that it resembles, or an empty text.
     """
-    named = dict(itertools.islice(keys.items(), _MAX_NAMED))
-    rest = f" and {len(keys) - len(named)} more" if len(keys) > len(named) else ""
-    names = [f"{key} (did you mean {near}?)" if near else key for key, near in named.items()]
-    return SettingWarning(", ".join(named), f"unknown, without effect: {', '.join(names)}{rest}")
+    shown_keys = dict(itertools.islice(keys.items(), _MAX_NAMED))
+    rest = f" and {len(keys) - len(shown_keys)} more" if len(keys) > len(shown_keys) else ""
+    names = [f"{key} (did you mean {near}?)" if near else key for key, near in shown_keys.items()]
+    return SettingWarning(
+        ", ".join(shown_keys), f"unknown, without effect: {', '.join(names)}{rest}"
+    )
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:

@@ -209,9 +209,9 @@ def joined(pages: Mapping[str, bytes], label: str) -> bytes:
                 description, samples = metrics.setdefault(line.split(" ", 3)[2], ([], []))
                 if line not in description:
                     description.append(line)
-            elif found := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
-                labels = ",".join(filter(None, (f'{label}="{process}"', found[2])))
-                samples.append(f"{found[1]}{{{labels}}} {found[3]}")
+            elif sample := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
+                labels = ",".join(filter(None, (f'{label}="{process}"', sample[2])))
+                samples.append(f"{sample[1]}{{{labels}}} {sample[3]}")
     lines = [line for blocks in metrics.values() for block in blocks for line in block]
     return "".join(f"{line}\n" for line in lines).encode()
 
