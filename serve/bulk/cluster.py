@@ -28,7 +28,6 @@ from serve.contract.messages import Request
 
 _IN_HAND = 2  # concurrent shards of an engine
 _BLOCKS = 5_000  # maximum of a data set; with more shards, a block has several
-_TOGETHER = 2  # passes; later passes run file by file, to find a file that kills its process
 _USELESS = 3  # consecutive passes without progress, after which a run ends
 _CPUS = 4  # default cores of an engine on the CPU, if every node has as many
 _REACH_S = 10.0  # timeout of connecting to a cluster's head
@@ -44,7 +43,6 @@ class EngineCapacity:
     config: Config
     num_cpus: int
     num_gpus: int
-    room: bool = True  # whether other work leaves enough resources for one engine now
 
 
 @contextlib.contextmanager
@@ -116,14 +114,12 @@ def engines_of(config: Config, cpus: int | None) -> EngineCapacity:
         count = sum(core // num_cpus for core in cores)
         runtime = dataclasses.replace(config.runtime, device="cpu", threads=num_cpus)
     if count == 0:
-        wanted = "a GPU and " if gpus else ""
+        gpu = "a GPU and " if gpus else ""
         raise ConfigError(
-            f"no node of the Ray cluster has {wanted}{num_cpus} cores; the largest node has "
+            f"no node of the Ray cluster has {gpu}{num_cpus} cores; the largest node has "
             f"{max([0, *cores])}; expected fewer --cpus, or another runtime.device"
         )
-    free = ray.available_resources()
-    room = free.get("CPU", 0) >= num_cpus and free.get("GPU", 0) >= gpus
-    return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus, room)
+    return EngineCapacity(count, dataclasses.replace(config, runtime=runtime), num_cpus, gpus)
 
 
 def transcribe(
@@ -136,49 +132,36 @@ def transcribe(
             repeatedly.
     """
     reason = "its process ended, for example from lack of memory or with its node"
-    passes = useless = 0
-    former_state: list[tuple[int, dict[str, int]]] = []
+    useless = 0
     while shards:
-        alone = passes >= _TOGETHER
-        for report in _pass(shards, alone, engines, request, output):
+        for report in _pass(shards, engines, request, output):
             if report.refused:
                 raise EarshotError(report.refused)
             reason = report.undone or reason
             if not report.undone:
                 yield report
-        done = output.done()
+        done, count = output.done(), len(shards)
         shards = [shard for shard in shards if shard.number not in done]
         yield from (ShardReport(shard.number, undone=reason) for shard in shards)
-        # Attempts are counted only in passes that run file by file.
-        state = [(shard.number, output.tries(shard.number) if alone else {}) for shard in shards]
-        useless = useless + 1 if state == former_state else 0
-        if shards and useless == _USELESS:
+        useless = useless + 1 if len(shards) == count else 0
+        if useless == _USELESS:
             raise EarshotError(
-                f"{len(shards)} shards failed repeatedly, such as {shards[0].number:06d}, which "
+                f"{count} shards failed repeatedly, such as {shards[0].number:06d}, which "
                 f"begins with {shards[0].files[0]}: {reason}; the others are done, and the same "
-                "command tries the failed shards again"
+                "command tries the failed shards again; a run of their files with --shard-files 1 "
+                "and another --output finds a file that ends its process"
             )
-        passes, former_state = passes + 1, state
 
 
 def _pass(
-    shards: list[Shard], alone: bool, engines: EngineCapacity, request: Request, output: BulkOutput
+    shards: list[Shard], engines: EngineCapacity, request: Request, output: BulkOutput
 ) -> Iterator[ShardReport]:
-    """Transcribe each shard once, unless its actor dies; see the module's docstring.
-
-    With `alone`, an engine has one file at a time, which identifies a file that kills its process.
-    """
+    """Transcribe each shard once, unless its actor dies; see the module's docstring."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = -1  # continue when actors die
-    in_hand = 1 if alone else _IN_HAND
     rows = [
-        {
-            "number": shard.number,
-            "files": list(shard.files),
-            "places": list(shard.places),
-            "alone": alone,
-        }
+        {"number": shard.number, "files": list(shard.files), "places": list(shard.places)}
         for shard in shards
     ]
     data = ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS))
@@ -194,8 +177,8 @@ def _pass(
                 min_size=1,
                 max_size=count,
                 initial_size=count,
-                max_tasks_in_flight_per_actor=in_hand,
-                max_concurrent_calls_per_actor=in_hand,
+                max_tasks_in_flight_per_actor=_IN_HAND,
+                max_concurrent_calls_per_actor=_IN_HAND,
                 enable_true_multi_threading=True,
             ),
             num_cpus=engines.num_cpus,

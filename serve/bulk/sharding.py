@@ -10,8 +10,6 @@ another run cannot use its folder.
     OUTPUT/files/talk.srt             a file for each recording, with formats such as srt
     OUTPUT/failed/000000.jsonl        `file` and `error` of each failed file, if there are any
     OUTPUT/failed.jsonl               all of them, at the end; also a manifest to try them again
-    OUTPUT/tries/000000.json          how often the process ended with each file of a shard; only
-                                      for shards that are transcribed file by file
 """
 
 import dataclasses
@@ -19,13 +17,13 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pyarrow import fs
 
 from serve.bulk import store
-from serve.contract.codec import from_json, to_json
+from serve.contract.codec import flat, from_json, to_json
 from serve.contract.errors import ConfigError
 from serve.speech import formats
 from serve.speech.cues import DEFAULT, CueOptions
@@ -72,23 +70,6 @@ class BulkOutput:
         names = store.names_in(f"{self.folder}/transcripts")
         matches = (re.fullmatch(rf"(\d{{6,}})\.{self.format}", name) for name in names)
         return {int(match[1]) for match in matches if match}
-
-    def tries(self, number: int) -> dict[str, int]:
-        """Return how often the process ended while it transcribed each file of a shard."""
-        name = self._tries(number)
-        if not store.exists(name):
-            return {}
-        return from_json(dict[str, int], store.read(name), name, advice="delete it")
-
-    def keep_tries(self, number: int, tries: dict[str, int]) -> None:
-        """Write the counts of `tries`; delete the file if there are none."""
-        if tries:
-            store.write(self._tries(number), to_json(tries).encode())
-        else:
-            store.delete(self._tries(number))
-
-    def _tries(self, number: int) -> str:
-        return f"{self.folder}/tries/{number:06d}.json"
 
     def gather_failed(self) -> int:
         """Write `failed.jsonl` from the files of all shards; return how many lines it has."""
@@ -186,19 +167,14 @@ def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:
         store.write(name, to_json(settings, indent=2).encode())
         return
     kept = from_json(dict[str, Any], store.read(name), name, advice="choose another --output")
-    differences = "; ".join(_differences(kept, settings))
+    before, now = flat(kept), flat(settings)
+    differences = "; ".join(
+        f"{key} was {to_json(before.get(key))} and is now {to_json(now.get(key))}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    )
     if differences:
         raise ConfigError(
             f"{output.folder} has a run with other settings: {differences}; choose another "
             "--output, or use the same settings"
         )
-
-
-def _differences(kept: dict[str, Any], settings: dict[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the differences between the settings of two runs, with dotted keys."""
-    for key in sorted(settings.keys() | kept.keys()):
-        old, new = kept.get(key), settings.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{above}{key}.")
-        elif old != new:
-            yield f"{above}{key} was {to_json(old)} and is now {to_json(new)}"

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 from pyarrow import ArrowException, fs
 
 from serve.contract.errors import FileError, shown
@@ -149,12 +148,9 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
     with _failing_with(f"cannot reach {shown(address)}", advice):
         if scheme == "s3":
             return _s3(), bucket
-        if scheme in _BY_PYARROW:
-            store, base = fs.FileSystem.from_uri(address)
-        else:
-            file_system, base = fsspec.core.url_to_fs(f"{address}/")
-            store = fs.PyFileSystem(fs.FSSpecHandler(file_system))
-    return store, base
+        uri = address if scheme in _BY_PYARROW else f"fsspec+{address}/"
+        store, base = fs.FileSystem.from_uri(uri)
+        return store, base
 
 
 def _s3() -> fs.FileSystem:

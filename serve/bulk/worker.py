@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import time
@@ -18,7 +17,6 @@ from serve.bulk.sharding import BulkOutput, Format, Shard
 from serve.contract.codec import to_json
 from serve.contract.config import Config
 from serve.contract.errors import (
-    AudioError,
     AudioLimitError,
     CancelledError,
     DeviceError,
@@ -36,7 +34,6 @@ from serve.transcriber.open import open_transcriber
 Answer = tuple[str, Callable[[], Transcript]]
 """A file, and a function that returns its transcript or raises its error."""
 
-_MAX_ENDS = 2  # ends of the process with one file; a single one may have another cause
 _RETRY_S = 0.1  # between attempts to submit a request while the transcriber is full
 
 
@@ -46,9 +43,7 @@ class ShardReport:
 
     number: int
     files: int = 0  # transcribed or failed
-    failed: int = 0
     audio_s: float = 0.0  # transcribed audio
-    seconds: float = 0.0  # duration of the work
     undone: str = ""  # why another process has to repeat the shard
     refused: str = ""  # why no process can transcribe any shard
 
@@ -75,14 +70,11 @@ class ShardWorker:
             self._refused = f"{error} (on {os.uname().nodename})"
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Transcribe a shard, unless it is done; convert a `Shard` row to a `ShardReport` row.
-
-        With `alone`, its files run one by one, which identifies a file that kills the process.
-        """
+        """Transcribe a shard, unless it is done; convert a `Shard` row to a `ShardReport` row."""
         shard = Shard(int(row["number"]), tuple(row["files"]), tuple(row["places"]))
-        return dataclasses.asdict(self._report(shard, row["alone"]))
+        return dataclasses.asdict(self._report(shard))
 
-    def _report(self, shard: Shard, alone: bool) -> ShardReport:
+    def _report(self, shard: Shard) -> ShardReport:
         number, files = shard.number, shard.files
         if self._refused:
             return ShardReport(number, refused=self._refused)
@@ -91,14 +83,13 @@ class ShardWorker:
         try:
             if store.exists(self._output.transcripts(number)):
                 return ShardReport(number, len(files))
-            answers = self._one_by_one(number, files) if alone else self._together(files)
-            with contextlib.closing(answers):
+            with contextlib.closing(self._answers(files)) as answers:
                 return self._transcribe_shard(shard, answers)
         except EarshotError as error:  # the output or an option is wrong
             return ShardReport(number, refused=message_in_flags(error))
 
     def _transcribe_shard(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
-        began_s, number = time.monotonic(), shard.number
+        number = shard.number
         places = dict(zip(shard.files, shard.places, strict=False))  # some runs have none
         lines: list[str] = []
         failures: list[str] = []
@@ -125,13 +116,11 @@ class ShardWorker:
             store.write(self._output.failed(number), "".join(failures).encode())
         else:
             store.delete(self._output.failed(number))  # from an unfinished attempt
-        self._output.keep_tries(number, {})
         # This file marks the shard as done, so it is written last.
         store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
-        count = len(lines) + len(failures)
-        return ShardReport(number, count, len(failures), audio_s, time.monotonic() - began_s)
+        return ShardReport(number, len(lines) + len(failures), audio_s)
 
-    def _together(self, files: Sequence[str]) -> Generator[Answer, None, None]:
+    def _answers(self, files: Sequence[str]) -> Generator[Answer, None, None]:
         """Transcribe all files concurrently."""
         answers = [self._pool.submit(self._transcribe, file) for file in files]
         try:
@@ -141,25 +130,8 @@ class ShardWorker:
             for answer in answers:  # files that are not started when the shard is abandoned
                 answer.cancel()
 
-    def _one_by_one(self, number: int, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """Transcribe file by file; fail a file with which the process has ended too often."""
-        tries = self._output.tries(number)
-        for file in files:
-            count = tries.get(file, 0)
-            if count < _MAX_ENDS:
-                self._output.keep_tries(number, {**tries, file: count + 1})
-            yield file, functools.partial(self._transcribe, file, count)
-
-    def _transcribe(self, file: str, ends: int = 0) -> Transcript:
-        """Transcribe one file, with which the process has ended `ends` times.
-
-        Wait while the transcriber is full.
-        """
-        if ends >= _MAX_ENDS:
-            raise AudioError(
-                f"the process ended {ends} times while it transcribed {shown(file)}, perhaps from "
-                "lack of memory; expected audio that fits into memory beside the engine"
-            )
+    def _transcribe(self, file: str) -> Transcript:
+        """Transcribe one file; wait while the transcriber is full."""
         audio = store.read(file, max_bytes=MAX_AUDIO_MB * MIB)
         if len(audio) > MAX_AUDIO_MB * MIB:
             raise AudioLimitError(

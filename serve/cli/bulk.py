@@ -8,11 +8,13 @@ import argparse
 import dataclasses
 import importlib.util
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from tqdm import tqdm
+
 from serve.cli.options import add_config, add_cue_options, add_options, read_cue_options, request_of
+from serve.cli.progress import Progress
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError
 from serve.contract.exits import terminated_as_interrupted
@@ -21,14 +23,12 @@ from serve.speech.formats import Format
 
 if TYPE_CHECKING:
     from serve.bulk.sharding import BulkOutput, Shard
-    from serve.bulk.worker import ShardReport
 
 SHARD_FILES = 100  # the default
 SHARDS = ("jsonl", "parquet")
 TEXTS = tuple(format for format in get_args(Format) if format != "json")
 
 _NEEDED = ("fsspec", "pyarrow", "ray")  # not in every image
-_LINE_EVERY_S = 30.0  # between progress lines if the output is not a terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -70,12 +70,8 @@ def add_parser(commands: Any) -> None:
     add_options(parser)
 
 
+@terminated_as_interrupted()
 def _run(args: argparse.Namespace) -> int:
-    with terminated_as_interrupted():
-        return _run_shards(args)
-
-
-def _run_shards(args: argparse.Namespace) -> int:
     """Transcribe the missing shards and return the exit status.
 
     Raises:
@@ -111,13 +107,13 @@ def _run_shards(args: argparse.Namespace) -> int:
     done = output.done()
     missing = [shard for shard in shards if shard.number not in done]
     skipped = f"; skipping {others} files that are not audio" if others else ""
-    _print(f"{len(files)} files in {len(shards)} shards, {len(done)} of them done{skipped}\n")
+    _print(f"{len(files)} files in {len(shards)} shards, {len(done)} of them done{skipped}")
     if missing:
         config = dataclasses.replace(config, engine=engine)
         _transcribe(missing, config, request, output, args)
     failed = output.gather_failed()
     if failed:
-        _print(f"{failed} of {len(files)} files failed; see {output.folder}/failed.jsonl\n")
+        _print(f"{failed} of {len(files)} files failed; see {output.folder}/failed.jsonl")
     return 1 if failed else 0
 
 
@@ -156,74 +152,27 @@ def _transcribe(
     """Transcribe some shards and show the progress."""
     from serve.bulk import cluster  # noqa: PLC0415 - loads Ray and torch
 
-    progress = BulkProgress(sum(len(shard.files) for shard in shards))
-    with cluster.connected(args.address):
+    with (
+        cluster.connected(args.address),
+        Progress(sum(len(shard.files) for shard in shards)) as progress,
+    ):
         engines = cluster.engines_of(config, args.cpus)
         _print(
             f"opening {engines.count} engines {config.engine} with {engines.num_cpus} cores each; "
-            f"files are counted when their shard of {args.shard_files} is complete\n"
+            f"files are counted when their shard of {args.shard_files} is complete"
         )
-        if not engines.room:
-            _print("other work uses the whole cluster; waiting until it ends\n")
         try:
             for report in cluster.transcribe(shards, engines, request, output):
-                progress.add(report)
+                progress.add(report.files, report.audio_s)
+                if report.undone:
+                    _print(f"shard {report.number:06d} is not done: {report.undone}")
         except KeyboardInterrupt:
-            progress.end()
-            _print("stopping; complete shards are kept, the same command continues with the rest\n")
+            _print(
+                f"{progress}; complete shards are kept, the same command continues with the rest"
+            )
             raise
-    progress.end()
-
-
-class BulkProgress:
-    """The progress of a run, shown on a terminal after each shard, elsewhere every 30 s.
-
-    Args:
-        files: the number of files to transcribe.
-    """
-
-    def __init__(self, files: int) -> None:
-        self._files = files
-        self._reports: list[ShardReport] = []
-        self._start_s = self._shown_s = time.monotonic()
-        self._first_s = float("inf")  # when the first engine started to transcribe
-        self._terminal = sys.stderr.isatty()
-
-    def add(self, report: "ShardReport") -> None:
-        """Count a shard that is complete, or that has to be repeated."""
-        now_s = time.monotonic()
-        self._reports.append(report)
-        if not report.undone:
-            self._first_s = min(self._first_s, now_s - report.seconds)
-        if self._terminal:
-            _print(f"\r{self._line(now_s)}\x1b[K")
-        elif now_s - self._shown_s >= _LINE_EVERY_S:
-            _print(f"{self._line(now_s)}\n")
-            self._shown_s = now_s
-
-    def end(self) -> None:
-        now_s = time.monotonic()
-        begin = "\r\x1b[K" if self._terminal else ""
-        _print(
-            f"{begin}{self._line(now_s)}, {now_s - self._start_s:.1f} s in all, "
-            f"{self._first_s - self._start_s:.1f} of them before the first engine started\n"
-        )
-
-    def _line(self, now_s: float) -> str:
-        done = sum(report.files for report in self._reports)
-        failed = sum(report.failed for report in self._reports)
-        retried = sum(bool(report.undone) for report in self._reports)
-        audio_s = sum(report.audio_s for report in self._reports)
-        work_s = max(now_s - self._first_s, 1e-3)
-        remaining_s = (self._files - done) * work_s / max(done, 1)
-        hours, minutes = divmod(round(remaining_s / 60), 60)
-        return (
-            f"{done} of {self._files} files, {failed} failed, "
-            f"{f'{retried} shards retried, ' if retried else ''}"
-            f"{audio_s / 3600:.2f} h of audio in {work_s:.1f} s, "
-            f"{audio_s / work_s:.1f} RTFx, {hours}:{minutes:02d} h left"
-        )
+        _print(str(progress))
 
 
 def _print(text: str) -> None:
-    print(text, end="", file=sys.stderr, flush=True)
+    tqdm.write(text, file=sys.stderr)

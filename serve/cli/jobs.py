@@ -1,6 +1,7 @@
 """`python -m serve jobs`: let the running server transcribe audio in the background."""
 
 import argparse
+import json
 import secrets
 import sys
 import time
@@ -45,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "If the server fails before it answers, the job is sent again with the same "
         f"Idempotency-Key, for at most {AWAY_S:.0f} s. Running the command again makes new jobs."
     )
-    submit.add_argument("files", nargs="*", metavar="FILE", help="audio, a folder or a pattern")
+    submit.add_argument("files", nargs="*", metavar="FILE", help="audio or a folder")
     add = submit.add_argument
     add("--url", action="append", default=[], help="audio that the server fetches; may be repeated")
     add("--format", default="text", help=f"format of the result: {_FORMATS}; default: text")
@@ -62,7 +63,7 @@ def add_parser(commands: Any) -> None:
     result.add_argument("--format", help=f"{_FORMATS}; default: the format of the submission")
     add_cue_options(result)
     cancel = _add(jobs, "cancel", _cancel, "cancel a job, unless it has ended")
-    show = _add(jobs, "show", _show, "print a job's state and its error")
+    show = _add(jobs, "show", _show, "print a job's description as JSON")
     for command in (show, result, cancel):
         command.add_argument("id", metavar="ID")
 
@@ -217,29 +218,15 @@ def _list(api: ApiClient, args: argparse.Namespace) -> None:
     rows = [("id", "status", "created", "audio_s", "audio")]
     for job in page["data"]:
         audio_s = "-" if job["duration"] is None else f"{job['duration']:.1f}"
-        rows.append((job["id"], job["status"], _time(job["created_at"]), audio_s, _audio(job)))
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(job["created_at"]))
+        rows.append((job["id"], job["status"], created, audio_s, _audio(job)))
     print_table(rows)
     if page["has_more"]:
         print(f"for older jobs: --after {page['last_id']}", file=sys.stderr)
 
 
 def _show(api: ApiClient, args: argparse.Namespace) -> None:
-    job = api.object("GET", _path(args.id))
-    error, hook = job["error"], job["webhook"]
-    facts = {
-        "id": job["id"],
-        "status": job["status"],
-        "audio": _audio(job),
-        "audio_s": job["duration"],
-        "model": job["model"],
-        "task": job["task"],
-        **{name: _time(job[f"{name}_at"]) for name in ("created", "started", "ended")},
-        "tries": job["tries"],
-        "webhook": hook
-        and f"{hook['status']} after {hook['tries']} attempts, {job['webhook_url']}",
-        "error": error and error["message"],
-    }
-    print_table([(name, "-" if value is None else str(value)) for name, value in facts.items()])
+    print(json.dumps(api.object("GET", _path(args.id)), indent=2))
 
 
 def _result(api: ApiClient, args: argparse.Namespace) -> None:
@@ -257,10 +244,6 @@ def _path(id: str) -> str:
 
 def _lines(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
-
-
-def _time(seconds: int | None) -> str:
-    return "-" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _audio(job: dict[str, Any]) -> str:

@@ -124,16 +124,16 @@ async def _next(wire: LiveTransport, limit_s: float | None) -> Event:
 async def _until_all_is_text(
     wire: LiveTransport, sending: "asyncio.Task[None]", wait_s: float
 ) -> AsyncIterator[Event]:
-    under_way, all_heard = set[str](), False
-    while not all_heard or under_way:
+    open_items, all_sent = set[str](), False
+    while not all_sent or open_items:
         # While audio is sent, a pause between events may be long; a dead server fails a ping.
         event = await _next(wire, wait_s if sending.done() else None)
         kind = event["type"]
         if kind == "input_audio_buffer.speech_started":
-            under_way.add(event["item_id"])
+            open_items.add(event["item_id"])
         if kind.rpartition(".")[2] in _ENDS:
-            under_way.discard(event["item_id"])
-        all_heard |= kind == "input_audio_buffer.cleared"
+            open_items.discard(event["item_id"])
+        all_sent |= kind == "input_audio_buffer.cleared"
         yield event
 
 

@@ -18,8 +18,6 @@ import sys
 from collections.abc import Sequence
 
 from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, start, transcribe, wyoming
-from serve.cli.options import unrecognized
-from serve.contract.errors import ConfigError
 from serve.contract.exits import exit_status, require_text
 from serve.contract.flags import message_in_flags
 from serve.wire import tensors
@@ -33,12 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     require_text(arguments, files=True)
-    if [*arguments[:1]] == ["triton"]:
-        raise ConfigError("`serve triton` is now `python -m serve start`, with the same flags")
-    root = parser()
-    args, unknown = root.parse_known_args(arguments)
-    if unknown:
-        root.error(unrecognized(unknown, args))
+    args = parser().parse_args(arguments)
     return int(args.run(args))
 
 
@@ -48,10 +41,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m serve", description="Transcribe with Earshot engines."
     )
     commands = root.add_subparsers(metavar="COMMAND", required=True)
-    start.add_parser(commands)
-    reload.add_parser(commands)
-    transcribe.add_parser(commands)
-    for command in (bulk, live, jobs, shadow, wyoming):
+    for command in (start, reload, transcribe, bulk, live, jobs, shadow, wyoming, keys, phrases):
         command.add_parser(commands)
     listing = commands.add_parser(
         "tensors",
@@ -59,8 +49,6 @@ def parser() -> argparse.ArgumentParser:
         description="List the inputs and outputs of the Triton models, as KServe v2 tensors.",
     )
     listing.set_defaults(run=_tensors)
-    keys.add_parser(commands)
-    phrases.add_parser(commands)
     return root
 
 

@@ -5,7 +5,7 @@ import base64
 import functools
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from serve.cli.outputs import print_table
@@ -156,25 +156,6 @@ def _add_table(
     group.add_argument(
         flag, dest=argparse.SUPPRESS, action=_Set, const=table, metavar="NAME=VALUE", help=meaning
     )
-
-
-def unrecognized(arguments: Sequence[str], args: argparse.Namespace) -> str:
-    """Return the message for unknown arguments; a former flag is told with its new spelling.
-
-    Args:
-        arguments: the unknown arguments.
-        args: the parsed arguments.
-    """
-    table = CUE_OPTIONS | (_TABLE if hasattr(args, "known_speakers") else {})
-    for argument in arguments:
-        flag, _, value = argument.partition("=")
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        option = table.get(name)
-        if flag.startswith("--") and option and name not in FLAGS:
-            if option.kind is bool:
-                value = "false" if flag.startswith("--no-") else "true"
-            return f"{flag} is now {flag_of(name, value or 'VALUE')}"
-    return f"unrecognized arguments: {' '.join(arguments)}"
 
 
 def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueOptions:

@@ -35,11 +35,11 @@ def targets_of(
             raise ConfigError(f"{reason}; {_ADVICE}") from error
         if not os.access(parent, os.W_OK):
             raise ConfigError(f"cannot write to the folder {parent}; {_ADVICE}")
-    named = {os.path.realpath(recording.name) for recording in recordings}
+    sources = {os.path.realpath(recording.name) for recording in recordings}
     for target in targets:
         if target.is_dir():
             raise ConfigError(f"cannot write {target}: it is a folder; {_ADVICE}")
-        if os.path.realpath(target) in named:
+        if os.path.realpath(target) in sources:
             raise ConfigError(f"cannot write {target}: it is one of the recordings; {_ADVICE}")
     return list(targets)
 

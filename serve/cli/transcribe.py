@@ -1,9 +1,9 @@
 """`python -m serve transcribe`: transcribe audio files."""
 
 import argparse
-import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, get_args
 from tqdm import tqdm
 
 from serve.cli.backend import Transcribe, open_backend
-from serve.cli.inputs import STDIN, InputFile, find_recordings, readable
+from serve.cli.inputs import InputFile, find_recordings, readable
 from serve.cli.options import add_config, add_cue_options, add_options, read_cue_options, request_of
 from serve.cli.outputs import targets_of, write
 from serve.cli.progress import Progress
@@ -38,10 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add_config(parser)
     parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="audio, a folder, a pattern, or - for standard input",
+        "files", nargs="+", metavar="FILE", help="audio, a folder, or - for standard input"
     )
     formats = get_args(Format)
     parser.add_argument(
@@ -68,12 +65,8 @@ def add_parser(commands: Any) -> None:
     add_options(parser)
 
 
+@terminated_as_interrupted()
 def _run(args: argparse.Namespace) -> int:
-    with terminated_as_interrupted():
-        return _transcribe(args)
-
-
-def _transcribe(args: argparse.Namespace) -> int:
     config = load_config(args.config)
     cues = read_cue_options(args, [args.format])
     if args.again and args.output is None:
@@ -87,94 +80,98 @@ def _transcribe(args: argparse.Namespace) -> int:
         for recording, target in zip(recordings, targets, strict=True)
         if args.again or target is None or not target.exists()
     ]
-    run = _Run(args, cues, tasks, len(recordings))
-    if run.skipped:
+    skipped = len(recordings) - len(tasks)
+    if skipped:
         print(
-            f"skipping {run.skipped} of {len(recordings)} files that have a transcript in "
+            f"skipping {skipped} of {len(recordings)} files that have a transcript in "
             f"{args.output}; --again transcribes them again",
             file=sys.stderr,
         )
-    if tasks:
-        run.transcribe_all(config)
-    return 1 if run.failed else 0
+    failed = _transcribe_all(args, config, cues, tasks, len(recordings)) if tasks else 0
+    return 1 if failed else 0
 
 
-class _Run:
-    """The recordings to transcribe, and the number of those done and failed.
+def _transcribe_all(
+    args: argparse.Namespace,
+    config: Config,
+    cues: CueOptions,
+    tasks: Sequence[tuple[InputFile, Path | None]],
+    count: int,
+) -> int:
+    """Transcribe recordings, print the totals, and return the number of failures.
 
     Args:
         args: the command's arguments.
+        config: the server's address, and the engine.
         cues: the layout of subtitles.
         tasks: each recording with the file of its transcript; None is standard output.
         count: the number of recordings that the command names.
+
+    Raises:
+        EarshotError: there is no server, and the engine cannot be opened.
     """
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        cues: CueOptions,
-        tasks: Sequence[tuple[InputFile, Path | None]],
-        count: int,
-    ) -> None:
-        self._args, self._cues, self._tasks, self._count = args, cues, tasks, count
-        self.skipped, self.failed, self._done = count - len(tasks), 0, 0
-        raw = args.audio_type is not None  # raw samples have no header
-        names = [recording.name for recording, _ in tasks]
-        self._progress = Progress(["" if raw or name == STDIN else name for name in names])
-
-    def transcribe_all(self, config: Config) -> None:
-        """Transcribe all recordings and print the totals.
-
-        Raises:
-            EarshotError: there is no server, and the engine cannot be opened.
-        """
-        with contextlib.ExitStack() as stack:
-            transcribe = stack.enter_context(open_backend(config, self._args))
-            stack.callback(self._print_totals)
-            pool = ThreadPoolExecutor(config.runtime.slots)
+    done, failed, audio_s = 0, 0, 0.0
+    titled = count > 1 and args.format != "json"
+    with open_backend(config, args) as transcribe:
+        pool, began_s = ThreadPoolExecutor(config.runtime.slots), time.monotonic()
+        try:
+            with Progress(len(tasks)) as progress:
+                futures = {
+                    pool.submit(_transcribe_one, args, transcribe, task[0], progress): task
+                    for task in tasks
+                }
+                # Standard output keeps the order of the recordings.
+                for future in futures if args.output is None else as_completed(futures):
+                    recording, target = futures[future]
+                    name = readable(recording.name)
+                    try:
+                        transcript = _with_flags(future.result(), name)
+                        text = render(transcript, name, args.format, cues)
+                        write(text, name, target, titled)
+                        done += 1
+                        audio_s += transcript.duration
+                    except EarshotError as error:
+                        failed += 1
+                        # The message of a FileError has the file's name.
+                        prefix = "" if isinstance(error, FileError) else f"{name}: "
+                        tqdm.write(f"error: {prefix}{message_in_flags(error)}", file=sys.stderr)
+        finally:
             # Do not wait: after Ctrl-C, closing the backend ends the calls.
-            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            stack.enter_context(self._progress)
-            numbers = {
-                pool.submit(self._transcribe_one, transcribe, number): number
-                for number in range(len(self._tasks))
-            }
-            # Standard output keeps the order of the recordings.
-            for future in numbers if self._args.output is None else as_completed(numbers):
-                number = numbers[future]
-                name = readable(self._tasks[number][0].name)
-                try:
-                    transcript = future.result()
-                    self._write(name, self._tasks[number][1], transcript)
-                    self._done += 1
-                    self._progress.done(number, transcript.duration)
-                except EarshotError as error:
-                    self.failed += 1
-                    self._progress.failed(number)
-                    # The message of a FileError has the file's name.
-                    prefix = "" if isinstance(error, FileError) else f"{name}: "
-                    tqdm.write(f"error: {prefix}{message_in_flags(error)}", file=sys.stderr)
+            pool.shutdown(wait=False, cancel_futures=True)
+            seconds = time.monotonic() - began_s
+            print(
+                f"{done} of {count} files transcribed, {count - len(tasks)} skipped, "
+                f"{failed} failed; {audio_s:.1f} s of audio in {seconds:.1f} s, "
+                f"{audio_s / max(seconds, 1e-3):.1f} RTFx",
+                file=sys.stderr,
+            )
+    return failed
 
-    def _transcribe_one(self, transcribe: Transcribe, number: int) -> Transcript:
-        audio = self._tasks[number][0].read()
-        if self._args.audio_type is not None:
-            audio = with_header(audio, self._args.audio_type)
-        request = request_of(audio, self._args)
-        return transcribe(request, lambda until_s: self._progress.advance(number, until_s))
 
-    def _write(self, name: str, target: Path | None, transcript: Transcript) -> None:
-        warnings = tuple(map(in_flags, transcript.warnings))
-        for warning in warnings:
-            tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
-        transcript = dataclasses.replace(transcript, warnings=warnings)
-        text = render(transcript, name, self._args.format, self._cues)
-        write(text, name, target, titled=self._count > 1 and self._args.format != "json")
+def _transcribe_one(
+    args: argparse.Namespace, transcribe: Transcribe, recording: InputFile, progress: Progress
+) -> Transcript:
+    shown_s = 0.0
 
-    def _print_totals(self) -> None:
-        audio_s, seconds = self._progress.audio_s, self._progress.seconds
-        print(
-            f"{self._done} of {self._count} files transcribed, {self.skipped} skipped, "
-            f"{self.failed} failed; {audio_s:.1f} s of audio in {seconds:.1f} s, "
-            f"{audio_s / max(seconds, 1e-3):.1f} RTFx",
-            file=sys.stderr,
-        )
+    def advance(until_s: float) -> None:
+        nonlocal shown_s
+        progress.add(0, max(0.0, until_s - shown_s))
+        shown_s = max(shown_s, until_s)
+
+    try:
+        audio = recording.read()
+        if args.audio_type is not None:
+            audio = with_header(audio, args.audio_type)
+        transcript = transcribe(request_of(audio, args), advance)
+        advance(transcript.duration)
+        return transcript
+    finally:
+        progress.add(1, 0.0)
+
+
+def _with_flags(transcript: Transcript, name: str) -> Transcript:
+    """Print the warnings of a recording's transcript, and name flags in them."""
+    warnings = tuple(map(in_flags, transcript.warnings))
+    for warning in warnings:
+        tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
+    return dataclasses.replace(transcript, warnings=warnings)

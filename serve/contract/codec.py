@@ -119,6 +119,17 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return pydantic_core.to_json(value, indent=indent).decode()
 
 
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by dotted key."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{above}{key}.")
+        else:
+            values[f"{above}{key}"] = value
+    return values
+
+
 def read_toml(
     path: Path, advice: str = "expected a config, such as configs/demo.toml"
 ) -> dict[str, Any]:

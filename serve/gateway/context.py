@@ -129,8 +129,7 @@ class RequestContext:
         metrics = self.services.metrics
         metrics.ended(record.route, record.key, record.status, reason)
         if self.timed:
-            took_s = time.monotonic() - record.began_s
-            metrics.timed(record.route, took_s, answered=error is None)
+            metrics.timed(record.route, time.monotonic() - record.began_s)
         record.span.end(record)
         record.write()
 

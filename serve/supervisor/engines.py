@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from serve.contract.config import Config
-from serve.contract.devices import DevicePlacement, placements
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.devices import placements
+from serve.contract.errors import EarshotError
 from serve.supervisor.control import ReloadProgress, ReloadRequest, Report
 from serve.supervisor.reload_checks import (
     ReloadClip,
@@ -89,7 +89,7 @@ class EngineManager:
             log = Path(f"{log_path}.{number}") if len(self._places) > 1 else log_path
             log.write_bytes(b"")
             link.symlink_to(launch.folder)
-            triton = self._supervised(place, launch, log)
+            triton = self._supervised(place.name, launch, log)
             self.all.append(EngineProcess(place.name, link, log, triton))
         self._loaded = True
         self.reloads = {"ok": 0, "failed": 0}
@@ -194,7 +194,7 @@ class EngineManager:
         """Reload the engines; return why this failed, or an empty text."""
         was_loaded, launches = self._loaded, list[TritonLaunch]()
         try:
-            clips = yield from self._check(request)
+            clips = self._check(request)
             if request.in_place and was_loaded:
                 say("unloading the old engine; requests wait")
                 yield from self._unload()
@@ -217,30 +217,17 @@ class EngineManager:
         self._discard(triton.launch for triton in old)
         return ""
 
-    def _check(self, request: ReloadRequest) -> Chore[list[ReloadClip]]:
+    def _check(self, request: ReloadRequest) -> list[ReloadClip]:
         """Check the request without opening the engine; return the clips to transcribe.
 
         Raises:
             EarshotError: the engine cannot replace the present one.
         """
-        launch = self.all[0].triton.launch
-        check_reload(self._original, request, launch.engine)
+        check_reload(self._original, request, self.all[0].triton.launch.engine)
         if not request.in_place and self._loaded:
             running = (engine.triton.running for engine in self.all)
             require_memory([process.pid for process in running if process is not None])
-        clips = read_clips(request.clips) if request.clips else []
-        if any(clip.text is None for clip in clips):
-            if not self._loaded:
-                raise ConfigError(
-                    f"{request.clips} has clips without a text, and the present engine, which "
-                    "could transcribe them, is unloaded; add a text to each clip"
-                )
-            texts = yield from self._transcribe(launch, clips)
-            clips = [
-                dataclasses.replace(clip, text=text if clip.text is None else clip.text)
-                for clip, text in zip(clips, texts, strict=True)
-            ]
-        return clips
+        return read_clips(request.clips) if request.clips else []
 
     def _open(
         self,
@@ -256,8 +243,8 @@ class EngineManager:
         """
         tritons: list[SupervisedTriton] = []
         self._others = tritons
-        for place, engine, launch in zip(self._places, self.all, launches, strict=True):
-            triton = self._supervised(place, launch, engine.log)
+        for engine, launch in zip(self.all, launches, strict=True):
+            triton = self._supervised(engine.name, launch, engine.log)
             tritons.append(triton)
             while not triton.up:
                 triton.poll()
@@ -289,8 +276,8 @@ class EngineManager:
         Raises:
             EarshotError: they cannot be started after all retries.
         """
-        for place, engine in zip(self._places, self.all, strict=True):
-            engine.replace(self._supervised(place, engine.triton.launch, engine.log))
+        for engine in self.all:
+            engine.replace(self._supervised(engine.name, engine.triton.launch, engine.log))
             engine.triton.ever_ready = True  # it has been ready, so a failure restarts it
         while not all(engine.triton.up for engine in self.all):
             for engine in self.all:
@@ -333,10 +320,8 @@ class EngineManager:
             raise
         return launches
 
-    def _supervised(
-        self, place: DevicePlacement, launch: TritonLaunch, log: Path
-    ) -> SupervisedTriton:
-        title = f"{TRITON} of {place.name}" if len(self._places) > 1 else TRITON
+    def _supervised(self, name: str, launch: TritonLaunch, log: Path) -> SupervisedTriton:
+        title = f"{TRITON} of {name}" if len(self._places) > 1 else TRITON
         return SupervisedTriton(
             title, launch, log, lambda: not any(engine.triton.up for engine in self.all)
         )

@@ -4,11 +4,11 @@ Before it is opened, its manifest and the free memory are checked; then it trans
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve.contract.codec import from_json
+from serve.contract.codec import flat, from_json
 from serve.contract.config import Config, table_of
 from serve.contract.edits import char_edits
 from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
@@ -33,13 +33,13 @@ class ReloadClip:
     """A recording and its text: a line of a manifest."""
 
     file: str  # relative to the manifest
-    text: str | None = None  # None: the text of the present engine is right
+    text: str
     language: str | None = None
     audio: bytes = b""  # the file's content
 
 
 def read_clips(manifest: str) -> list[ReloadClip]:
-    """Read the first clips of a manifest: JSONL with `file` and optionally `text` and `language`.
+    """Read the first clips of a manifest: JSONL with `file`, `text` and optionally `language`.
 
     Raises:
         FileError: the manifest or a file that it lists cannot be read.
@@ -79,7 +79,7 @@ def error_rate(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float
     Raises:
         EngineError: the rate is above `max_cer`.
     """
-    references = [_letters(clip.text or "") for clip in clips]
+    references = [_letters(clip.text) for clip in clips]
     edits = [
         char_edits(reference, _letters(text))
         for reference, text in zip(references, texts, strict=True)
@@ -90,7 +90,7 @@ def error_rate(clips: Sequence[ReloadClip], texts: Sequence[str], max_cer: float
         raise EngineError(
             f"its character error rate is {100 * cer:.1f} % on {len(clips)} clips; expected at "
             f"most {100 * max_cer:g} % (--max-cer): for {clips[worst].file} it returned "
-            f"{texts[worst][:_SHOWN]!r}, expected {(clips[worst].text or '')[:_SHOWN]!r}"
+            f"{texts[worst][:_SHOWN]!r}, expected {clips[worst].text[:_SHOWN]!r}"
         )
     return cer
 
@@ -111,7 +111,7 @@ def check_reload(original: Config, request: ReloadRequest, engine: Path) -> None
         ConfigError: the config has changed; the message names the first key.
         EngineError: the new engine's manifest cannot be read, or has other tokens.
     """
-    old_keys, new_keys = _flat(table_of(original)), _flat(table_of(request.config))
+    old_keys, new_keys = flat(table_of(original)), flat(table_of(request.config))
     for key, old in old_keys.items():
         new = new_keys[key]
         if old != new and key not in _EXCHANGED:
@@ -141,15 +141,6 @@ def require_memory(pids: Iterable[int]) -> None:
             f"{free_mib} MiB of memory are free, and the present engine uses {needed_mib}; free "
             "some, or reload with --in-place, which stops the old engine first while requests wait"
         )
-
-
-def _flat(table: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = _flat(value, f"{section}{key}.") if isinstance(value, dict) else None
-        values |= {f"{section}{key}": value} if inner is None else inner
-    return values
 
 
 def _tokens(manifest: Manifest) -> dict[str, Any]:

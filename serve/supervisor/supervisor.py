@@ -291,10 +291,10 @@ def page_of(
     reloads = [(f'{{outcome="{outcome}"}}', n) for outcome, n in engines.reloads.items()]
     engine_up = "Whether the engine of a device works, or is unloaded while idle"
     engine_loaded = "Whether the engine of a device is in memory"
-    both = "Whether the gateway and at least one engine work"
+    server_up = "Whether the gateway and at least one engine work"
     return (
         _family("earshot_restarts_total", "counter", "Restarts of a process", restarts)
-        + _family("earshot_up", "gauge", both, [("", up)])
+        + _family("earshot_up", "gauge", server_up, [("", up)])
         + _family("earshot_engine_up", "gauge", engine_up, works)
         + _family("earshot_engine_loaded", "gauge", engine_loaded, loaded)
         + _family("earshot_reloads_total", "counter", "Reloads of the engine", reloads)

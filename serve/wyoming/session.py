@@ -7,8 +7,7 @@ waiting for a transcript.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from serve.contract.errors import DeadlineError, EarshotError, RequestError
 from serve.wyoming.events import WyomingEvent, data_of, read_event
@@ -65,8 +64,7 @@ class WyomingSession:
         """Handle events until the client disconnects or an error ends the session."""
         try:
             while (self.busy or not self._finishing) and (event := await self._next()) is not None:
-                if handle := self._HANDLERS.get(event.type):  # ignore unknown events
-                    await handle(self, event)
+                await self._handle(event)
         except EarshotError as error:
             logger.warning("%s", error)
             await self.refuse(error)
@@ -108,7 +106,27 @@ class WyomingSession:
 
     # ---------------------------------------------------------------- events
 
-    async def _describe(self, event: WyomingEvent) -> None:
+    async def _handle(self, event: WyomingEvent) -> None:
+        """Handle an event; ignore events of an unknown type."""
+        match event.type:
+            case "describe":
+                await self._describe()
+            case "ping":
+                await self._send("pong", {"text": event.data.get("text")})
+            case "transcribe":
+                self._options = data_of(event, TranscribeOptions)
+            case "audio-start":
+                self._drop()
+                format = data_of(event, AudioFormat)
+                self._utterance = WyomingUtterance(format, self._settings.budget)
+            case "audio-chunk":
+                format = data_of(event, AudioFormat)
+                self._utterance = self._utterance or WyomingUtterance(format, self._settings.budget)
+                self._utterance.add(format, event.payload)
+            case "audio-stop":
+                await self._transcribe()
+
+    async def _describe(self) -> None:
         artifact = {"installed": True, "version": None}
         models = [
             {
@@ -126,32 +144,13 @@ class WyomingSession:
             "description": "Whisper, served by Earshot",
             "attribution": {"name": "Earshot", "url": ""},
             "models": models,
-            "supports_transcript_streaming": False,
-            "requires_external_vad": True,
             "prefers_auto_gain_enabled": False,
             "prefers_noise_reduction_enabled": False,
         }
-        other_services: dict[str, Any] = {
-            key: [] for key in ("tts", "handle", "intent", "wake", "mic", "snd")
-        }
-        await self._send("info", {"asr": [program], **other_services})
+        await self._send("info", {"asr": [program]})
 
-    async def _ping(self, event: WyomingEvent) -> None:
-        await self._send("pong", {"text": event.data.get("text")})
-
-    async def _transcribe(self, event: WyomingEvent) -> None:
-        self._options = data_of(event, TranscribeOptions)
-
-    async def _audio_start(self, event: WyomingEvent) -> None:
-        self._drop()
-        self._utterance = WyomingUtterance(data_of(event, AudioFormat), self._settings.budget)
-
-    async def _audio_chunk(self, event: WyomingEvent) -> None:
-        format = data_of(event, AudioFormat)
-        self._utterance = self._utterance or WyomingUtterance(format, self._settings.budget)
-        self._utterance.add(format, event.payload)
-
-    async def _audio_stop(self, event: WyomingEvent) -> None:
+    async def _transcribe(self) -> None:
+        """Transcribe the utterance, which has ended, and send its transcript."""
         if self._utterance is None:
             raise RequestError("found audio-stop without audio; expected audio-start before it")
         options = self._options
@@ -181,12 +180,3 @@ class WyomingSession:
             return None if disconnected and not answer.done() else await answer
         finally:
             answer.cancel()
-
-    _HANDLERS: ClassVar[dict[str, Callable[["WyomingSession", WyomingEvent], Awaitable[None]]]] = {
-        "describe": _describe,
-        "ping": _ping,
-        "transcribe": _transcribe,
-        "audio-start": _audio_start,
-        "audio-chunk": _audio_chunk,
-        "audio-stop": _audio_stop,
-    }

@@ -194,8 +194,8 @@ def _allows(pattern: str, parts: urllib.parse.SplitResult) -> bool:
     scheme, name = allowed[1] or "https", allowed[2].lower()
     port = int(allowed[3] or _PORTS[scheme])
     host = (parts.hostname or "").lower().rstrip(".")
-    named = host.endswith(name[1:]) if name.startswith("*.") else host == name
-    return named and (parts.scheme, parts.port or _PORTS[parts.scheme]) == (scheme, port)
+    matches = host.endswith(name[1:]) if name.startswith("*.") else host == name
+    return matches and (parts.scheme, parts.port or _PORTS[parts.scheme]) == (scheme, port)
 
 
 def _parts(url: str, field: str) -> urllib.parse.SplitResult:
@@ -273,10 +273,10 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, timeout)
 
     async def _addresses(self, host: str, port: int) -> list[str]:
-        found = await asyncio.get_running_loop().run_in_executor(
+        entries = await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         for address in addresses:
             plain = ipaddress.ip_address(address.partition("%")[0])
             if is_private(address) and not any(plain in network for network in self._networks):

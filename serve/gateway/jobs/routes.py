@@ -242,15 +242,15 @@ class JobRoutes:
         )
 
     async def _show(self, request: Request) -> Response:
-        return JSONResponse(wire.described(await self._named(request)))
+        return JSONResponse(wire.described(await self._requested(request)))
 
     async def _cancel(self, request: Request) -> Response:
-        job = await self._named(request)
+        job = await self._requested(request)
         if job.status in OPEN:
             cancel = self._storage.table.cancel
             if await self._storage.do(cancel, job.key, job.id, time.time()):
                 self._runner.cancelled(job)
-            job = await self._named(request)
+            job = await self._requested(request)
         return JSONResponse(wire.described(job))
 
     async def _result(self, request: Request) -> Response:
@@ -280,7 +280,7 @@ class JobRoutes:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._renderer, render, *row)
 
-    async def _named(self, request: Request) -> JobRecord:
+    async def _requested(self, request: Request) -> JobRecord:
         """Return the job that the path names."""
         api_key = self._services.keys.of_request(request)
         return await self._find(api_key, request.path_params["id"])

@@ -63,7 +63,7 @@ POLL_S = 1.0
 LEASE_S = 15.0
 """Seconds after which a job may be claimed again if its worker has not renewed the lease."""
 FULL_S = 2.0
-"""Minimum seconds for which no job of a key or a model without room is claimed."""
+"""Minimum seconds for which no job of a key or a server without room is claimed."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
@@ -133,11 +133,11 @@ class JobRunner(Background):
         self._webhooks = _Workers(
             "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
         )
-        # Ends of the rest of keys and models without room, by kind and name.
-        self._full_until_s: dict[tuple[str, str], float] = {}
-        # Models that lost their engines. Their jobs wait until an engine is ready again, so that a
-        # short absence of it costs no waiting job a try.
-        self._lost_models = {self.services.models.default}
+        # Ends of the rest of keys without room; the name "" stands for the whole server.
+        self._full_until_s: dict[str, float] = {}
+        # Without engines jobs wait until one is ready again, so that a short absence costs no
+        # waiting job a try.
+        self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
         tasks = self._transcribing.tasks, self._fetching.tasks
@@ -188,34 +188,23 @@ class JobRunner(Background):
         if self.secret is not None and len(self._webhooks.tasks) < MAX_WEBHOOKS:
             claimed = await self._claim(self._webhooks)
         admission, now_s = self.services.admission, time.monotonic()
-        if admission.draining:
+        self._engines_lost = self._engines_lost and not await self.services.engines.ready()
+        full_keys = {name for name, end_s in self._full_until_s.items() if end_s > now_s}
+        if admission.draining or self._engines_lost or "" in full_keys:
             return claimed
-        ready = self.services.engines.ready
-        self._lost_models = {name for name in self._lost_models if not await ready(name)}
-        full = [place for place, end_s in self._full_until_s.items() if end_s > now_s]
-        keys = {name for kind, name in full if kind == "key"}
-        models = self._lost_models | {name for kind, name in full if kind == "model"}
         workers = self.services.config.jobs.workers
         if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
-            claimed |= await self._claim(self._transcribing, keys, models)
+            claimed |= await self._claim(self._transcribing, full_keys)
         if len(self._fetching.tasks) < _MAX_FETCHES:
-            claimed |= await self._claim(self._fetching, keys, models)
+            claimed |= await self._claim(self._fetching, full_keys)
         return claimed
 
-    async def _claim(
-        self, workers: _Workers, not_keys: Set[str] = frozenset(), models: Set[str] = frozenset()
-    ) -> bool:
-        """Claim a job of the next key, and begin the work on it; return whether there was one.
-
-        Args:
-            workers: the kind of work.
-            not_keys: the keys without room.
-            models: the models without room.
-        """
+    async def _claim(self, workers: _Workers, full_keys: Set[str] = frozenset()) -> bool:
+        """Claim a job of the next key with room, and begin it; return whether there was one."""
         now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
         busy = {key for key, count in counts.items() if count >= workers.max_of_key}
-        claim = workers.work, now, now + workers.lease_s, last_key, busy | not_keys, models
+        claim = workers.work, now, now + workers.lease_s, last_key, busy | full_keys
         job = await self._quietly(self._table.claim, *claim)
         if job is None:
             return False
@@ -296,10 +285,6 @@ class JobRunner(Background):
     async def _transcribe(self, job: JobRecord) -> None:
         """Send a job's request, as its key would, and record the answer."""
         record, sent = LogRecord(id=job.id, model=job.model), False
-        if job.url and not self.storage.audio.path(job.id).exists():
-            # A server with another folder has fetched it.
-            await self._quietly(self._table.fetched, job, time.time(), 0)
-            return
         identify = functools.partial(self.services.keys.named_as, job.key)
         try:
             async with (
@@ -335,7 +320,8 @@ class JobRunner(Background):
             why = RequestError("the job's audio is missing from storage")
             raise ApiError(why, "jobs_audio") from None
         permit.charge(size)
-        services, target = self.services, Target(job.model, segments=False)
+        services = self.services
+        target = Target(services.models.named(job.model), segments=False)
         fields = fields_of(job, services.config.gateway.unknown_fields)
         # The engine's process takes a copy from the uploads' folder.
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
@@ -360,10 +346,10 @@ class JobRunner(Background):
         wait_s = min(max(FULL_S, error.retry_after_s), _MAX_FULL_S)
         if isinstance(error.error, OverloadedError):
             counted = False
-            full = ("key", job.key) if error.reason in _KEY_LIMITS else ("model", job.model)
-            self._full_until_s[full] = time.monotonic() + wait_s
+            full_key = job.key if error.reason in _KEY_LIMITS else ""
+            self._full_until_s[full_key] = time.monotonic() + wait_s
         elif error.reason != URL_AWAY:
-            self._lost_models.add(job.model)
+            self._engines_lost = True
         if counted:
             wait_s = min(2.0**job.tries, MAX_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)

@@ -72,7 +72,6 @@ class _BlockingPool:
     def __init__(self, name: str, limit_s: float | None = None) -> None:
         self._limit_s = limit_s
         self.threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
-        self._works = True
 
     async def do(self, call: Callable[..., T], *args: Any) -> T:
         """Make a call that blocks, and return its result.
@@ -83,17 +82,16 @@ class _BlockingPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                result = await loop.run_in_executor(self.threads, call, *args)
+                return await loop.run_in_executor(self.threads, call, *args)
         except (FileError, OSError) as error:
             if isinstance(error, OSError) and not limit.expired():
                 logger.error("a job's audio cannot be kept: %s", error)
                 raise errors.no_room_for_upload() from error
             late = f"jobs cannot be kept: no answer within {self._limit_s:g} s"
-            self._log(late if limit.expired() else str(error))
+            text = "%s; jobs wait until they can be, everything else goes on"
+            logger.error(text, late if limit.expired() else error, extra={"max_lines": 1})
             message = "jobs are not available just now, everything else is; the server's log says "
             raise ApiError(UnavailableError(f"{message}why")) from error
-        self._log("")
-        return result
 
     async def quietly(self, call: Callable[..., T], *args: Any) -> T | None:
         """Make a call like `do`; return None if that is not possible now."""
@@ -101,14 +99,6 @@ class _BlockingPool:
             return await self.do(call, *args)
         except ApiError:
             return None
-
-    def _log(self, error: str) -> None:
-        """Log the first failure, and the first success after it."""
-        if error and self._works:
-            logger.error("%s; jobs wait until they can be, everything else goes on", error)
-        if not (error or self._works):
-            logger.info("jobs are kept again")
-        self._works = not error
 
 
 class AudioFolder:

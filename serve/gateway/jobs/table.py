@@ -226,7 +226,6 @@ class JobTable:
         until: float,
         last_key: str = "",
         not_keys: Collection[str] = (),
-        not_models: Collection[str] = (),
     ) -> JobRecord | None:
         """Claim the oldest job of the next key that has work of a kind due.
 
@@ -236,7 +235,6 @@ class JobTable:
             until: the time at which the claim expires.
             last_key: the key whose turn was last; keys take turns in their order.
             not_keys: keys that get no turn.
-            not_models: models whose jobs are not claimed.
         """
         values: dict[str, Any] = {"webhook_due": until, "webhook_tries": _C.webhook_tries + 1}
         if work == "webhook":
@@ -244,7 +242,7 @@ class JobTable:
         else:
             to_fetch = sa.and_(_C.url != "", sa.not_(_HAS_AUDIO))
             kind = to_fetch if work == "fetch" else sa.not_(to_fetch)
-            due = sa.and_(_IS_OPEN, _C.due <= now, _C.model.not_in(not_models), kind)
+            due = sa.and_(_IS_OPEN, _C.due <= now, kind)
             columns, age = _JOB, _C.number
             values = {
                 "status": RUNNING,
@@ -275,7 +273,7 @@ class JobTable:
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
 
     def fetched(self, job: JobRecord, now: float, size: int) -> bool:
-        """Give up a claim, with the bytes of the url's audio; 0: it is to be fetched again."""
+        """Give up a claim, with the number of bytes of the url's audio."""
         return self._change(job, due=now, token="", tries=job.tries - 1, audio_bytes=size)
 
     def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:

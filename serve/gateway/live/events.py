@@ -39,8 +39,6 @@ _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, an
 UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
 _KEYS = {UPDATE: ("session",), APPEND: ("audio",), COMMIT: (), f"{BUFFER}.clear": ()}
 """By type: the keys that a client's event must have beside `type`."""
-_IGNORED_KEYS = {COMMIT: ("final",)}
-"""By type: keys that have no effect. They need no warning, since vLLM's clients send them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +107,7 @@ def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
     for key in _KEYS[kind]:
         if key not in table:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    known_keys = (*_KEYS[kind], *_IGNORED_KEYS.get(kind, ()))
-    unknown = (str(key)[:_MAX_KEY_CHARS] for key in table if key not in known_keys)
+    unknown = (key[:_MAX_KEY_CHARS] for key in table if key not in _KEYS[kind])
     return ClientEvent(kind, event_id, table, tuple(unknown))
 
 

@@ -307,18 +307,18 @@ async def make_client_secret(request: Request, services: Services) -> Response:
         body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body")
     table, unknown = split_unknown(_SecretRequest, body)
     try:
-        wanted = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
+        secret_request = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
     except OptionError as error:
         message = str(error).removeprefix("client_secrets: ")
         raise field_error(message.partition(" ")[0], message) from error
-    changes = wanted.session or {}
+    changes = secret_request.session or {}
     try:
         settings, warnings = updated(SessionSettings(), changes, services.models.named)
     except EventError as error:
         raise field_error(error.param or "session", str(error), error.code) from error
     if unknown:
         warnings.append(unknown_keys(unknown))
-    seconds = wanted.expires_after.seconds if wanted.expires_after else _SECRET_S
+    seconds = secret_request.expires_after.seconds if secret_request.expires_after else _SECRET_S
     secret = ClientSecret(
         round(time.time()) + seconds,
         api_key.key.public_id,

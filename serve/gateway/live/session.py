@@ -110,8 +110,8 @@ class LiveSession:
             event_id = event.event_id
             if event.unknown and event.type not in self._warned:
                 self._warned.add(event.type)
-                named = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings.append(unknown_keys(named))
+                keys = {f"{event.type}.{key}": "" for key in event.unknown}
+                self.warnings.append(unknown_keys(keys))
             await self._do(event)
         except EventError as error:
             self._errors += 1
@@ -154,7 +154,7 @@ class LiveSession:
         """Take audio, as soon as little enough waits to be decoded."""
         step = round(self._hearing.bytes_per_s * _BLOCK_S)
         for begin in range(0, len(data), step):
-            while sum(utterance.unheard_s for utterance in self._queue) > BEHIND_S:
+            while sum(utterance.undecoded_s for utterance in self._queue) > BEHIND_S:
                 self._progress.clear()
                 await self._progress.wait()  # for a decoding, also one that fails
             block = data[begin : begin + step]
@@ -265,7 +265,7 @@ class LiveSession:
         due_s = self._pace.due_s - _now_s()
         if self._tries:
             return due_s
-        if utterance.ended or utterance.unheard_s >= _LONG_S:
+        if utterance.ended or utterance.undecoded_s >= _LONG_S:
             return 0.0
         if utterance.decoded_until >= utterance.spoken_until:
             return math.inf

@@ -29,7 +29,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _named(value: object) -> object:
+def _none_if_blank(value: object) -> object:
     """Turn an empty text into None: clients send it for a language that is not set."""
     return None if isinstance(value, str) and not value.strip() else value
 
@@ -73,7 +73,7 @@ class Transcription:
 
     model: str | None = None  # None: the server's
     # None, "auto" and "": detected in each utterance
-    language: Annotated[LanguageOrAuto | None, BeforeValidator(_named)] = None
+    language: Annotated[LanguageOrAuto | None, BeforeValidator(_none_if_blank)] = None
     languages: tuple[Language, ...] | None = None  # to choose from; None: as configured
     prompt: Annotated[str, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
     keywords: tuple[str, ...] | None = None  # OpenAI's name for phrases
@@ -157,16 +157,12 @@ class EventError(Exception):
 _INPUT = "session.audio.input"
 _LOGPROBS = "item.input_audio_transcription.logprobs"
 _TURNS = f"{_INPUT}.turn_detection"
-_IGNORED = {
-    "session.client_secret": "keys are the server's operator's to make",
-    "session.modalities": "a transcription session has text alone",
-    f"{_INPUT}.noise_reduction": "there is none: audio is heard as it was sent",
-    f"{_TURNS}.eagerness": "silence_duration_ms says when a turn ends",
-    f"{_TURNS}.create_response": "a transcription session has no responses",
-    f"{_TURNS}.interrupt_response": "a transcription session has no responses",
-    f"{_TURNS}.idle_timeout_ms": "a transcription session has no responses",
-}
-"""OpenAI's settings that never have an effect here, and the reason that a warning gives."""
+_IGNORED = (
+    *("session.client_secret", "session.modalities", f"{_INPUT}.noise_reduction"),
+    *(f"{_TURNS}.eagerness", f"{_TURNS}.create_response", f"{_TURNS}.interrupt_response"),
+    f"{_TURNS}.idle_timeout_ms",
+)
+"""OpenAI's settings that never have an effect here. A warning names them."""
 
 # OpenAI's models without voice activity detection: turn_detection is null, and clients commit. If
 # the server found the end of the same turn first, their commit would be an error.
@@ -240,10 +236,12 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     Args:
         keys: their names, each with the known key that it resembles, or an empty text.
     """
-    named = dict(itertools.islice(keys.items(), _MAX_NAMED))
-    rest = f" and {len(keys) - len(named)} more" if len(keys) > len(named) else ""
-    names = [f"{key} (did you mean {near}?)" if near else key for key, near in named.items()]
-    return SettingWarning(", ".join(named), f"unknown, without effect: {', '.join(names)}{rest}")
+    shown_keys = dict(itertools.islice(keys.items(), _MAX_NAMED))
+    rest = f" and {len(keys) - len(shown_keys)} more" if len(keys) > len(shown_keys) else ""
+    names = [f"{key} (did you mean {near}?)" if near else key for key, near in shown_keys.items()]
+    return SettingWarning(
+        ", ".join(shown_keys), f"unknown, without effect: {', '.join(names)}{rest}"
+    )
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:
@@ -278,30 +276,28 @@ def _without_ignored(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[S
     session = copy.deepcopy(dict(changes))
     warnings: list[SettingWarning] = []
 
-    def warn(path: str, value: object, why: str) -> None:
-        warnings.append(SettingWarning(path, f"{path} = {shown(value)} has no effect: {why}"))
+    def warn(path: str, value: object) -> None:
+        warnings.append(SettingWarning(path, f"{path} = {shown(value)} has no effect"))
 
     include = session.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
-        warn("session.include", include, "log-probabilities of live text are not told")
+        warn("session.include", _LOGPROBS)
         session["include"] = [name for name in include if name != _LOGPROBS]
     input = _table(session, "audio", "input")
     turns = _table(input, "turn_detection")
     if turns.get("type") == "semantic_vad":
-        why = "turns are found by voice activity, as by server_vad"
-        warn(f"{_TURNS}.type", turns["type"], why)
+        warn(f"{_TURNS}.type", turns["type"])
         turns["type"] = "server_vad"
-    for path, why in _IGNORED.items():
+    for path in _IGNORED:
         _, *parents, key = path.split(".")
         value = _table(session, *parents).pop(key, None)
         if value not in (None, False):
-            warn(path, value, why)
+            warn(path, value)
     if _table(input, "transcription").get("model", "-") in (None, ""):  # it stays as it is
         del input["transcription"]["model"]
     if input.get("transcription", "-") is None:
         del input["transcription"]
-        why = "a transcription session transcribes; it stays as it is"
-        warn(f"{_INPUT}.transcription", None, why)
+        warn(f"{_INPUT}.transcription", None)
     return session, warnings
 
 

@@ -36,14 +36,9 @@ class UpdateWindow:
     """A part of an utterance to be decoded."""
 
     audio: tuple[Samples, ...]  # pieces of float32 (n,), n > 0, 16 kHz
-    voice: tuple[float, ...]  # start, end, start, … of speech in it, in seconds
     begin: int
     end: int
-    prompt: str
-    language: str | None
-    languages: tuple[str, ...]  # to choose from if `language` is None; (): as configured
-    phrases: tuple[str, ...]
-    draft: tuple[int, ...]
+    options: Request  # without audio
 
     @property
     def duration_s(self) -> float:
@@ -51,28 +46,14 @@ class UpdateWindow:
         return (self.end - self.begin) / SAMPLE_RATE
 
     def request(self, config: LiveConfig, samples: Samples = _NONE) -> Request:
-        """Make a request, at temperature 0: temperature fallback would delay all streams.
+        """Make a request.
 
         Args:
             config: the keys of [live].
             samples: `audio` in one piece; empty: it is sent beside the request.
         """
-        return Request(
-            samples,
-            SAMPLE_RATE,
-            language=self.language,
-            languages=self.languages,
-            prompt=self.prompt,
-            phrases=self.phrases,
-            word_timestamps=True,
-            vad=False,
-            voice=self.voice,
-            temperature=0.0,
-            beam_size=1,  # greedy decoding takes the text before as a draft
-            short_encoder=config.asks_short_encoder,
-            unfinished=True,
-            draft=self.draft,
-        )
+        short_encoder = config.asks_short_encoder
+        return dataclasses.replace(self.options, audio=samples, short_encoder=short_encoder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +86,7 @@ class LiveUtterance:
         self._spoken = 0  # samples of speech
         self._voice: list[tuple[int, int]] = []  # speech in the audio that is held
         self._script: Script | None = None  # of Chinese text that is final
-        self._gone = ""  # the final text of audio that is cut off
+        self._cut_text = ""  # the final text of audio that is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
         self._frames: list[Samples] = []  # behind `_audio`, not joined yet
         self._begin = self.start
@@ -123,7 +104,7 @@ class LiveUtterance:
         return self._spoken / SAMPLE_RATE <= SpeechOptions.vad_min_speech_s
 
     @property
-    def unheard_s(self) -> float:
+    def undecoded_s(self) -> float:
         """Seconds of audio behind the latest hypothesis."""
         return (self.end - self.decoded_until) / SAMPLE_RATE
 
@@ -144,16 +125,16 @@ class LiveUtterance:
         """
         if self.language is None or previous.language != self.language:
             return
-        if previous._held_s > _BEFORE * hold_s and (cut_s := previous._cut_s()) is not None:
+        if previous._audio_s > _BEFORE * hold_s and (cut_s := previous._cut_s()) is not None:
             previous._cut(cut_s)
-        if previous._held_s > _BEFORE * hold_s:
+        if previous._audio_s > _BEFORE * hold_s:
             return
         self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
         self._begin -= previous.end - previous._begin
         self._audio.extendleft(reversed(previous._pieces()))
         gap = self.start - previous.end
         self._voice[:0] = [(begin + gap, end + gap) for begin, end in previous._voice]
-        self._gone, self._draft = previous._gone, previous._draft
+        self._cut_text, self._draft = previous._cut_text, previous._draft
         self._script = previous._script
 
     def add(self, samples: Samples, speech: bool) -> None:
@@ -169,12 +150,23 @@ class LiveUtterance:
 
     def window(self) -> UpdateWindow:
         """Return the window to decode now."""
-        settings = self.settings
-        prompt = f"{settings.prompt or ''} {self._gone}".strip()
-        languages = () if self.language else tuple(settings.languages or ())
-        audio = tuple(self._pieces()), self._voice_s(), self._begin, self.end
-        language = f"zh-{self._script}" if self._script else self.language
-        return UpdateWindow(*audio, prompt, language, languages, settings.boosted, self._draft)
+        settings, bounds = self.settings, itertools.chain.from_iterable(self._voice)
+        options = Request(
+            _NONE,
+            SAMPLE_RATE,
+            language=f"zh-{self._script}" if self._script else self.language,
+            languages=() if self.language else tuple(settings.languages or ()),
+            prompt=f"{settings.prompt or ''} {self._cut_text}".strip(),
+            phrases=settings.boosted,
+            word_timestamps=True,
+            vad=False,
+            voice=tuple((sample - self._begin) / SAMPLE_RATE for sample in bounds),
+            temperature=0.0,  # temperature fallback would delay all streams
+            beam_size=1,  # greedy decoding takes the text before as a draft
+            unfinished=True,
+            draft=self._draft,
+        )
+        return UpdateWindow(tuple(self._pieces()), self._begin, self.end, options)
 
     def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take a window's transcript; return the text that becomes final by it.
@@ -194,19 +186,16 @@ class LiveUtterance:
         text += self.agreement.settle(end_s - SURE_S * self.settings.delay_factor)
         if text and self.language is None:
             self.language = transcript.language
-        self._keep_script(text)
+        language = self.language or ""
+        names_no_script = language_code(language) == "zh" and not script_of(language)
+        if text and names_no_script and not self._script:
+            self._script = script_in(text)  # all text that follows has the same
         final = self._final_text(text, count)
-        if self._held_s > hold_s and (cut_s := self._cut_s()) is not None:
+        if self._audio_s > hold_s and (cut_s := self._cut_s()) is not None:
             self._cut(cut_s)
-        if self._held_s > MAX_S:
+        if self._audio_s > MAX_S:
             self._cut(end_s - _UNSURE_S)
         return final
-
-    def _keep_script(self, text: str) -> None:
-        """Keep the script of the first final text for all text that follows."""
-        language = self.language
-        if text and language is not None and not self._script and not script_of(language):
-            self._script = script_in(text) if language_code(language) == "zh" else None
 
     def finish(self) -> FinalText:
         """Make the rest of the latest hypothesis final."""
@@ -228,23 +217,19 @@ class LiveUtterance:
             self._frames = []
         return self._audio
 
-    def _voice_s(self) -> tuple[float, ...]:
-        bounds = itertools.chain.from_iterable(self._voice)
-        return tuple((sample - self._begin) / SAMPLE_RATE for sample in bounds)
-
     @property
-    def _held_s(self) -> float:
+    def _audio_s(self) -> float:
         return (self.end - self._begin) / SAMPLE_RATE
 
     def _cut_s(self) -> float | None:
         """Return the second at which a cut frees enough of the audio; None: there is none."""
         begin_s = (self._begin - self.start) / SAMPLE_RATE
-        return self.agreement.cut(begin_s + _FREED * self._held_s)
+        return self.agreement.cut(begin_s + _FREED * self._audio_s)
 
     def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""
         begin = max(self._begin, min(self.start + round(cut_s * SAMPLE_RATE), self.end))
-        self._gone = (self._gone + self.agreement.drop(cut_s))[-PROMPT_CHARS:]
+        self._cut_text = (self._cut_text + self.agreement.drop(cut_s))[-PROMPT_CHARS:]
         surplus, pieces = begin - self._begin, self._pieces()
         while surplus > 0:
             piece = pieces.popleft()

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ OWN_PAGE = "/metrics/own"
 """Route of the metrics of one process of the gateway."""
 
 _PAGE_S = 2.0  # limit of asking another process for its page
-_RECENT = 20_000  # latencies of requests that are kept
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -119,7 +116,6 @@ class Metrics:
         self._seconds = Histogram("request_seconds", text, **options_s)
         text = "From a streamed request's arrival to the first of its text"
         self._first_delta_s = Histogram("first_delta_seconds", text, **options_s)
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
         unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
         uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
@@ -149,19 +145,9 @@ class Metrics:
         if reason:
             self._refused.labels(reason).inc()
 
-    def timed(self, route: str, seconds: float, answered: bool) -> None:
+    def timed(self, route: str, seconds: float) -> None:
         """Count the seconds from a request's arrival to its end."""
         self._seconds.labels(route).observe(seconds)
-        if answered:
-            self._recent.append((time.monotonic(), seconds))
-
-    def recent_s(self, window_s: float) -> list[float]:
-        """Return the seconds of each request that was answered in a window before now.
-
-        Only the last `_RECENT` requests are known.
-        """
-        since_s = time.monotonic() - window_s
-        return [seconds for ended_s, seconds in self._recent if ended_s >= since_s]
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
@@ -223,9 +209,9 @@ def joined(pages: Mapping[str, bytes], label: str) -> bytes:
                 description, samples = metrics.setdefault(line.split(" ", 3)[2], ([], []))
                 if line not in description:
                     description.append(line)
-            elif found := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
-                labels = ",".join(filter(None, (f'{label}="{process}"', found[2])))
-                samples.append(f"{found[1]}{{{labels}}} {found[3]}")
+            elif sample := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
+                labels = ",".join(filter(None, (f'{label}="{process}"', sample[2])))
+                samples.append(f"{sample[1]}{{{labels}}} {sample[3]}")
     lines = [line for blocks in metrics.values() for block in blocks for line in block]
     return "".join(f"{line}\n" for line in lines).encode()
 

@@ -21,10 +21,10 @@ def played(tmp_path, monkeypatch):
     passes = []
 
     def run(play):
-        def one_pass(shards, alone, *_):
-            passes.append((alone, [shard.number for shard in shards]))
+        def one_pass(shards, *_):
+            passes.append([shard.number for shard in shards])
             for shard in shards:
-                yield from play(shard, alone, output)
+                yield play(shard, output)
 
         monkeypatch.setattr(cluster, "_pass", one_pass)
         engines = cluster.EngineCapacity(1, Config(), 1, 0)
@@ -34,38 +34,33 @@ def played(tmp_path, monkeypatch):
 
 
 def do(shard, output):
-    output.keep_tries(shard.number, {})
     store.write(output.transcripts(shard.number), b"")
     return ShardReport(shard.number, len(shard.files))
 
 
-def test_what_ends_its_process_is_done_file_by_file_until_it_is_found(played):
+def test_a_shard_that_was_lost_is_done_by_another_pass(played):
     run, passes = played
 
-    def play(shard, alone, output):
-        tries = output.tries(shard.number)
-        if shard.number != 1 or tries.get("1b") == 2:
-            yield do(shard, output)
-        elif alone:
-            output.keep_tries(1, {"1b": tries.get("1b", 0) + 1})
+    def play(shard, output):
+        lost = shard.number == 1 and len(passes) < 3
+        return ShardReport(1, undone="the device is gone") if lost else do(shard, output)
 
     reports = run(play)
-    assert passes == [(False, [0, 1, 2]), (False, [1]), (True, [1]), (True, [1]), (True, [1])]
-    assert [report.number for report in reports if report.undone] == [1, 1, 1, 1]
+    assert passes == [[0, 1, 2], [1], [1]]
+    assert [report.number for report in reports if report.undone] == [1, 1]
     assert sum(report.files for report in reports) == 6
 
 
 def test_what_nobody_can_do_ends_the_run_and_is_named(played):
     run, passes = played
 
-    def play(shard, alone, output):
+    def play(shard, output):
         if shard.number == 0:
-            yield do(shard, output)
-        else:
-            yield ShardReport(shard.number, undone="the device is gone")
+            return do(shard, output)
+        return ShardReport(shard.number, undone="the device is gone")
 
     with pytest.raises(
         EarshotError, match=r"2 shards failed repeatedly, such as 000001, .*1a: the device is gone"
     ):
         run(play)
-    assert [numbers for _, numbers in passes] == [[0, 1, 2], [1, 2], [1, 2], [1, 2]]
+    assert passes == [[0, 1, 2], [1, 2], [1, 2], [1, 2]]

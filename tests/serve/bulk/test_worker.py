@@ -46,7 +46,7 @@ def start(tmp_path, monkeypatch):
         output = BulkOutput(str(tmp_path / "out"), format, **more)
         monkeypatch.setattr(worker, "MAX_AUDIO_MB", 1)
         do = ShardWorker(Config(), Request(b"", language="es"), output)
-        return lambda row: do({"alone": False, "places": [], **row}), output, transcriber
+        return lambda row: do({"places": [], **row}), output, transcriber
 
     return start
 
@@ -59,7 +59,7 @@ def lines(path):
 def test_a_shard_holds_what_was_heard_and_the_rest_is_set_aside(start, files):
     do, output, transcriber = start()
     report = do({"number": 7, "files": files})
-    assert (report["files"], report["failed"], report["refused"]) == (5, 2, "")
+    assert (report["files"], report["refused"]) == (5, "")
     heard = lines(output.transcripts(7))
     assert [line["file"] for line in heard] == [files[0], files[2], files[4]]
     assert heard[0]["text"].startswith("Hello")
@@ -103,8 +103,9 @@ def test_what_an_unfinished_try_set_aside_is_forgotten(start, files):
 
 def test_where_there_is_no_room_a_file_waits(start, files, monkeypatch):
     monkeypatch.setattr(worker, "_RETRY_S", 0.0)
-    do, _, _ = start({b"a": OverloadedError("full")})
-    assert do({"number": 0, "files": files[:1]})["failed"] == 0
+    do, output, _ = start({b"a": OverloadedError("full")})
+    assert do({"number": 0, "files": files[:1]})["files"] == 1
+    assert output.gather_failed() == 0
 
 
 def test_a_device_that_fails_leaves_the_shard_to_a_new_process(start, files, monkeypatch):
@@ -118,27 +119,6 @@ def test_a_device_that_fails_leaves_the_shard_to_a_new_process(start, files, mon
     monkeypatch.setattr(worker.os, "_exit", leave)
     with pytest.raises(SystemExit):
         do({"number": 1, "files": files})
-
-
-class ProcessEnds(BaseException):
-    """Nothing is done after it."""
-
-
-def test_a_file_that_ends_its_process_twice_is_found_and_set_aside(start, files):
-    row = {"number": 3, "files": files, "alone": True}
-    for _ in range(2):
-        do, output, _ = start({b"b": ProcessEnds()})
-        with pytest.raises(ProcessEnds):
-            do(row)
-        assert output.done() == set()
-    assert output.tries(3) == {files[2]: 2}
-    do, _, _ = start({b"b": ProcessEnds()})
-    report = do(row)
-    assert (report["files"], report["failed"], report["refused"]) == (5, 3, "")
-    failed = {line["file"]: line["error"] for line in lines(output.failed(3))}
-    assert set(failed) == {files[1], files[2], files[3]}
-    assert "the process ended 2 times while it transcribed" in failed[files[2]]
-    assert output.done() == {3} and output.tries(3) == {}
 
 
 def test_what_is_no_file_or_too_long_is_set_aside_unread(start, tmp_path):
@@ -173,7 +153,7 @@ def test_an_engine_that_cannot_be_opened_is_told_by_each_shard(monkeypatch, tmp_
 
     monkeypatch.setattr(worker, "open_transcriber", fail)
     do = ShardWorker(Config(), Request(b""), BulkOutput(str(tmp_path), "jsonl"))
-    row = {"number": 0, "files": ["a"], "places": [], "alone": False}
+    row = {"number": 0, "files": ["a"], "places": []}
     assert do(row)["refused"].startswith("no engine at /no (on ")
 
 

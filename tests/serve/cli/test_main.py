@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 import serve.transcriber.open
-from serve.cli import backend, progress
+from serve.cli import progress
 from serve.cli.main import main
-from serve.contract.errors import EarshotError, OptionError, UnavailableError
+from serve.contract.errors import EarshotError, OptionError
 from serve.contract.keys import Key, hash_of, read_keys
 from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.usage import UsageRecord, add_usage
@@ -232,61 +231,38 @@ def _raising(error):
     return transcribe
 
 
-def test_a_server_that_is_there_and_busy_is_waited_for(toml, files, fake, monkeypatch, capsys):
-    """It takes connections and says nothing; then it stops."""
-    monkeypatch.setattr(backend, "FIRST_LOOK_S", 0.2)
-    monkeypatch.setattr(backend, "PATIENCE_S", 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        toml.write_text(f"[server]\ngrpc_port = {port}\n")
-        assert run(toml, files["a.wav"]) == 0
-    told = capsys.readouterr().err
-    address = f"the server at 127.0.0.1:{port} did not answer within"
-    assert f"{address} 0.2 s; waiting for it for at most 1 s\n" in told
-    assert f"{address} 1 s; using the engine engines/demo in this process\n" in told
+def test_a_server_that_is_not_ready_is_named(toml, files, fake, monkeypatch, capsys):
+    for state in ("silent", "not ready"):
+        monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s, state=state: state)
+        assert run(toml, files["a.wav"]) == 1
+        assert f" is {state}; try again" in capsys.readouterr().err
+        assert run(toml, "--in-process", files["a.wav"]) == 0
 
 
-def test_a_server_that_becomes_ready_is_used(toml, files, monkeypatch, capsys):
-    monkeypatch.setattr(backend, "LOOK_S", 0.0)
-    states = iter(["silent", "not ready", "ready"])
-    monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s: next(states))
+def test_a_server_that_is_ready_is_used(toml, files, monkeypatch, capsys):
     answer = [SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)]
+    monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s: "ready")
     monkeypatch.setattr(TritonClient, "stream", lambda client, request: iter(answer))
     assert run(toml, files["a.wav"]) == 0
     output = capsys.readouterr()
-    assert "did not answer within 2 s; waiting for it for at most 60 s" in output.err
     assert "using the server at 127.0.0.1:" in output.err and output.out == "¿Qué?\n¿Qué?\n"
 
 
-def test_what_a_server_lost_half_way_is_asked_for_once_more(toml, files, monkeypatch, capsys):
-    def lost(client, request):
-        yield SegmentReady(SEGMENT)
-        raise UnavailableError("the engine died")
-
-    monkeypatch.setattr(TritonClient, "state", lambda client, timeout_s: "ready")
-    monkeypatch.setattr(TritonClient, "stream", lost)
-    whole = SimpleNamespace(result=lambda: TRANSCRIPT)
-    monkeypatch.setattr(TritonClient, "start", lambda client, request: whole)
-    assert run(toml, files["a.wav"]) == 0
-    assert capsys.readouterr().out == "¿Qué?\n¿Qué?\n"
-
-
 def test_a_long_file_shows_how_far_it_is_where_there_is_no_terminal(
-    toml, files, fake, tmp_path, monkeypatch, capsys
+    toml, files, fake, monkeypatch, capsys
 ):
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.05)
-    path = tmp_path / "long.flac"
-    path.write_bytes(audio_file(75.0))
-    shown = []
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
 
     def transcribe(request, on_segment):
-        on_segment(dataclasses.replace(SEGMENT, end=30.0))
-        wait_until(lambda: shown.append(capsys.readouterr().err) or "/75 s" in shown[-1], "no line")
-        return TRANSCRIPT
+        for end in (30.0, 60.0):
+            on_segment(dataclasses.replace(SEGMENT, end=end))
+        return dataclasses.replace(TRANSCRIPT, duration=75.0)
 
     fake.transcribe = transcribe
-    assert run(toml, str(path)) == 0
-    assert "0/1 files, 30/75 s of audio, " in "".join(shown)
+    assert run(toml, files["a.wav"]) == 0
+    errors = capsys.readouterr().err
+    for shown in ("0/1 files, 30.0 s of audio in ", "0/1 files, 60.0 s", "1/1 files, 75.0 s"):
+        assert shown in errors
 
 
 def _and(call, first):
@@ -340,27 +316,6 @@ def test_options_reach_the_request(toml, files, fake):
 def test_an_option_that_makes_no_sense_is_told(toml, files, capsys, words, told):
     assert run(toml, files["a.wav"], *words) == 2
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        (["--patience", "2"], "--patience is now --option patience=VALUE"),
-        (["--no-timestamps"], "--no-timestamps is now --option timestamps=false"),
-        (["--highlight-words"], "--highlight-words is now --cue highlight_words=true"),
-        (["--nothing"], "unrecognized arguments: --nothing"),
-    ],
-)
-def test_an_earlier_flag_is_told_as_it_is_now(toml, files, capsys, words, now):
-    with pytest.raises(SystemExit) as end:
-        run(toml, files["a.wav"], *words)
-    assert end.value.code == 2
-    assert now in capsys.readouterr().err
-
-
-def test_the_earlier_command_of_the_server_is_told(toml, capsys):
-    assert main(["triton", "--config", str(toml)]) == 2
-    assert "python -m serve start" in capsys.readouterr().err
 
 
 def test_options_are_listed(capsys):
@@ -574,11 +529,10 @@ def test_triton_says_why_it_cannot_start(nano_toml):
 
 @pytest.mark.nightly
 @pytest.mark.server
-@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
-def test_a_terminal_sees_progress(nano_toml, size):
+def test_a_terminal_sees_progress(nano_toml):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, size)
+    termios.tcsetwinsize(slave, (24, 80))
     clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
     done = subprocess.run(
         [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],

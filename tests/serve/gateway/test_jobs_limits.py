@@ -146,20 +146,6 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
     assert len(running.triton.requests) == 2
 
 
-def test_a_url_whose_audio_is_not_here_is_fetched_again(start, config, hearer):
-    """As where a server with another folder has fetched it."""
-    running = start(jobs=dataclasses.replace(config, workers=1))
-    accepted(running, prompt="wait")
-    until(lambda: running.triton.waiting)
-    job = accepted(running, None, url=f"{hearer.place}/a")
-    until(lambda: job["id"] in audio_of(config))
-    (Path(config.folder) / "audio" / job["id"]).unlink()
-    running.triton.release()
-    done = ended(running, job["id"])
-    assert (done["status"], done["tries"]) == ("completed", 1)
-    assert hearer.asked == ["/a", "/a"]
-
-
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 1)

@@ -1,20 +1,14 @@
 """The page's files as they are sent, and what it is told of the server."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from serve.contract.config import Config
-from serve.gateway.context import Services
-from serve.gateway.engine import EngineAddress
-from serve.gateway.page import routes, state
-from serve.gateway.page.state import EngineStateReader
-from tests.gateways import json_request
+from serve.gateway.page import routes
 
-WEB = Path(state.__file__).parent / "web"
+WEB = Path(routes.__file__).parent / "web"
 KINDS = {
     "/": "text/html",
     "/page/style.css": "text/css",
@@ -23,108 +17,40 @@ KINDS = {
 }
 
 
-def metrics(audio_s, busy_s, **more):
+def metrics():
     """Triton's page, with what the state is made from and other things."""
-    values = {"queue_depth": 1, "busy_slots": 2, "slots": 4, **more}
-    lines = [f"earshot_{name} {value}" for name, value in values.items()]
     info = 'languages="en,es",detects_language="true",words="true",beams="5"'
-    return "\n".join(
-        [
-            "# HELP nv_inference_count of Triton's own",
-            'nv_inference_count{model="whisper"} 7',
-            "# TYPE earshot_audio_seconds_total counter",
-            f"earshot_audio_seconds_total {audio_s}",
-            f"earshot_busy_seconds_total {busy_s}",
-            f"earshot_engine_info{{{info}}} 1",
-            *lines,
-        ]
+    return (
+        "# HELP nv_inference_count of Triton's own\n"
+        'nv_inference_count{model="whisper"} 7\n'
+        f"earshot_engine_info{{{info}}} 1\n"
+        "earshot_queue_depth 1\nearshot_busy_slots 2\nearshot_slots 4"
     ).encode()
 
 
-def reader(pages):
-    """What reads an engine's page, a look after the other."""
-    found = iter(pages)
-
-    async def page():
-        if (one := next(found)) is None:
-            raise ConnectionError("away")
-        return one
-
-    return page
+def read_state(running):
+    running.run(running.gateway.state.read())
+    status, headers, body = running.ask("GET", "/state")
+    assert (status, headers["Cache-Control"]) == (200, "no-store")
+    return json.loads(body)
 
 
-@pytest.fixture
-def state_after(tmp_path):
-    """Return the state after reads of these pages; None: Triton is away.
-
-    `others`: pages of other engines, for as many reads.
-    """
-
-    def state_after(*pages, others=(), latencies_s=()):
-        async def run():
-            services = Services(Config(), tmp_path, [EngineAddress("cpu", tmp_path)])
-            object.__setattr__(services, "ready", ready)
-            services.metrics.recent_s = lambda window_s: list(latencies_s)
-            state_reader = EngineStateReader(services, [reader(pages), *map(reader, others)])
-            for _ in pages:
-                await state_reader.read()
-            await services.engines.own[0].close()
-            return json.loads(json.dumps(state_reader.latest))
-
-        async def ready():
-            return pages[-1] is not None
-
-        return asyncio.run(run())
-
-    return state_after
-
-
-def test_the_state_tells_what_the_engine_does(state_after):
-    shown = state_after(metrics(100, 10), metrics(160, 13), latencies_s=[0.5, 0.1, 9.0])
+def test_the_state_tells_what_the_engines_do(start):
+    """Triton's metrics come and go one by one; an engine with a part of them counts as away."""
+    running = start(triton_metrics=metrics(), devices=("cpu-0", "cpu-1"))
+    shown = read_state(running)
     assert (shown["name"], shown["status"]) == ("demo", "ready")
-    assert shown["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
     assert shown["offers"]["languages"] == {"en": "english", "es": "spanish"}
     assert (shown["offers"]["beams"], shown["offers"]["words"]) == (5, True)
-    recent = shown["recent"]
-    assert (recent["rtfx"], recent["requests"]) == (20.0, 3)
-    assert (recent["p50_s"], recent["p99_s"]) == (0.5, 9.0)
-    # What was answered before the first look is of no time that is known.
-    assert shown["history"]["audio_per_s"] == [0.0, 60 / state.INTERVAL_S]
-
-
-def test_an_engine_that_started_again_counts_from_the_start(state_after):
-    shown = state_after(metrics(100, 10), None, metrics(12, 3))
-    assert shown["history"]["audio_per_s"] == [0.0, 0.0, 12 / state.INTERVAL_S]
-    assert shown["recent"]["rtfx"] == 4.0
-
-
-def test_several_engines_are_told_of_as_one(state_after):
-    away = [None, None, None]
-    other = [metrics(500, 50), None, metrics(8, 2)]  # it started again
-    shown = state_after(metrics(100, 10), metrics(160, 13), metrics(190, 14), others=[away, other])
-    assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
-    assert shown["history"]["audio_per_s"] == [0.0, 20.0, round(38 / 3, 2)]
-    assert shown["recent"]["rtfx"] == 98 / 4  # both were at work in the same seconds
-
-
-def test_an_engine_that_has_told_only_a_part_yet_counts_as_away(state_after):
-    """Triton's metrics come and go one by one."""
-    part = re.sub(rb"\nearshot_(slots|audio).*", b"", metrics(100, 10))
-    shown = state_after(metrics(100, 10), part, metrics(160, 13))
-    assert shown["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
-    assert shown["history"]["audio_per_s"][-2:] == [0.0, 60 / state.INTERVAL_S]
-
-
-def test_nothing_is_made_up_while_the_engine_is_away(state_after):
-    shown = state_after(None)
+    running.triton.metrics = re.sub(rb"\nearshot_slots.*", b"", metrics())
+    assert read_state(running)["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
+    for triton in running.tritons:
+        triton.stop()
+    shown = read_state(running)
     assert (shown["status"], shown["now"], shown["offers"]) == ("starting", None, None)
-    assert shown["recent"]["rtfx"] is shown["recent"]["p50_s"] is shown["recent"]["p99_s"] is None
-
-
-def test_only_the_last_minutes_are_remembered(state_after):
-    pages = [metrics(float(i), i) for i in range(200)]
-    history = state_after(*pages)["history"]["audio_per_s"]
-    assert len(history) == state.WINDOW_S / state.INTERVAL_S
+    for triton in running.tritons:
+        triton.start()
 
 
 def test_browsers_get_the_files_and_keep_them(shared):
@@ -140,15 +66,6 @@ def test_browsers_get_the_files_and_keep_them(shared):
     for path in ("/page/nothing.js", "/page/../routes.py", "/page/%2e%2e/routes.py", "/page/"):
         assert shared.ask("GET", path)[0] == 404
     assert shared.ask("POST", "/")[0] == 405
-
-
-def test_latencies_are_those_of_requests_that_were_answered(running):
-    assert running.infer(json.dumps(json_request()))[0] == 200
-    assert running.infer(json.dumps(json_request("error:AudioError: no")))[0] == 400
-    running.run(running.gateway.state.read())
-    status, headers, body = running.ask("GET", "/state")
-    assert (status, headers["Cache-Control"]) == (200, "no-store")
-    assert json.loads(body)["recent"]["requests"] == 1
 
 
 @pytest.mark.parametrize("path", sorted(WEB.iterdir()), ids=lambda path: path.name)

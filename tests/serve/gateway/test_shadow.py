@@ -273,15 +273,9 @@ def test_the_command_tells_what_was_found(running, tmp_path, capsys):
 def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
     running = start(shadow=SHADOW, host="0.0.0.0", open=True)
     toml = tmp_path / "a.toml"
-    for port, reason in (
-        (running.config.server.http_port, "shown to the keys of shadow.readers alone"),
-        (1, "cannot connect to http://127.0.0.1:1/v1/shadow"),
-    ):
-        server = dataclasses.replace(running.config.server, http_port=port)
-        config = dataclasses.replace(running.config, server=server)
-        toml.write_text(config_to_toml(config), encoding="utf-8")
-        assert main(["shadow", "--config", str(toml)]) == 1
-        assert reason in capsys.readouterr().err
+    toml.write_text(config_to_toml(running.config), encoding="utf-8")
+    assert main(["shadow", "--config", str(toml)]) == 1
+    assert "shown to the keys of shadow.readers alone" in capsys.readouterr().err
 
 
 def test_texts_are_shown_to_readers_alone(start, tmp_path):

@@ -10,26 +10,25 @@ from serve.wire.client import TritonClient
 from tests.serving import audio_file
 
 
-@pytest.fixture(scope="module")
-def clips(tmp_path_factory):
-    """A manifest of clips without texts: the engine before says what is right."""
-    folder = tmp_path_factory.mktemp("clips")
-    for seed in range(3):
-        (folder / f"{seed}.flac").write_bytes(audio_file(2.0, seed=seed))
-    lines = [json.dumps({"file": f"{seed}.flac"}) for seed in range(3)]
-    (folder / "clips.jsonl").write_text("\n".join(lines))
-    return str(folder / "clips.jsonl")
-
-
 @pytest.fixture
 def another(nano_engine, tmp_path):
     return shutil.copytree(nano_engine, tmp_path / "another")
 
 
 @pytest.fixture
-def exchange(clips):
+def exchange(tmp_path):
+    """Reload an engine, which must write the same texts as the present one."""
+
     def exchange(config, engine, **options):
-        said = []
+        lines, said = [], []
+        with TritonClient(f"127.0.0.1:{config.server.grpc_port}", timeout_s=120) as client:
+            for seed in range(3):
+                audio = audio_file(2.0, seed=seed)
+                (tmp_path / f"{seed}.flac").write_bytes(audio)
+                text = client.transcribe(audio).text
+                lines.append(json.dumps({"file": f"{seed}.flac", "text": text}))
+        (tmp_path / "clips.jsonl").write_text("\n".join(lines))
+        clips = str(tmp_path / "clips.jsonl")
         send_request(reload_request(config, str(engine), clips, **options), said.append)
         return said
 

@@ -32,14 +32,25 @@ def config():
 
 
 @pytest.fixture
-def gateway(config, tmp_path):
-    (tmp_path / CONFIG).write_text(config_to_toml(config))
-    for own in engine_links(tmp_path, 1):
-        own.mkdir(exist_ok=True)
-    gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log")
-    wait_until(gateway.ready, "it never began")
-    yield gateway
-    gateway.kill()
+def start(config, tmp_path):
+    """Start a gateway, with other arguments of `GatewayProcess`, and wait until it is ready."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, config=config):
+            (tmp_path / CONFIG).write_text(config_to_toml(config))
+            for link in engine_links(tmp_path, 1):
+                link.mkdir(exist_ok=True)
+            gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log", *arguments)
+            stack.callback(gateway.kill)
+            wait_until(gateway.ready, "it never began")
+            return gateway
+
+        yield start
+
+
+@pytest.fixture
+def gateway(start):
+    return start()
 
 
 def test_a_crowd_at_its_doors_is_no_reason_to_end_it(gateway, config):
@@ -63,25 +74,15 @@ def test_one_that_stands_still_has_failed_and_one_that_goes_on_again_has_not(gat
     wait_until(gateway.ready, "it does not answer")
 
 
-def test_lines_of_requests_go_where_they_are_wanted(config, tmp_path):
-    config = dataclasses.replace(config, gateway=GatewayConfig(log="json"))
-    (tmp_path / CONFIG).write_text(config_to_toml(config))
-    for own in engine_links(tmp_path, 1):
-        own.mkdir(exist_ok=True)
+def test_lines_of_requests_go_where_they_are_wanted(start, config, tmp_path):
     read, write = os.pipe()
-    gateway = GatewayProcess(tmp_path, config.server, tmp_path / "log", write)
+    gateway = start(write, config=dataclasses.replace(config, gateway=GatewayConfig(log="json")))
     os.close(write)
-    try:
-        wait_until(gateway.ready, "it never began")
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", config.server.http_port, timeout=WAIT_S
-        )
-        with contextlib.closing(connection):
-            connection.request("GET", "/nothing")
-            id = connection.getresponse().headers["x-request-id"]
-    finally:
-        gateway.drain()
-        gateway.kill()
+    connection = http.client.HTTPConnection("127.0.0.1", config.server.http_port, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        connection.request("GET", "/nothing")
+        id = connection.getresponse().headers["x-request-id"]
+    gateway.drain()
     with open(read, encoding="utf-8") as lines:
         (found,) = map(json.loads, lines)
     assert (found["id"], found["route"], found["outcome"]) == (id, "/nothing", "not found")

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -78,31 +76,3 @@ def test_a_server_that_does_not_run_is_said():
     config = dataclasses.replace(CONFIG, server=ServerConfig(http_port=1))
     with pytest.raises(UnavailableError, match=r"no server of this user runs at 127\.0\.0\.1:1;"):
         send_request(order(config), print)
-
-
-# Ctrl-C comes when `close` has the lock by which the other thread tells that it has ended.
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from serve.supervisor.control import Control
-
-control = Control(Path(sys.argv[1]), None)
-
-def wait():
-    ended._cond.acquire()
-    raise KeyboardInterrupt
-
-ended = control._server._BaseServer__is_shut_down
-ended.wait = wait
-control.close()
-"""
-
-
-def test_an_end_that_is_interrupted_is_one(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert b"KeyboardInterrupt" in ended.stderr

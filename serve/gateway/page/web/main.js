@@ -7,7 +7,6 @@ import { FORMATS, file } from "./formats.js";
 import { Jobs } from "./jobs.js";
 import { silence, warnings } from "./messages.js";
 import { Queue, unfinished } from "./queue.js";
-import { Search } from "./search.js";
 import { watch } from "./server.js";
 import * as settings from "./settings.js";
 import * as speak from "./speak.js";
@@ -17,7 +16,6 @@ const cards = new Map();
 const announced = new Map(); // the state of each job
 let limitBytes = Infinity;
 
-const search = new Search(() => [...cards.values()].reverse()); // as they are shown
 const queue = new Queue({
   changed(job) {
     if (!cards.has(job.id)) {
@@ -28,13 +26,11 @@ const queue = new Queue({
     if (job.error?.status === 401) settings.askForKey();
     tell(job);
     count();
-    search.again();
   },
   removed(id) {
     cards.get(id)?.close();
     cards.delete(id);
     count();
-    search.again();
   },
   writing(count) {
     $("cards").dataset.writes = count;
@@ -122,7 +118,6 @@ function count() {
   const pending = jobs.filter(unfinished).length;
   const done = jobs.filter((job) => job.segments.length);
   $("results-head").hidden = jobs.length < 2;
-  if (jobs.length < 2) search.clear();
   const text = pending ? `${pending} of ${jobs.length} to go` : `${jobs.length} recordings`;
   if ($("count").textContent !== text) $("count").textContent = text;
   $("downloads").hidden = done.length < 2 || pending > 0;

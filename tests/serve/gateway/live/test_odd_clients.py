@@ -94,18 +94,6 @@ def test_a_longer_delay_has_words_wait(talk):
 # ---------------------------------------------------------------- models without turns
 
 
-def test_the_urls_model_decides_who_ends_an_utterance(opened):
-    _, created = opened("model=whisper-1")
-    assert input_of(created)["turn_detection"]["type"] == "server_vad"
-    client, created = opened("model=gpt-live-transcribe")
-    assert input_of(created)["turn_detection"] is None
-    assert input_of(created)["transcription"]["model"] == "gpt-live-transcribe"
-    client.set(transcription={"prompt": "one two three four five six", "language": "en"})
-    assert input_of(client.until("session.updated"))["turn_detection"] is None
-    client.set(turn_detection={"type": "server_vad"})
-    assert input_of(client.until("session.updated"))["turn_detection"]["type"] == "server_vad"
-
-
 def test_a_client_that_never_commits_gets_deltas_and_no_end(opened):
     client, _ = opened("model=gpt-live-transcribe")
     client.set(transcription={"prompt": "one two three four five six", "language": "en"})

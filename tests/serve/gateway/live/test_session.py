@@ -1,28 +1,23 @@
 """Sessions over a gateway, with a stand-in for Triton that hears a word a second."""
 
-import asyncio
 import base64
 import contextlib
 import json
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
-from serve.gateway.live.session import LiveSession
-from serve.gateway.live.settings import HYPOTHESIS, SessionSettings
-from serve.gateway.observe.metrics import LiveMetrics
+from serve.gateway.live.settings import HYPOTHESIS
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
-from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
+from tests.serve.gateway.live.conftest import LIVE, Talk, sound
 
 SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
 
@@ -137,33 +132,19 @@ def test_a_moment_is_no_speech_and_has_no_text(talk):
     assert client.until(".completed")["transcript"] == "one two three four"
 
 
-def test_an_utterance_begins_with_the_audio_right_before_it():
-    """Not with older one, where its client has said itself for a while where utterances end."""
-
-    async def ignore(event):
-        pass
-
-    async def hear():
-        metrics = LiveMetrics(CollectorRegistry(), ())
-        say_nothing = LIVE, str, None, ignore, float
-        heard_in = LoudIsSpeech(), ThreadPoolExecutor(1)
-        stream = LiveSession(*say_nothing, *heard_in, metrics, lambda: 1, SessionSettings(), [])
-
-        async def say(kind, **fields):
-            await stream.handle(json.dumps({"type": kind, **fields}))
-
-        vad = {"type": "server_vad"}
-        spoken = [(vad, sound(0.5, level=0.005)), (None, SPEECH + QUIET), (vad, sound(0.1, 0.0))]
-        for turns, data in [*spoken, (vad, SPEECH)]:
-            changes = {"audio": {"input": {"turn_detection": turns}}}
-            await say("session.update", session=changes)
-            audio = base64.b64encode(data).decode()
-            await say("input_audio_buffer.append", audio=audio)
-            if turns is None:
-                await say("input_audio_buffer.commit")
-        return np.concatenate(stream._open.window().audio)
-
-    samples = asyncio.run(hear())
+def test_an_utterance_begins_with_the_audio_right_before_it(talk):
+    """Not with older audio, from before a client committed for a while."""
+    client = talk()
+    client.audio(sound(0.5, level=0.005))
+    client.set(turn_detection=None, transcription={"language": ""})
+    client.audio(SPEECH + QUIET)
+    client.say("input_audio_buffer.commit")
+    client.until(".completed")
+    client.set(turn_detection={"type": "server_vad"})
+    client.audio(sound(0.1, level=0.0) + SPEECH + QUIET)
+    client.until(".completed")
+    asked = inputs_of(list(client.running.triton.requests.values())[-1])
+    samples = np.frombuffer(asked["SAMPLES"], np.float32)
     begins = int(np.argmax(np.abs(samples) > 0.01))
     assert 0 < begins < 0.3 * 16_000
     assert np.abs(samples[: begins - 100]).max(initial=0.0) < 0.003

@@ -69,7 +69,8 @@ def test_what_has_no_effect_is_taken_with_a_warning(changes, params):
     assert after == dataclasses.replace(SessionSettings(), include=include)
     assert [one.param for one in warnings] == [f"session.{param}" for param in params]
     for one in warnings:
-        assert one.message.startswith(f"{one.param} = ") and "has no effect: " in one.message
+        assert one.message.startswith(f"{one.param} = ")
+        assert one.message.endswith(" has no effect")
 
 
 def test_what_is_ignored_beside_what_is_wrong_changes_nothing_of_the_clients_own():
@@ -194,18 +195,6 @@ def test_what_is_long_and_no_audio_is_refused_before_it_is_read(monkeypatch):
     keys = ",".join(f'"k{number}":1' for number in range(20_000))
     with pytest.raises(EventError, match="expected at most 100000, but for input_audio_buffer"):
         events.read_event('{"type": "session.update", "session": {' + keys + "}}")
-
-
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [
-        ('{"type": "input_audio_buffer.commit", "final": true}', ()),
-        ('{"type": "input_audio_buffer.commit", "final": true, "x": 1}', ("x",)),
-        ('{"type": "input_audio_buffer.append", "audio": "", "final": 1}', ("final",)),
-    ],
-)
-def test_unknown_keys_of_events_are_taken(text, unknown):
-    assert events.read_event(text).unknown == unknown
 
 
 @pytest.mark.parametrize("audio", ["AAAAA", "ÄÄÄÄ", "AA=A", 7])

@@ -43,8 +43,8 @@ def test_once_its_language_is_found_there_is_no_choice():
     utterance = LiveUtterance("first", 0, Transcription(languages=("en", "de")))
     utterance.add(np.full(3 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     window, _ = hear(utterance, "It rains all day")
-    assert (window.language, window.languages) == (None, ("en", "de"))
-    assert (utterance.window().language, utterance.window().languages) == ("en", ())
+    assert (window.options.language, window.options.languages) == (None, ("en", "de"))
+    assert (utterance.window().options.language, utterance.window().options.languages) == ("en", ())
 
 
 @pytest.mark.parametrize("named", [None, "zh"])
@@ -52,14 +52,14 @@ def test_all_of_a_chinese_utterance_has_the_script_of_its_first_final_text(named
     utterance = LiveUtterance("first", 0, Transcription(language=named))
     utterance.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(utterance, "OK OK OK", "zh")
-    assert utterance.window().language == "zh"
+    assert utterance.window().options.language == "zh"
     hear(utterance, "OK OK OK 這個 國家", "zh")
     hear(utterance, "OK OK OK 這個 國家", "zh")
-    assert utterance.window().language == "zh-Hant"
+    assert utterance.window().options.language == "zh-Hant"
     told = LiveUtterance("second", 0, Transcription(language="zh-CN"))
     told.add(np.full(2 * SAMPLE_RATE, 0.1, np.float32), speech=True)
     hear(told, "这个 国家 OK OK", "zh")
-    assert told.window().language == "zh-CN"
+    assert told.window().options.language == "zh-CN"
 
 
 def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
@@ -79,12 +79,12 @@ def test_a_window_tells_where_somebody_speaks_in_it():
     utterance = LiveUtterance("first", 5 * SAMPLE_RATE, Transcription())
     for speech in (False, True, True, False, True):
         utterance.add(np.zeros(SAMPLE_RATE, np.float32), speech)
-    assert utterance.window().voice == (1.0, 3.0, 4.0, 5.0)
+    assert utterance.window().options.voice == (1.0, 3.0, 4.0, 5.0)
     hear(utterance, "a b c. d e f g h i")
     utterance.take(utterance.window(), Transcript("", "en", None, 5.0, (), TIMINGS), 4.0)
     window = utterance.window()
     assert window.begin == pytest.approx(6.45 * SAMPLE_RATE, abs=1)
-    assert window.voice == pytest.approx((0.0, 1.55, 2.55, 3.55), abs=1e-3)
+    assert window.options.voice == pytest.approx((0.0, 1.55, 2.55, 3.55), abs=1e-3)
 
 
 def test_a_windows_audio_is_sent_as_it_lies_in_memory():
@@ -103,7 +103,7 @@ def test_so_it_does_of_what_was_said_before():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
     before.add(np.zeros(SAMPLE_RATE, np.float32), speech=False)
     utterance.follow(before, 24.0)
-    assert utterance.window().voice == (0.0, 1.0, 2.0, 3.0)
+    assert utterance.window().options.voice == (0.0, 1.0, 2.0, 3.0)
 
 
 def test_what_was_said_before_is_heard_again_and_not_told_again():
@@ -121,7 +121,7 @@ def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
     utterance = spoken("second", 20.0, 1.0)
     utterance.follow(before, 24.0)
     assert utterance.window().duration_s == pytest.approx(3.05)
-    assert utterance.window().prompt.endswith("m n so.")
+    assert utterance.window().options.prompt.endswith("m n so.")
 
 
 @pytest.mark.parametrize(
