@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
 from eval.random_whisper import published_shape, random_engine, write_engine
-from eval.record import Card, ReportSection, Result, Run, Table
+from eval.record import ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
@@ -362,7 +362,7 @@ def _under_nsys(run: Run, device: str) -> Result:
     command = [program, "profile", *options, *sys.orig_argv]
     if status := subprocess.call(command, env={**os.environ, UNDER_NSYS: "1"}):
         raise EarshotError(f"{program} ended with status {status}; see above")
-    run.show(f"To open in Nsight Systems: {report}")
+    run.say(f"To open in Nsight Systems: {report}")
     return Result()
 
 
@@ -370,7 +370,7 @@ def _under_nsys(run: Run, device: str) -> Result:
 
 
 def result_of(timeline: DeviceTimeline, about: str) -> Result:
-    """Return the result of a load: a card, and a section each for phases, kernels and gaps."""
+    """Return the result of a load: a section each for phases, kernels and gaps."""
     phases = []
     for phase in timeline.phases:
         share = (phase.busy_s + phase.idle_s) / timeline.seconds
@@ -390,9 +390,8 @@ def result_of(timeline: DeviceTimeline, about: str) -> Result:
             ReportSection("Kernels", [table for table in kernels if table.rows], printed=False),
             ReportSection("Gaps", [idle], printed=False),
         ),
-        about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. "
-        f"`{TRACE}` opens in Perfetto (ui.perfetto.dev).",
-        cards=(Card("The device is busy", busy, (f"of {timeline.seconds:.2f} s",)),),
+        about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. The "
+        f"device is busy {busy} of it. `{TRACE}` opens in Perfetto (ui.perfetto.dev).",
     )
 
 
@@ -413,7 +412,7 @@ def _kernels(timeline: DeviceTimeline, phase: str) -> Table:
         numbers = (f"{kernel.calls:,}", _ms(kernel.seconds), f"{call_us:.1f}", f"{share:.1%}")
         rows.append((f"`{kernel.name}`", *numbers))
     header = ("name", "calls", "ms", "µs a call", "of the busy time")
-    return Table(header, rows, f"{phase}: {len(kernels)} names", folded="closed", prose=True)
+    return Table(header, rows, f"{phase}: {len(kernels)} names", folded=True, prose=True)
 
 
 def _ms(seconds: float) -> str:

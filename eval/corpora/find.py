@@ -26,7 +26,7 @@ from serve.contract.errors import ConfigError, EarshotError, FileError
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
 METADATA = ("metadata", "manifest")  # names of the table that is read if a folder has several
 COMMON_VOICE = ("test.tsv", "validated.tsv")  # the same of Common Voice, the first that exists
-_NAMED = 3  # examples in an error
+_NAMED = 8  # problems in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,12 @@ def find_clips(
             unreadable[clip.file] = str(error)
     if not clips:
         raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
-    summary = _summary(layout, clips, len(unreadable), len(listed), seed)
+    summary = f"{layout.title}: {len(listed):,} clips"
+    if len(chosen) < len(listed):
+        summary += f", {len(chosen):,} of them drawn with seed {seed}"
+    if unreadable:
+        summary += f", {len(unreadable):,} cannot be read"
+    summary += f"; {sum(clip.duration_s for clip in clips) / 3600:.2f} h"
     return FoundCorpus(clips, summary, unreadable, layout.references)
 
 
@@ -124,25 +129,18 @@ def _folder_layout(path: Path, need_references: bool) -> Layout:
 
 def _check_clips(layout: Layout, place: str, half: str) -> list[Clip]:
     """Return the clips of a half, if every clip of the layout is as it should be."""
-    problems: dict[str, list[str]] = collections.defaultdict(list)
-    seen: set[str] = set()
+    problems, files = list[str](), set[str]()
     for where, clip in layout.clips:
-        problem = ""
-        if clip.file in seen:
-            problem = "listed twice"
+        if clip.file in files:
+            problems.append(f"{where} lists {clip.file} again")
         elif not clip.text and layout.references and not layout.may_be_silent:
-            problem = "without a reference text"
+            problems.append(f"{where} has no text for {clip.file}")
         elif not clip.file or not (layout.fetch or clip.path.is_file()):
-            problem = "without audio"
-        if problem:
-            problems[problem].append(f"{where} ({clip.file or 'no name'})")
-        seen.add(clip.file)
+            problems.append(f"{where} has no audio {clip.file}")
+        files.add(clip.file)
     if problems:
-        parts = [
-            f"{len(names)} {problem}: {', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
-            for problem, names in problems.items()
-        ]
-        raise ConfigError(f"{place}: {'; '.join(parts)}; correct these lines or take them out")
+        named = "; ".join(problems[:_NAMED])
+        raise ConfigError(f"{place}: {named}; {len(problems)} lines in all to correct or remove")
     clips = [clip for _, clip in layout.clips if not half or clip.half in ("", half)]
     if not clips:
         of_half = f" of the half {half!r}" if half else ""
@@ -188,16 +186,3 @@ def duration_s(path: Path) -> float:
     if not length:
         raise FileError(f"{path} does not say how long it is; convert it to WAV or FLAC, say")
     return float(length / av.time_base)
-
-
-def _summary(layout: Layout, clips: Sequence[Clip], unreadable: int, total: int, seed: int) -> str:
-    hours = sum(clip.duration_s for clip in clips) / 3600
-    silent = "no speech" if layout.references else "unknown language"
-    languages = collections.Counter(
-        clip.language or ("unknown language" if clip.text else silent) for clip in clips
-    )
-    chosen = len(clips) + unreadable
-    drawn = "" if chosen == total else f", {chosen:,} of them drawn with seed {seed}"
-    drawn += f", {unreadable:,} cannot be read" if unreadable else ""
-    spread = ", ".join(f"{name} {count:,}" for name, count in languages.most_common())
-    return f"{layout.title}: {total:,} clips{drawn}; {hours:.2f} h; {spread}"

@@ -1,9 +1,9 @@
 """Parquet files with audio, on the disk and of the Hugging Face hub."""
 
+import collections
 import dataclasses
 import hashlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
         )
     folder = CACHE / hashlib.sha256(key.encode()).hexdigest()[:24]
     clips: list[tuple[str, Clip]] = []
-    rows: dict[str, dict[str, int]] = {name: {} for name in files}  # numbers by clip
+    rows: dict[str, tuple[str, int]] = {}  # file and row by clip
     for number, name in enumerate(files):
         with _open(filesystem, name) as file:
             columns = _columns(file, name)
@@ -62,15 +62,17 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
                 language = cells[columns.language] if columns.language else None
                 code = language_code(language if isinstance(language, str) else None)
                 clips.append((f"{name}, row {row}", Clip(clip, folder / clip, text, code, 0.0)))
-                rows[name][clip] = row
+                rows[clip] = (name, row)
 
     def fetch(chosen: Sequence[Clip]) -> None:
-        missing = {clip.file: clip.path for clip in chosen if not clip.path.is_file()}
-        for name, numbers in rows.items():
-            paths = {numbers[clip]: path for clip, path in missing.items() if clip in numbers}
-            if paths:
-                with _open(filesystem, name) as file:
-                    _fetch_rows(file, name, paths)
+        missing = collections.defaultdict[str, dict[int, Path]](dict)
+        for clip in chosen:
+            if not clip.path.is_file():
+                name, row = rows[clip.file]
+                missing[name][row] = clip.path
+        for name, paths in missing.items():
+            with _open(filesystem, name) as file:
+                _fetch_rows(file, name, paths)
 
     return Layout(f"{title}, {columns}", clips, fetch=fetch)
 
@@ -126,60 +128,21 @@ def _columns(file: Any, name: str) -> Columns:
 
 PREFIX = "hf:"
 BRANCH = "refs/convert/parquet"
-_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?(?::([\w.-]+))?")
 _EXPECTED = "expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT"
 
 
 def hub(place: str) -> Layout:
-    """Read a data set of the hub by name.
+    """Read a data set of the hub by name: the named split, its only one, or the one named test.
 
     Raises:
-        ConfigError: the name is malformed, or the data set has no such configuration or split; the
-            message lists those that it has.
+        ConfigError: the name is malformed, or several splits fit or none; the message lists them.
         UnavailableError: the hub does not give it; the message says why and what to do.
     """
-    from huggingface_hub import HfFileSystem  # noqa: PLC0415 - loads what few places need
+    from huggingface_hub import HfApi, HfFileSystem, errors  # noqa: PLC0415 - seldom needed
 
-    match = _NAME.fullmatch(place.removeprefix(PREFIX))
-    if match is None:
+    name, *parts = place.removeprefix(PREFIX).split(":")
+    if name.count("/") != 1:
         raise ConfigError(f"{place}: {_EXPECTED}")
-    name, config, split = match[1], match[2], match[3]
-    revision, files = _parquet_files(name)
-    folders = {tuple(file.split("/")[:2]) for file in files}
-    if not folders:
-        raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
-    config = _choose(place, "configuration", config, (folder for folder, _ in folders))
-    splits = (split_of for folder, split_of in folders if folder == config)
-    split = _choose(place, "split", split, splits, usual="test")
-    return _layout(
-        [
-            f"datasets/{name}@{revision}/{file}"
-            for file in sorted(files)
-            if file.startswith(f"{config}/{split}/")
-        ],
-        HfFileSystem(),
-        f"{name} of the Hugging Face hub, {config}, {split}, revision {revision[:12]}",
-        f"{name} {revision} {config} {split}",
-    )
-
-
-def _choose(place: str, kind: str, named: str | None, known: Iterable[str], usual: str = "") -> str:
-    """Choose the configuration or split that was named, the only one, or the usual one."""
-    choices = sorted(set(known))
-    if named in choices:
-        return str(named)
-    if named is None and len(choices) == 1:
-        return choices[0]
-    if named is None and usual in choices:
-        return usual
-    has = f"it has {', '.join(choices)}; {_EXPECTED}"
-    raise ConfigError(f"{place}: no {kind} {named}; {has}" if named else f"{place}: {has}")
-
-
-def _parquet_files(name: str) -> tuple[str, list[str]]:
-    """Return the revision of the Parquet copy, and its files: config/split/0000.parquet."""
-    from huggingface_hub import HfApi, errors  # noqa: PLC0415 - as above
-
     # A proxy's refusal or a torn connection comes as the HTTP client's own error.
     http_error: type[Exception] = vars(errors)["HTTPError"]
     try:
@@ -192,5 +155,18 @@ def _parquet_files(name: str) -> tuple[str, list[str]]:
             f"https://huggingface.co/datasets/{name}; if it is private, `hf auth login`; without "
             "a network, name a folder on this machine"
         ) from error
-    files = [sibling.rfilename for sibling in info.siblings or []]
-    return str(info.sha), [file for file in files if file.count("/") == 2]
+    # The copy's files are CONFIG/SPLIT/0000.parquet.
+    files = sorted(s.rfilename for s in info.siblings or [] if s.rfilename.count("/") == 2)
+    known = sorted({file.rpartition("/")[0] for file in files})
+    splits = [split for split in known if split.split("/")[: len(parts)] == parts]
+    if len(splits) > 1:
+        splits = [split for split in splits if split.endswith("/test")]
+    if len(splits) != 1:
+        has = ", ".join(split.replace("/", ":") for split in known) or "no Parquet copy"
+        raise ConfigError(f"{place}: it has {has}; {_EXPECTED}")
+    return _layout(
+        [f"datasets/{name}@{info.sha}/{f}" for f in files if f.startswith(f"{splits[0]}/")],
+        HfFileSystem(),
+        f"{name} of the Hugging Face hub, {splits[0]}, revision {str(info.sha)[:12]}",
+        f"{name} {info.sha} {splits[0]}",
+    )

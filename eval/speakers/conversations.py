@@ -178,13 +178,6 @@ class _SpokenClip:
     intervals: tuple[tuple[int, int], ...]  # of indices of `samples`
     text: str
 
-    def turns(self, start: int, speaker: str) -> list[SpeakerTurn]:
-        """Place the intervals in a conversation, from its sample `start` on."""
-        return [
-            SpeakerTurn((start + a) / SAMPLE_RATE, (start + b) / SAMPLE_RATE, speaker)
-            for a, b in self.intervals
-        ]
-
 
 def compose(
     planned: Sequence[ConversationPlan], seed: int, clips: Sequence[Clip], say: Say
@@ -287,7 +280,10 @@ def _conversation(
         clip = deck[undrawn[speaker].pop()]
         end = start + len(clip.samples)
         out[start:end] += at_level(faded(clip.samples, 0.005), levels[speaker])
-        turns += clip.turns(start, name)
+        turns += [
+            SpeakerTurn((start + first) / SAMPLE_RATE, (start + last) / SAMPLE_RATE, name)
+            for first, last in clip.intervals
+        ]
         utterances.append(Utterance(name, start / SAMPLE_RATE, end / SAMPLE_RATE, clip.text))
         ends[speaker], last_end = end, max(last_end, end)
     out = out[: last_end + _draw_samples(rng, _EDGE_S)]

@@ -7,13 +7,15 @@ half of the clips and of the meetings; figures are of the other unless `--half` 
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import numpy.typing as npt
 import soundfile
+from tqdm import tqdm
 
 from build.clips import load_clips
 from eval.accuracy.normalize import DEFAULT, normalizer
@@ -84,29 +86,17 @@ def _activity(turns: Sequence[SpeakerTurn], edges: Sequence[float]) -> npt.NDArr
 def best_pairs(gain: npt.NDArray[np.float64]) -> list[tuple[int, int]]:
     """Pair rows with columns, each once, so that the sum of the gains is highest.
 
-    Dynamic programming over the sets of paired columns: exact, and quick for the few speakers of
-    a recording.
-
     Args:
         gain: (rows, columns).
 
     Returns:
         (row, column) of each pair; the number of pairs is the smaller of the two dimensions.
     """
-    rows, columns = gain.shape
-    if columns > rows:
-        return sorted((row, column) for column, row in best_pairs(gain.T))
-    # For each set of paired columns, as a bit mask: the best total and its pairs.
-    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
-    for row in range(rows):
-        extended = dict(best)
-        for columns_before, (total, pairs) in best.items():
-            for column in range(columns):
-                paired, gain_sum = columns_before | 1 << column, total + gain[row, column]
-                if paired != columns_before and gain_sum > extended.get(paired, (-np.inf, ()))[0]:
-                    extended[paired] = (gain_sum, (*pairs, (row, column)))
-        best = extended
-    return list(best[2**columns - 1][1])
+    graph, rows = networkx.Graph(), len(gain)
+    for (row, column), weight in np.ndenumerate(gain):
+        graph.add_edge(row, rows + column, weight=weight)
+    pairs = networkx.max_weight_matching(graph, maxcardinality=True)
+    return [(min(pair), max(pair) - rows) for pair in pairs]
 
 
 # ---------------------------------------------------------------- words
@@ -131,11 +121,6 @@ def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
     return sum((counts[i][j] for i, j in pairs), Counts())
 
 
-def counts_as_one(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
-    """Count the edits between all words, regardless of the speaker."""
-    return word_counts(_words(reference), _words(hypothesis))
-
-
 def _by_speaker(texts: SpeakerTexts) -> list[str]:
     speakers = dict.fromkeys(speaker for speaker, _ in texts)
     return [_words([text for text in texts if text[0] == speaker]) for speaker in speakers]
@@ -154,7 +139,7 @@ HALVES = ("choose", "report")
 MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
-TEXTS_HEADER = ("texts", "cpWER", "WER, all speakers", "words")
+TEXTS_HEADER = ("texts", "cpWER", "words")
 _LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
@@ -193,21 +178,6 @@ def _row(figures: dict[str, Any]) -> list[str]:
     return [figures["recordings"], *shares, counted, f"{figures['rtfx']:.1f}"]
 
 
-@dataclasses.dataclass(frozen=True)
-class TextErrors:
-    """The word errors of our engine in one recording, or in all."""
-
-    recording: str
-    by_speaker: Counts  # as cpWER has it
-    as_one: Counts  # regardless of the speaker
-
-
-def _text_row(texts: TextErrors) -> list[str]:
-    words = texts.as_one.length
-    rates = (100 * counts.errors / max(words, 1) for counts in (texts.by_speaker, texts.as_one))
-    return [texts.recording, *(f"{rate:.1f} %" for rate in rates), str(words)]
-
-
 def speakers(
     run: Run, *, recordings: Path | None, half: str, seed: int, device: str, texts: bool
 ) -> Result:
@@ -239,7 +209,7 @@ def speakers(
         rows = [_row(figures_of(score.recording, [score])) for score in scored]
         tables = (
             Table(HEADER, [_row(total) for total in totals]),
-            Table(HEADER, rows, "By recording", folded="closed"),
+            Table(HEADER, rows, "By recording", folded=True),
         )
         kept = {"sets": totals, "recordings": scored}
         result = Result(kept, _checks(totals[0]), (ReportSection("Speakers", tables),))
@@ -247,34 +217,32 @@ def speakers(
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
         every = [recording for some in sets.values() for recording in some]
-        transcribed = list(_texts(run.config, every, run.say))
-        table = Table(TEXTS_HEADER, [_text_row(row) for row in transcribed])
-        sections = (*result.sections, ReportSection("Texts", [table]))
-        result = Result({**result.figures, "texts": transcribed}, result.checks, sections)
+        counts = _transcribe(run.config, every)
+        counts["all"] = sum(counts.values(), Counts())
+        rows = [
+            (name, f"{100 * edits.errors / max(edits.length, 1):.1f} %", str(edits.length))
+            for name, edits in counts.items()
+        ]
+        sections = (*result.sections, ReportSection("Texts", [Table(TEXTS_HEADER, rows)]))
+        result = Result({**result.figures, "texts": counts}, result.checks, sections)
     return result
 
 
-def _texts(
-    config: EvaluationProduct, recordings: Sequence[ConversationRecording], say: Say
-) -> Iterator[TextErrors]:
-    """Yield the errors of each recording that has texts, then of all."""
-    total = TextErrors("all", Counts(), Counts())
+def _transcribe(
+    config: EvaluationProduct, recordings: Sequence[ConversationRecording]
+) -> dict[str, Counts]:
+    """Count the word errors of each recording that has texts."""
+    counts = {}
     with open_transcriber(config) as transcriber:
-        for recording in recordings:
+        for recording in tqdm(recordings, "transcribing", unit="recording"):
             if not recording.utterances or soundfile.info(recording.path).duration > _MAX_TEXT_S:
                 continue
             request = Request(read_bytes(recording.path), diarize=True, multilingual=True)
             segments = transcriber.transcribe(request).segments
             hypothesis = [(segment.speaker or "", segment.text) for segment in segments]
-            reference = [(said.speaker, said.text) for said in recording.utterances]
-            by_speaker = cp_counts(reference, hypothesis)
-            texts = TextErrors(recording.name, by_speaker, counts_as_one(reference, hypothesis))
-            say(f"  {' '.join(_text_row(texts))} words")
-            total = TextErrors(
-                "all", total.by_speaker + texts.by_speaker, total.as_one + texts.as_one
-            )
-            yield texts
-    yield total
+            reference = [(one.speaker, one.text) for one in recording.utterances]
+            counts[recording.name] = cp_counts(reference, hypothesis)
+    return counts
 
 
 def _scored(
@@ -282,7 +250,6 @@ def _scored(
 ) -> list[DiarizationScore]:
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
-    say(f"{len(recordings)} recordings …")
     for recording in recordings:
         samples = whole(decode(read_bytes(recording.path), _LIMITS))
         began_s = time.perf_counter()

@@ -106,7 +106,7 @@ def test_a_data_set_of_the_hub(hub):
     for place in ("hf:some/speech", "hf:some/speech:clean", "hf:some/speech:clean:test"):
         found = find_clips(place)
         assert [c.text for c in found.clips] == ["0 first", "0 second", "1 first", "1 second"]
-    assert "some/speech of the Hugging Face hub, clean, test, revision abc123" in found.summary
+    assert "some/speech of the Hugging Face hub, clean/test, revision abc123" in found.summary
     assert find_clips("hf:some/speech:clean:train").clips[0].text == "2 first"
 
 
@@ -114,8 +114,8 @@ def test_a_data_set_of_the_hub(hub):
     ("place", "error", "message"),
     [
         ("hf:speech", ConfigError, "hf:speech: expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG"),
-        ("hf:some/speech:noisy", ConfigError, "no configuration noisy; it has clean; expected"),
-        ("hf:some/speech:clean:dev", ConfigError, "no split dev; it has test, train; expected"),
+        ("hf:some/speech:noisy", ConfigError, "it has clean:test, clean:train; expected"),
+        ("hf:some/speech:clean:dev", ConfigError, "it has clean:test, clean:train; expected"),
         (
             "hf:some/none",
             UnavailableError,

@@ -68,7 +68,7 @@ def test_nsys_runs_the_same_load(config, tmp_path, capsys, monkeypatch):
     again = ["python", "-m", "eval", *options, "--words"]
     monkeypatch.setattr(sys, "orig_argv", again)
     assert main(again[3:]) == 0
-    assert str(tmp_path / "out" / "profile.nsys-rep") in capsys.readouterr().out
+    assert str(tmp_path / "out" / "profile.nsys-rep") in capsys.readouterr().err
     called = calls.read_text().split()
     assert called[0] == "profile" and "--capture-range=cudaProfilerApi" in called
     assert called[-len(again) - 1 :] == [*again, "under=1"]
