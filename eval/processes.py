@@ -6,7 +6,6 @@ the error contains the last line of that file.
 """
 
 import contextlib
-import dataclasses
 import math
 import multiprocessing
 import os
@@ -287,35 +286,18 @@ _BLOCKS = 10
 _T95 = 2.306  # Student's t for the 8 degrees of freedom of a line through 10 points
 
 
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """Growth with a 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def within(self, limit: float) -> bool | None:
-        """Return whether it is at most the limit; None where the interval holds the limit."""
-        if self.high <= limit:
-            return True
-        return False if self.low > limit else None
-
-    def __str__(self) -> str:
-        """Write the value and its interval."""
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Fit least squares to the means of 10 blocks: a value of memory resembles the one before.
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Fit a line to the means of 10 blocks, because a value of memory resembles the one before.
 
     Args:
         x: at least 10 values in equal steps.
         y: the measured values.
+
+    Returns:
+        the slope by least squares, and half of its 95 % interval.
     """
     x_means, y_means = (
-        [float(part.mean()) for part in np.array_split(values, _BLOCKS)] for values in (x, y)
+        [part.mean() for part in np.array_split(values, _BLOCKS)] for values in (x, y)
     )
     (value, _), covariance = np.polyfit(x_means, y_means, 1, cov=True)
-    error = _T95 * math.sqrt(covariance[0, 0])
-    return Slope(float(value), float(value - error), float(value + error))
+    return float(value), _T95 * math.sqrt(covariance[0, 0])

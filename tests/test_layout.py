@@ -98,7 +98,7 @@ RULES = {
     "eval.bench": (*HARNESS, "eval.random_whisper"),
     "eval.live": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.long": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
-    "eval.plan": HARNESS,
+    "eval.plan": (*HARNESS, "eval.bench.table"),
     "eval.profile": (*HARNESS, "eval.corpora", "eval.random_whisper"),
     "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),

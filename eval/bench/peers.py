@@ -8,7 +8,6 @@ can limit its throughput. So it is measured a second time with log-mels on the G
 
 import functools
 import itertools
-import math
 import os
 import tempfile
 import time
@@ -20,7 +19,13 @@ import numpy as np
 import torch
 
 from eval.bench.table import Measurement, measure_latency, refused
-from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
+from eval.bench.workloads import (
+    REQUEST_S,
+    REQUEST_TOKENS,
+    THROUGHPUT_TOKENS,
+    mlperf_lengths,
+    sustained,
+)
 from eval.processes import ChildProcess, Send
 from eval.random_whisper import END, Shape, prompt_ids, special_ids, write_peer_checkpoint
 from eval.record import Say, missing_packages
@@ -63,7 +68,8 @@ def throughput(
     system: str, decode: Decode, in_flight: int, seconds: float, note: str
 ) -> Measurement:
     """Measure windows of one length, all handed over at once, enough of them for `seconds`."""
-    figures = offline(decode, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
+    endless, run = itertools.repeat(THROUGHPUT_TOKENS), functools.partial(seconds_of, decode)
+    _, figures = sustained(run, endless, in_flight, seconds)
     rtfx = figures["windows_per_s"] * WINDOW_S
     detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {note}"
     return Measurement("throughput", system, rtfx, "RTFx", None, detail, figures)
@@ -71,28 +77,10 @@ def throughput(
 
 def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
     """Measure as `throughput`, with lengths as in MLPerf's set."""
-    figures = offline(decode, mlperf_lengths(), in_flight, seconds)
+    run = functools.partial(seconds_of, decode)
+    _, figures = sustained(run, mlperf_lengths(), in_flight, seconds)
     rate, detail = figures["windows_per_s"], f"windows queued at the start; {note}"
     return Measurement("MLPerf-shaped", system, rate, "samples/s", None, detail, figures)
-
-
-def offline(
-    decode: Decode, endless: Iterator[int], in_flight: int, seconds: float
-) -> dict[str, float]:
-    """Time a call with enough windows to last `seconds`; return figures by name.
-
-    The call before it, with `in_flight` windows, warms up and tells how many are enough.
-    """
-    lengths = list(itertools.islice(endless, in_flight))
-    wall_s = seconds_of(decode, lengths)
-    while True:
-        count = max(2 * in_flight, math.ceil(1.2 * len(lengths) * seconds / wall_s))
-        lengths += itertools.islice(endless, max(0, count - len(lengths)))
-        wall_s = seconds_of(decode, lengths)
-        if wall_s >= seconds:
-            rate, tokens = len(lengths) / wall_s, sum(lengths) / len(lengths)
-            figures = {"windows_per_s": rate, "windows": len(lengths), "seconds": wall_s}
-            return {**figures, "tokens_on_average": tokens, "in_flight": in_flight}
 
 
 # ---------------------------------------------------------------- CTranslate2

@@ -68,25 +68,6 @@ def _following(feed: StepBatch, share: float) -> torch.Tensor:
     return torch.where(number < share * _HASH_PRIME, draft, _OTHER_TOKEN + (draft == _OTHER_TOKEN))
 
 
-try:
-    import pynvml
-except ImportError:  # only the energy figures need it
-    pynvml = None
-
-
-def joules_so_far(device: str) -> float | None:
-    """Read the J that a GPU has used since its driver was loaded; None if NVML does not tell."""
-    if pynvml is None or torch.device(device).type != "cuda":
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except pynvml.NVMLError:  # older than Volta, or a container without the library
-        return None
-
-
 MakeJobs = Callable[[Sequence[int]], list[Job]]
 """Makes a job for each length in tokens."""
 
@@ -228,7 +209,6 @@ def closed_loop(
     slots: int,
     in_flight: int,
     seconds: float,
-    joules: Callable[[], float | None] = lambda: None,
 ) -> dict[str, float]:
     """Keep `in_flight` windows in the runtime: submit a new one for each that ends.
 
@@ -242,24 +222,19 @@ def closed_loop(
         slots: the runtime's slots.
         in_flight: at least `slots`, or some stay free.
         seconds: to count.
-        joules: returns the energy that the device has used so far.
-
-    Returns:
-        figures by name; the energy is for an hour of the windows' audio, all of 30 s.
     """
     done = 0
     while done < 2 * slots:
         load.fill(lengths, in_flight)
         done += len(load.poll())
-    before, used, began, done = load.runtime.gauges(), joules(), time.perf_counter(), 0
-    rounds = 1
+    before, began, done, rounds = load.runtime.gauges(), time.perf_counter(), 0, 1
     while (wall_s := time.perf_counter() - began) < seconds or done < rounds * slots:
         if wall_s < seconds:
             rounds = done // slots + 1
         load.fill(lengths, in_flight)
         done += len(load.poll())
         load.wait_for_words(_MAX_UNTIMED)
-    after, now = load.runtime.gauges(), joules()
+    after = load.runtime.gauges()
     load.drain()
     figures = {"windows_per_s": done / wall_s, "windows": done, "seconds": wall_s}
     steps, windows = after.steps - before.steps, after.windows - before.windows
@@ -269,8 +244,6 @@ def closed_loop(
             "encode_ms": 1e3 * (after.encode_s - before.encode_s) / windows,
             "busy_slots": (after.step_slots - before.step_slots) / steps,
         }
-    if now is not None and used is not None:
-        figures["joules_per_audio_hour"] = (now - used) * 3600 / (done * WINDOW_S)
     return figures
 
 

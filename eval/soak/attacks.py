@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import av
 import numpy as np
+from websockets.frames import Frame, Opcode
 
 from eval.clients import (
     INFER_PATH,
@@ -247,31 +248,31 @@ def flood(name: str, address: str, seconds: float | None = None, connections: in
     (start, repeated), count = content(), connections or usual_connections
     host, _, port = address.rpartition(":")
 
-    async def send(connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(connection, start)
-        while repeated:
-            await loop.sock_sendall(connection, repeated)
-            await asyncio.sleep(0)
+    async def send(writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(start)
+            while repeated:
+                writer.write(repeated)
+                await writer.drain()
+                await asyncio.sleep(0)  # `drain` does not yield while the buffer is short
 
     async def keep_connected(index: int) -> None:
-        loop = asyncio.get_running_loop()
         await asyncio.sleep(index * _CONNECT_EVERY_S)
         while True:
-            with contextlib.suppress(OSError), socket.socket() as connection:
-                connection.setblocking(False)
-                await loop.sock_connect(connection, (host, int(port)))
-                sender = asyncio.create_task(send(connection))
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                sender = asyncio.create_task(send(writer))
                 try:
-                    while await loop.sock_recv(connection, 65536):
+                    while await reader.read(65536):
                         pass
                 finally:
                     sender.cancel()
-                    await asyncio.gather(sender, return_exceptions=True)
+                    writer.transport.abort()
             await asyncio.sleep(count * _CONNECT_EVERY_S)
 
     async def flood_all() -> None:
-        await asyncio.wait_for(asyncio.gather(*map(keep_connected, range(count))), seconds)
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*map(keep_connected, range(count)))
 
     with contextlib.suppress(TimeoutError):
         asyncio.run(flood_all())
@@ -295,19 +296,16 @@ def _json(item: str, size: int) -> tuple[bytes, bytes]:
     return b"", _INFER + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-def _frame(opcode: int, data: bytes, fin: bool = True, length: int | None = None) -> bytes:
-    """Write a WebSocket frame with a mask of zeros, which may claim another length."""
-    length = len(data) if length is None else length
-    start = bytes([opcode | (0x80 if fin else 0)])
-    if length < 126:
-        return start + bytes([0x80 | length]) + bytes(4) + data
-    return start + bytes([0x80 | 127]) + length.to_bytes(8, "big") + bytes(4) + data
+def _frame(opcode: Opcode, data: bytes, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=True)
 
 
 @functools.cache
 def _update() -> tuple[bytes, bytes]:
     keys = ",".join(f'"k{number}":1' for number in range(700_000))
-    return _LIVE, _frame(1, ('{"type":"session.update","session":{' + keys + "}}").encode())
+    return _LIVE, _frame(
+        Opcode.TEXT, ('{"type":"session.update","session":{' + keys + "}}").encode()
+    )
 
 
 FLOODS: Mapping[str, tuple[Callable[[], tuple[bytes, bytes]], int]] = {
@@ -318,13 +316,16 @@ FLOODS: Mapping[str, tuple[Callable[[], tuple[bytes, bytes]], int]] = {
     "JSON of empty objects": (lambda: _json("{}", 15_000_000), 8),
     "JSON of numbers": (lambda: _json("0.123456", 9_000_000), 8),
     "settings of 700,000 keys": (_update, 8),
-    "pings": (lambda: (_LIVE, _frame(9, b"x") * 10_000), 8),
+    "pings": (lambda: (_LIVE, _frame(Opcode.PING, b"x") * 10_000), 8),
     "frames of 2 bytes": (
-        lambda: (_LIVE + _frame(1, b"  ", fin=False), _frame(0, b"  ", fin=False) * 10_000),
+        lambda: (
+            _LIVE + _frame(Opcode.TEXT, b"  ", fin=False),
+            _frame(Opcode.CONT, b"  ", fin=False) * 10_000,
+        ),
         8,
     ),
     "messages never whole": (
-        lambda: (_LIVE + _frame(1, bytes(2**24 - 2**16), length=2**24), b""),
+        lambda: (_LIVE + _frame(Opcode.TEXT, bytes(2**24))[: -(2**16)], b""),
         24,
     ),
 }

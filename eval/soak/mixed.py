@@ -227,10 +227,11 @@ def judge_growth(
         ("growth of memory, KB an action", memory_kb, MAX_GROWTH_KB),
         ("growth of descriptors, an action", descriptors, MAX_DESCRIPTORS),
     ):
-        growth = slope(actions, values)
-        passed = growth.within(limit) if count >= _MIN_ACTIONS else None
-        detail = f"{growth} in {count:g} actions"
-        stage.add(f"{role}: {name}", growth.value, f"at most {limit:g}", passed, detail)
+        growth, error = slope(actions, values)
+        decided = count >= _MIN_ACTIONS and abs(growth - limit) >= error
+        passed = growth <= limit if decided else None
+        detail = f"{growth:.4f} ± {error:.4f} in {count:g} actions"
+        stage.add(f"{role}: {name}", growth, f"at most {limit:g}", passed, detail)
 
 
 _PENDING = (

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+import httpx2
 import psutil
 
 from build.clips import load_clips
@@ -71,7 +72,7 @@ def soak(
         stage, began_s = Stage(run.config, clips, run.say, seed, minutes, actions), time.monotonic()
         try:
             _SCENARIOS[name](stage)
-        except (EarshotError, OSError, psutil.Error) as error:
+        except (EarshotError, OSError, psutil.Error, httpx2.TransportError) as error:
             stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
             stage.add("scenario ended early", 1, "at most 0", None, "interrupted")

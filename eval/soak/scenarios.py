@@ -1,5 +1,6 @@
 """Scenarios of hostile clients: each disturbance beside a client that sends a short file."""
 
+import collections
 import contextlib
 import functools
 import io
@@ -14,7 +15,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.clients import Answer, Ask, by_grpc, counted, http_body
+from eval.clients import Answer, Ask, by_grpc, http_body
 from eval.config import changed
 from eval.processes import ChildProcess, Send, Watch, shared_memory_bytes
 from eval.server import RunningServer
@@ -60,7 +61,8 @@ def _crowd_of(
         calls = [pool.submit(send) for _ in range(count)]
         yield
         answers = [call.result() for call in calls]
-    stage.say(f"{name}: {counted(answers)}")
+    kinds = collections.Counter(answer.kind for answer in answers)
+    stage.say(f"{name}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     stage.none_of(f"{name}: wrong answers", [one for one in answers if is_wrong(one)])
 
 

@@ -192,7 +192,7 @@ class Stage:
             for process in processes:
                 with contextlib.suppress(psutil.Error):  # it has just ended
                     folders.update(_FOLDER.findall(" ".join(process.cmdline())))
-            _, seconds = server.stop()
+            seconds = server.stop()
             limit_s = server.config.server.drain_timeout_s + _STOP_S
             self.at_most("time to stop after SIGTERM, s", seconds, limit_s)
             self.none_of("processes left", psutil.wait_procs(processes, _GONE_S)[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.clients import CLIENTS, Answer, Ask, answer_to, by_grpc, by_stream, counted, kserve_text
+from eval.clients import CLIENTS, Ask, answer_to, by_grpc, by_stream, kserve_text
 from eval.server import Addresses
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
@@ -100,9 +100,3 @@ def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
     answer = answer_to(lambda: kserve_text(status, body))
     assert answer.kind == kind
     assert answer.text.startswith(text)
-
-
-def test_answers_are_counted_with_an_example_of_the_bad_ones():
-    found = [Answer("answered", "a", 1), Answer("answered", "b", 1), Answer("lost", "gone", 2)]
-    assert counted(found) == "2 answered, 1 lost (first lost after 2.0 s: gone)"
-    assert counted([]) == "nothing was sent"

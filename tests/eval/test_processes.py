@@ -17,7 +17,6 @@ import pytest
 from eval import processes
 from eval.processes import (
     ChildProcess,
-    Slope,
     Watch,
     resident_bytes,
     run_tool,
@@ -203,16 +202,9 @@ def walk(rng, count):
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     rng, x = np.random.default_rng(0), np.arange(60.0)
     found = [slope(x, 2 * x + walk(rng, 60)) for _ in range(400)]
-    share = np.mean([one.low <= 2 <= one.high for one in found])
+    share = np.mean([abs(value - 2) <= error for value, error in found])
     # A short series tells its own error a little too small. Taken for independent, 60 %.
     assert 0.82 < share < 0.97, share
-
-
-@pytest.mark.parametrize(
-    ("interval", "passed"), [((1, 2), True), ((1, 4), True), ((3, 5), None), ((4.5, 9), False)]
-)
-def test_a_slope_is_judged_by_its_interval(interval, passed):
-    assert Slope(sum(interval) / 2, *interval).within(4.0) is passed
 
 
 TAKEN = 60 * 2**20

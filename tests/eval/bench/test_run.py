@@ -95,8 +95,8 @@ def test_the_server_and_then_the_peers_get_the_same_shape(
 ):
     calls = []
 
-    def through_server(config, folder, in_process, plan, say):
-        calls.append((open_engine(folder).manifest.dims, in_process, plan))
+    def through_server(config, folder, plan, say):
+        calls.append((open_engine(folder).manifest.dims, plan))
         yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx")
 
     def measure_peer(name, shape, device, seconds, say):
@@ -107,9 +107,9 @@ def test_the_server_and_then_the_peers_get_the_same_shape(
     monkeypatch.setattr(run, "measure_peer", measure_peer)
     flags = {"workloads": ("throughput",), "slots": (2,), "through_server": True, "peers": ("one",)}
     plan = dataclasses.replace(plan, **flags)
-    *_, ours, through, peer = measurements(engine, config, plan, quiet)
+    *_, through, peer = measurements(engine, config, plan, quiet)
     assert (through.system, peer.system) == ("earshot, through Triton", "peer")
-    assert calls == [(tiny.dims, ours.value, plan), ("one", tiny, "cpu", plan.seconds)]
+    assert calls == [(tiny.dims, plan), ("one", tiny, "cpu", plan.seconds)]
 
 
 WITHOUT = """

@@ -96,16 +96,22 @@ def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
     assert stage.attack(SERVER, "odd").kind == "lost"
 
 
-@pytest.mark.parametrize(("each", "passed"), [(0, True), (20, False)])
-def test_growth_is_judged_by_its_interval(stage, each, passed):
-    found = [(200 * n, 1e5 + 100 * n * each, 30 + n * each) for n in range(20)]
+@pytest.mark.parametrize(
+    ("each", "jump", "actions", "passed"),
+    [
+        (0, 0, 200, True),
+        (20, 0, 200, False),
+        (0, 10_000, 200, None),  # the interval holds the limit
+        (0, 0, 1, None),  # too few actions
+    ],
+)
+def test_growth_is_judged_by_its_interval(stage, each, jump, actions, passed):
+    found = [
+        (actions * n, 1e5 + 100 * n * each + jump * (n % 4), 30 + n * each + jump * (n % 4))
+        for n in range(20)
+    ]
     judge_growth(stage, "gateway", found)
     assert [figure.passed for figure in stage.figures] == [passed, passed]
-
-
-def test_growth_over_few_actions_is_not_decided(stage):
-    judge_growth(stage, "gateway", [(n, 1e5, 30) for n in range(20)])
-    assert [figure.passed for figure in stage.figures] == [None, None]
 
 
 PAGE = """earshot_accepted_total{model="whisper"} 9
