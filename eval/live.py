@@ -301,7 +301,6 @@ class Level:
     """Figures of one number of streams."""
 
     streams: int
-    audio_s: float
     words: int
     matched: int  # words with a known time
     p50_s: float
@@ -427,7 +426,6 @@ def _level(
     p50_s, p95_s, p99_s = map(float, np.percentile(times_s, (50, 95, 99)))
     return Level(
         streams=len(shares),
-        audio_s=sum(one.clip.duration_s for one in streamed),
         words=words,
         matched=len(times_s),
         p50_s=p50_s,

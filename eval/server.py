@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,17 +18,15 @@ from prometheus_client.samples import Sample
 
 from eval.config import EvaluationProduct
 from eval.processes import descendants, kill
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.keys import add_key, hash_of, new_key
-from serve.supervisor.processes import peak_memory_bytes
+from serve.supervisor.processes import ManagedProcess, peak_memory_bytes
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import for_this_machine
 
 POLL_S = 0.1
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
-_PUBLISHED_S = 1.2  # the server updates its counters once a second
-_SETTLE_S = 30.0  # longest wait for counters to stop
 _TIMEOUT_S = 10.0  # for the metrics page
 
 
@@ -69,20 +64,11 @@ class RunningServer:
         self.addresses = Addresses(self.http, self.grpc, self.keys[0] if keys else "")
         self.toml, self.log = folder / "server.toml", folder / "log"
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
-        self._command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
-        self._command += ["--engine", engine] if engine else []
-        self._command += ["--log", str(folder / "server.log")]  # Triton's and the engine's
-        self.process = self._start()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the server
-            )
+        command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
+        command += ["--engine", engine] if engine else []
+        # The log of Triton and the engine is another file.
+        self._command = [*command, "--log", str(folder / "server.log")]
+        self.process = ManagedProcess(self._command, self.log)
 
     def ready(self) -> bool:
         """Return whether the server says over HTTP that it is ready, and all its engines work."""
@@ -97,11 +83,10 @@ class RunningServer:
         Raises:
             EarshotError: it is not ready in time; the message ends with its last lines.
         """
-        end = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
+        end_s = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
         while not self.ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-                raise EarshotError("the server did not start: " + "\n".join(lines[-5:]))
+            if self.process.status() is not None or time.monotonic() > end_s:
+                raise EarshotError(f"the server did not start: {self.process.log_tail()}")
             time.sleep(POLL_S)
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -133,9 +118,8 @@ class RunningServer:
         Raises:
             EarshotError: it ended, or a process of it was started again.
         """
-        status = self.process.poll()
-        if status is not None:
-            raise EarshotError(f"the server ended with exit status {status}; see {self.log}")
+        if failure := self.process.failure():
+            raise EarshotError(f"the server ended by itself: {failure}")
         if restarts := total(self.page(), "earshot_restarts_total"):
             raise EarshotError(f"the server failed and was started {restarts:g} times; {self.log}")
 
@@ -150,23 +134,6 @@ class RunningServer:
         if not page:
             raise UnavailableError(f"the server's metrics at {self.metrics} cannot be read")
         return {name: total(page, name) for name in names}
-
-    def settled(self, *names: str) -> dict[str, float]:
-        """Read counters once they stand still.
-
-        Raises:
-            DeadlineError: they go on changing.
-            EarshotError: as `counters`.
-        """
-        end_s, counts = time.monotonic() + _SETTLE_S, self.counters(*names)
-        while time.monotonic() < end_s:
-            time.sleep(_PUBLISHED_S)
-            former, counts = counts, self.counters(*names)
-            if counts == former:
-                return counts
-        raise DeadlineError(
-            f"the server still works {_SETTLE_S:.0f} s after its last request: {counts}"
-        )
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time so far by role, summed over the processes of a role."""
@@ -183,22 +150,18 @@ class RunningServer:
     def restart(self) -> None:
         """Kill it and start it again."""
         self.end()
-        self.process = self._start()
+        self.process = ManagedProcess(self._command, self.log)
 
     def stop(self) -> float:
         """Send SIGTERM and wait for the drain; return the seconds."""
         began_s = time.monotonic()
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(self.config.server.drain_timeout_s + _STOP_GRACE_S)
+        self.process.terminate(self.config.server.drain_timeout_s + _STOP_GRACE_S)
         return time.monotonic() - began_s
 
     def end(self) -> None:
         """Kill everything that still runs."""
         kill(descendants(self.process.pid))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
 
 
 @contextlib.contextmanager
@@ -231,13 +194,9 @@ def running(
             server.wait_until_ready()
             yield server
         finally:
-            if server.process.poll() is None:
-                # The first signal asks for a drain, the second cuts it short; files are removed.
-                server.process.terminate()
-                time.sleep(POLL_S)
-                server.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.process.wait(_STOP_GRACE_S)
+            # The first signal asks for a drain, the second cuts it short; files are removed.
+            if server.process.terminate(POLL_S) is None:
+                server.process.terminate(_STOP_GRACE_S)
             server.end()
 
 

@@ -247,19 +247,13 @@ PEERS: dict[str, tuple[Measure, tuple[str, ...]]] = {
 """The measurement of each peer, and the packages that it needs."""
 
 
-def check_peers(names: Sequence[str]) -> None:
-    """Refuse peers that are not installed before anything is measured.
-
-    Raises:
-        UnavailableError: a package is missing; the message names it.
-    """
-    for name in names:
-        _, packages = PEERS[name]
-        for package in missing_packages(packages):
-            raise UnavailableError(
-                f"the peer {name} needs the package {package}, which is not installed; "
-                "install it, or leave the peer out of --peers"
-            )
+def missing_for(name: str) -> str:
+    """Tell which packages a peer lacks; "" if it can be measured."""
+    _, packages = PEERS[name]
+    if missing := missing_packages(packages):
+        lacks = f"the peer {name} needs {', '.join(missing)}"
+        return f"{lacks}; install it, or leave the peer out of --peers"
+    return ""
 
 
 def measure_peer(

@@ -12,7 +12,7 @@ import torch
 
 from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.bench.floor import Ceilings, measure_ceilings
-from eval.bench.peers import PEERS, check_peers, measure_peer
+from eval.bench.peers import PEERS, measure_peer, missing_for
 from eval.bench.table import OURS, Measurement, ratio, refused, scaling_check, table_of
 from eval.bench.workloads import (
     measure_runtime,
@@ -50,7 +50,10 @@ def bench(
         EarshotError: `check` or `measurements` failed, or the record cannot be written.
     """
     if peers is None:
-        peers = () if devices else installed_peers(run.say)
+        left_out = {} if devices else {name: missing_for(name) for name in PEERS}
+        peers = tuple(name for name, reason in left_out.items() if not reason)
+        for reason in filter(None, left_out.values()):
+            run.say(f"left out: {reason}")
     run.flags["peers"] = peers
     plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
     config = configured(run.config, plan)
@@ -77,18 +80,6 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
     result = Result({"complete": complete, "rows": rows}, checks, sections)
     run.keep(result)
     return result
-
-
-def installed_peers(say: Say) -> tuple[str, ...]:
-    """Return the peers that this machine has, and report each that it lacks."""
-    installed = []
-    for name in PEERS:
-        try:
-            check_peers([name])
-            installed.append(name)
-        except UnavailableError as error:
-            say(f"left out: {error}")
-    return tuple(installed)
 
 
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
@@ -118,7 +109,8 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
         raise UnavailableError(
             f"{flag} needs the packages {', '.join(missing)}, which are not installed"
         )
-    check_peers(plan.peers)
+    if reasons := [*filter(None, map(missing_for, plan.peers))]:
+        raise UnavailableError("; ".join(reasons))
     device, count = config.runtime.device, torch.cuda.device_count()
     if not plan.devices and not re.fullmatch(r"cuda(:\d+)?", device):
         raise ConfigError(

@@ -35,6 +35,8 @@ MIN_S, MAX_S = 10.0, 30.0  # shortest and longest clip for several devices
 LENGTHS = 16  # different ones
 _TOKENS_PER_S = THROUGHPUT_TOKENS / WINDOW_S
 _CLIPS = 4  # clips of one length in each client process
+_POLL_S = 1.2  # the server publishes its counters once a second
+_PUBLISHED_S = 30.0  # the longest wait for the counters of the last answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ def load_server(
     Raises:
         EarshotError: a request failed, or the server's counters do not match the answers.
     """
-    before, counted = server.settled(*COUNTED), list[tuple[float, NoiseClip]]()
+    before, counted = server.counters(*COUNTED), list[tuple[float, NoiseClip]]()
     arguments = (server.grpc, tuple(clips))
     with ClientProcesses(noise_requests, arguments, in_flight, processes) as clients:
         while len(clients.answered) < 2 * in_flight:
@@ -164,14 +166,19 @@ def check_counters(
     Raises:
         EarshotError: the server's counters say otherwise.
     """
-    after = server.settled(*COUNTED)
-    counts = [after[name] - before[name] for name in COUNTED]
     expected = [len(answered), 0, sum(clip.tokens for clip in answered)]
-    if counts != expected:
-        raise EarshotError(
-            f"{len(answered)} answers cost the server {', '.join(COUNTED)} of {counts}; expected "
-            f"{expected}"
-        )
+    end_s = time.monotonic() + _PUBLISHED_S
+    while True:
+        time.sleep(_POLL_S)
+        after = server.counters(*COUNTED)
+        counts = [after[name] - before[name] for name in COUNTED]
+        if counts == expected:
+            return
+        if time.monotonic() > end_s:
+            raise EarshotError(
+                f"{len(answered)} answers cost the server {', '.join(COUNTED)} of {counts}; "
+                f"expected {expected}"
+            )
 
 
 # ---------------------------------------------------------------- one device
@@ -202,7 +209,7 @@ def through_server(
         detail = f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens"
         yield dataclasses.replace(row, detail=detail)
         say("one request at a time through Triton")
-        clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.settled(*COUNTED)
+        clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.counters(*COUNTED)
         with TritonClient(server.grpc) as client:
             send = functools.partial(timed_request, client, noise(REQUEST_S, 0), clip)
             detail = f"10 s as WAV, {REQUEST_TOKENS} tokens"

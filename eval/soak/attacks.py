@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import http.client
 import io
 import itertools
@@ -288,7 +287,6 @@ def _flood_briefly(name: str) -> Client:
     return attack
 
 
-@functools.cache
 def _json(item: str, size: int) -> tuple[bytes, bytes]:
     """Return a request with a JSON list of about `size` bytes."""
     data = '{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":['
@@ -300,7 +298,6 @@ def _frame(opcode: Opcode, data: bytes, fin: bool = True) -> bytes:
     return Frame(opcode, data, fin).serialize(mask=True)
 
 
-@functools.cache
 def _update() -> tuple[bytes, bytes]:
     keys = ",".join(f'"k{number}":1' for number in range(700_000))
     return _LIVE, _frame(

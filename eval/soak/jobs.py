@@ -80,7 +80,7 @@ def jobs(stage: Stage) -> None:
             nonlocal retries
             key, headers = server.keys[number % _CLIENTS], {"Idempotency-Key": str(number)}
             # A post without an answer is sent again even after the last kill: its job may exist.
-            while not stopped.is_set() or server.process.poll() is None:
+            while not stopped.is_set() or server.process.status() is None:
                 with contextlib.suppress(httpx2.TransportError):
                     if job := _send(server, key, "POST", JOBS, headers, **content):
                         owners[json.loads(job)["id"]] = key

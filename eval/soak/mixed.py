@@ -86,9 +86,9 @@ def _recover(stage: Stage, server: RunningServer) -> float:
     """Wait until both of KServe's models answer from the same processes; return the seconds."""
     began_s = steady_since_s = time.monotonic()
     pids = server.pids()
-    while time.monotonic() - began_s < MAX_RECOVERY_S and server.process.poll() is None:
+    while time.monotonic() - began_s < MAX_RECOVERY_S and server.process.status() is None:
         apis = ("KServe gRPC", "KServe stream")
-        answers = [stage.send(server, api, patience_s=_ASK_S, patient=False) for api in apis]
+        answers = [stage.send(server, api, patience_s=_ASK_S) for api in apis]
         former_pids, pids = pids, server.pids()
         if pids != former_pids or any(answer.kind != "answered" for answer in answers):
             steady_since_s = time.monotonic()
@@ -107,6 +107,7 @@ def mixed(stage: Stage) -> None:
     Raises:
         EarshotError: the server did not start, or does not hold.
     """
+    stage.may_refuse = True
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
         config = changed(stage.config, "jobs", folder=f"{name}/jobs", keep_s=_RETENTION_S)
         with stage.server(config, keys=_KEYS) as server:
@@ -139,7 +140,9 @@ class _Mixed:
             disruptions = pool.submit(self._disrupt)
             try:
                 with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
-                    while self._share < 1 and not clients.done() and server.process.poll() is None:
+                    while (
+                        self._share < 1 and not clients.done() and server.process.status() is None
+                    ):
                         bar.update(round(100 * self._share) - bar.n)
                         self._sample()
                         time.sleep(_LOOK_S)
@@ -180,8 +183,6 @@ class _Mixed:
                 rng.choice(self._files),
                 key=rng.choice(self._server.keys),
                 patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
-                patient=patient,
-                may_refuse=True,
             )
         if answer.kind in ("lost", "refused"):
             self._stopped.wait(_PAUSE_S)

@@ -50,7 +50,7 @@ def overload(stage: Stage) -> None:
     Raises:
         EarshotError: a server did not start, or has no capacity.
     """
-    files = []
+    files, stage.may_refuse = [], True
     for clip in stage.clips:
         if _MIN_S < clip.duration_s < _MAX_S:
             stage.files[clip.path.name] = Ask(clip.path.read_bytes(), {"language": "en"})
@@ -100,7 +100,7 @@ def _try_once(
 ) -> float | None:
     """Send a client's file; return the seconds after which the client tries again, or None."""
     client.tries += 1
-    answer = stage.send(server, "OpenAI", client.file, patience_s=_TIMEOUT_S, may_refuse=True)
+    answer = stage.send(server, "OpenAI", client.file, patience_s=_TIMEOUT_S)
     if answer.kind == "answered":
         client.latency_s, client.end_s = answer.seconds, time.monotonic() - began_s
     elif answer.kind == "refused" and answer.retry_after_s is not None:

@@ -112,7 +112,7 @@ def killers(stage: Stage) -> None:
             soon = next_answer.kind == "answered" and next_answer.seconds <= _ALIVE_S
             seconds, limit = next_answer.seconds, f"at most {_ALIVE_S:g}, same processes"
             stage.add(f"{name}: next answer, s", seconds, limit, soon and now == before, detail)
-            if server.process.poll() is not None:
+            if server.process.status() is not None:
                 return
             before = now
 

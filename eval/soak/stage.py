@@ -50,7 +50,6 @@ class RequestOutcome:
         text: the first text of the same file and API; None for a hostile client.
         patient: whether the client waited for the answer.
         disrupted: whether the server was disrupted meanwhile.
-        may_refuse: whether the scenario allows a refusal.
     """
 
     name: str
@@ -58,7 +57,9 @@ class RequestOutcome:
     text: str | None = None
     patient: bool = True
     disrupted: bool = False
-    may_refuse: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.answer}"
 
     def is_honest(self, kind: str) -> bool:
         """Return whether a patient client got an answer of a kind from an undisturbed server."""
@@ -66,6 +67,7 @@ class RequestOutcome:
         return honest and self.answer.kind == kind
 
 
+REFUSED = "honest requests refused"
 RULES: dict[str, Callable[[RequestOutcome], bool]] = {
     "texts that differ from the first one of their file": lambda one: (
         one.text is not None and one.answer.kind == "answered" and one.answer.text != one.text
@@ -75,7 +77,7 @@ RULES: dict[str, Callable[[RequestOutcome], bool]] = {
     ),
     "honest requests lost": lambda one: one.is_honest("lost"),
     "honest requests failed": lambda one: one.is_honest("failed"),
-    "honest requests refused": lambda one: one.is_honest("refused") and not one.may_refuse,
+    REFUSED: lambda one: one.is_honest("refused"),
     "HTTP refusals without Retry-After": lambda one: (
         one.is_honest("refused")
         and one.answer.text.startswith(("429 ", "503 "))
@@ -85,7 +87,7 @@ RULES: dict[str, Callable[[RequestOutcome], bool]] = {
         one.text is None and not one.disrupted and bool(_SERVER_FAULT.match(one.answer.text))
     ),
 }
-"""Outcomes that no scenario allows."""
+"""Outcomes that no scenario allows; some allow refusals."""
 
 
 def shown(value: float) -> str:
@@ -128,6 +130,7 @@ class Stage:
     seed: int = 0
     minutes: float = 5.0
     actions: int | None = None
+    may_refuse: bool = False  # whether a scenario's honest requests may be refused
     figures: list[SoakFigure] = dataclasses.field(default_factory=list)
     outcomes: list[RequestOutcome] = dataclasses.field(default_factory=list)
 
@@ -165,8 +168,8 @@ class Stage:
         answered = [outcome for outcome in self.outcomes if outcome.answer.kind == "answered"]
         self.add("requests answered", len(answered))
         for name, is_wrong in RULES.items():
-            wrong = [outcome for outcome in self.outcomes if is_wrong(outcome)]
-            self.none_of(name, [f"{outcome.name}: {outcome.answer}" for outcome in wrong])
+            if name != REFUSED or not self.may_refuse:
+                self.none_of(name, [outcome for outcome in self.outcomes if is_wrong(outcome)])
 
     # ------------------------------------------------------------ servers and clients
 
@@ -185,9 +188,8 @@ class Stage:
             except BaseException:  # clients may still wait; their requests end with the server
                 self._disrupted_until_s = math.inf
                 raise
-            status = server.process.poll()
-            if status is not None:
-                raise EarshotError(f"the server ended by itself with exit status {status}")
+            if failure := server.process.failure():
+                raise EarshotError(f"the server ended by itself: {failure}")
             processes, folders = list(server.processes().values()), set[str]()
             for process in processes:
                 with contextlib.suppress(psutil.Error):  # it has just ended
@@ -207,8 +209,6 @@ class Stage:
         *,
         key: str = "",
         patience_s: float = PATIENCE_S,
-        patient: bool = True,
-        may_refuse: bool = False,
     ) -> Answer:
         """Send an honest request, wait for its answer and note the outcome.
 
@@ -217,9 +217,7 @@ class Stage:
             api: a name of `CLIENTS`.
             file: a name of `files`; "" is the shortest one.
             key: the API key; "" is the server's first one.
-            patience_s: the longest wait.
-            patient: False if the client is to leave early, so that it may have no answer.
-            may_refuse: whether a refusal is allowed.
+            patience_s: the longest wait; a client that leaves before 60 s may have no answer.
         """
         began_s, file = time.monotonic(), file or self.shortest_file
         addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
@@ -227,10 +225,8 @@ class Stage:
         answer, text = CLIENTS[api](addresses, ask), ""
         if answer.kind == "answered":
             text = self._texts.setdefault((api, file), answer.text)
-        disrupted, name = began_s <= self._disrupted_until_s, f"{api}, {file}"
-        self.outcomes.append(
-            RequestOutcome(name, answer, text, patient, disrupted, may_refuse=may_refuse)
-        )
+        disrupted, patient = began_s <= self._disrupted_until_s, patience_s >= PATIENCE_S
+        self.outcomes.append(RequestOutcome(f"{api}, {file}", answer, text, patient, disrupted))
         return answer
 
     def attack(self, server: RunningServer, name: str) -> Answer:

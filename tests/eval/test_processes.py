@@ -1,6 +1,7 @@
 """Child processes: what they send, how they end, and that nothing is left of them."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -207,25 +208,14 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     assert 0.82 < share < 0.97, share
 
 
-TAKEN = 60 * 2**20
-TAKER = f"""
-import sys
-sys.stdin.readline()
-taken = b"x" * {TAKEN}
-sys.stdin.readline()
-"""
-
-
-def test_memory_that_was_taken_is_seen():
-    """In a separate process: that of the tests may give back as much meanwhile."""
-    with psutil.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE, text=True) as taker:
-        with Watch(lambda: shared_memory_bytes([taker])) as watch:
-            wait_until(lambda: watch.first_bytes, "nobody looked")
-            before = watch.first_bytes
-            taker.stdin.write("take\n")
-            taker.stdin.flush()
-            wait_until(lambda: watch.peak_bytes >= before + 20 * 2**20, "nobody saw it")
-            wait_until(lambda: resident_bytes(taker) >= TAKEN, "it was not taken")
-        taker.stdin.close()
-        assert taker.wait(60) == 0
-        assert (shared_memory_bytes([taker]), resident_bytes(taker)) == (0, 0)
+def test_memory_is_watched_and_that_of_an_ended_process_is_none():
+    sizes = itertools.chain([10, 30], itertools.repeat(20))
+    with Watch(lambda: next(sizes)) as watch:
+        wait_until(lambda: watch.peak_bytes == 30, "the second size was not sampled")
+    assert watch.first_bytes == 10
+    with psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        wait_until(lambda: shared_memory_bytes([process]) > 2**20, "it has no memory")
+        assert resident_bytes(process) > 2**20
+        process.stdin.close()
+        process.wait(60)
+        assert (shared_memory_bytes([process]), resident_bytes(process)) == (0, 0)

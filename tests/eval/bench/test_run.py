@@ -141,7 +141,7 @@ def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr
     last_asked = re.findall(r"torch sees 0 CUDA devices here.*\n1\n", done.stderr)
-    left_out = "left out: the peer faster-whisper needs the package ctranslate2"
+    left_out = "left out: the peer faster-whisper needs ctranslate2"
     assert (len(last_asked), done.stderr.count(left_out)) == (2, 2)
     assert "--through-server needs the packages pytriton, tritonclient" in done.stderr
 

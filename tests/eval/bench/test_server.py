@@ -37,13 +37,15 @@ def test_the_made_up_engine_on_disk_is_the_one_in_memory(engine, tiny, folder):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_counters_that_do_not_fit_the_answers_are_refused():
+def test_counters_that_do_not_fit_the_answers_are_refused(monkeypatch):
+    monkeypatch.setattr(server, "_POLL_S", 0.0)
+    monkeypatch.setattr(server, "_PUBLISHED_S", 0.0)
     before = dict(zip(server.COUNTED, (1.0, 0.0, 224.0), strict=True))
     answers = [NoiseClip(10.0, 4)] * 10
 
     def check(*after):
         counters = dict(zip(server.COUNTED, after, strict=True))
-        fake = types.SimpleNamespace(settled=lambda *names: counters)
+        fake = types.SimpleNamespace(counters=lambda *names: counters)
         server.check_counters(fake, before, answers)
 
     check(11.0, 0.0, 264.0)

@@ -47,17 +47,16 @@ def broken(stage):
         (RIGHT, {}, False, set()),
         (WRONG, {}, False, {TEXTS}),
         (WRONG, {}, True, {TEXTS}),
-        (WRONG, {"patient": False}, False, {TEXTS}),
+        (WRONG, {"patience_s": 1.0}, False, {TEXTS}),
         (LOST, {}, False, {"honest requests lost"}),
         (LOST, {}, True, set()),
-        (LOST, {"patient": False}, False, set()),
+        (LOST, {"patience_s": 1.0}, False, set()),
         (VAIN, {}, True, {"clients that waited in vain"}),
-        (VAIN, {"patient": False}, False, set()),
+        (VAIN, {"patience_s": 1.0}, False, set()),
         (FAILED, {}, False, {"honest requests failed"}),
         (FAILED, {}, True, set()),
         (REFUSED, {}, False, {"honest requests refused"}),
-        (REFUSED, {"may_refuse": True}, False, set()),
-        (UNTOLD, {"may_refuse": True}, False, {"HTTP refusals without Retry-After"}),
+        (UNTOLD, {}, False, {"honest requests refused", "HTTP refusals without Retry-After"}),
     ],
 )
 def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, told):
@@ -69,6 +68,13 @@ def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupte
         stage.send(SERVER, "any", **options)
     stage.apply_rules()
     assert broken(stage) == told
+
+
+def test_a_scenario_may_allow_refusals(stage):
+    stage.next, stage.may_refuse = REFUSED, True
+    stage.send(SERVER, "any")
+    stage.apply_rules()
+    assert not broken(stage)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`python -m eval trtllm-check` on the stand-in: it passes, and it notices what is wrong."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -120,37 +121,31 @@ def test_wrong_tokens_are_shown_at_the_first_difference(built):
     assert compare_tokens(reference, [job], [wrong], [expected], tie=torch.inf) == 1
 
 
-def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
+def leak(self, active, honest):
     """As a packed encoder would if its windows saw each other."""
+    logits = honest(self, active)
+    return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
+
+
+def refuse(self, *arguments, honest):
+    raise TypeError("__init__(): incompatible function arguments.\n1. long list")
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "wait_s", "message"),
+    [
+        ("logits_of", leak, 60.0, "window 0: token 0 is"),
+        ("step", lambda self, honest: None, 0.05, "answered with nothing"),
+        ("__init__", refuse, 60.0, r"^fp16: load: TypeError: __init__"),
+    ],
+)
+def test_a_broken_executor_is_noticed(built, fake, monkeypatch, method, broken, wait_s, message):
     engine, config, network = built
-    honest = fake.Executor.logits_of
-
-    def leaky(self, active):
-        logits = honest(self, active)
-        return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
-
-    monkeypatch.setattr(fake.Executor, "logits_of", leaky)
-    with pytest.raises(DifferenceError, match="window 0: token 0 is"):
-        check_engine(engine, config, network, silent())
-
-
-def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
-    engine, config, network = built
-    monkeypatch.setattr(trtllm_check, "WAIT_S", 0.05)
-    monkeypatch.setattr(fake.Executor, "step", lambda self: None)
-    with pytest.raises(DifferenceError, match="answered with nothing"):
-        check_engine(engine, config, network, silent())
-
-
-def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monkeypatch):
-    engine, config, network = built
-
-    def refuse(self, *arguments):
-        raise TypeError("__init__(): incompatible function arguments.\n1. long list")
-
-    monkeypatch.setattr(fake.Executor, "__init__", refuse)
+    honest = getattr(fake.Executor, method)
+    monkeypatch.setattr(fake.Executor, method, functools.partialmethod(broken, honest=honest))
+    monkeypatch.setattr(trtllm_check, "WAIT_S", wait_s)
     report = silent()
-    with pytest.raises(DifferenceError, match=r"^fp16: load: TypeError: __init__"):
+    with pytest.raises(DifferenceError, match=message):
         check_engine(engine, config, network, report)
     assert report.ended[-1].passed is False
 
