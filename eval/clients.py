@@ -263,8 +263,8 @@ def by_events(server: Addresses, ask: Ask) -> str:
     content = _sent(server, ask, "POST", TRANSCRIPTIONS, **form(ask, stream="true"))
     lines = content.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
-    return _only(finals, [to_json(one) for one in events if "error" in one])
+    finals = [event["text"] for event in events if event.get("type") == "transcript.text.done"]
+    return _only(finals, [to_json(event) for event in events if "error" in event])
 
 
 def by_phrases(server: Addresses, ask: Ask) -> Answer:

@@ -11,6 +11,7 @@ import functools
 import itertools
 import re
 import selectors
+import types
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
@@ -132,18 +133,32 @@ class Simulated:
             SessionSettings(),
             [],
         )
-        work = asyncio.create_task(_run(session, events))
+
+        async def work() -> None:
+            try:
+                await session.start()
+                await session.work()
+            except Exception as error:  # noqa: BLE001 - raised by `receive`
+                await events.put(error)
+
+        async def receive() -> str:
+            event = await events.get()
+            if isinstance(event, Exception):
+                raise event
+            return to_json(event)
+
+        connection: Any = types.SimpleNamespace(send=session.handle, recv=receive)
+        working = asyncio.create_task(work())
         self._streams += 1
         try:
-            connection = _SessionConnection(session, events)
             async for heard in converse(
                 connection, blocks, transcription, pace=1.0, wait_s=_WAIT_S
             ):
                 yield heard
         finally:
             self._streams -= 1
-            work.cancel()
-            await asyncio.wait((work,))
+            working.cancel()
+            await asyncio.wait((working,))
 
     async def _transcribe(self, _model: str | None, window: UpdateWindow) -> Transcript:
         async with self._decoder:
@@ -155,31 +170,6 @@ class Simulated:
     def count_changed_words(self) -> float:
         """Count the words of interim texts that did not stay."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
-
-
-async def _run(session: LiveSession, events: "asyncio.Queue[Event | Exception]") -> None:
-    try:
-        await session.start()
-        await session.work()
-    except Exception as error:  # noqa: BLE001 - raised by `recv`
-        await events.put(error)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SessionConnection:
-    """Stands for the connection to a session in this process."""
-
-    session: LiveSession
-    events: "asyncio.Queue[Event | Exception]"
-
-    async def send(self, message: str) -> None:
-        await self.session.handle(message)
-
-    async def recv(self) -> str:
-        event = await self.events.get()
-        if isinstance(event, Exception):
-            raise event
-        return to_json(event)
 
 
 class InlineExecutor(Executor):
@@ -418,11 +408,13 @@ def _level(
         runner.run(play_all())
     changed = system.count_changed_words() - changed
     times_s = list[float]()
-    for one in streamed:
-        times_s += latencies(one.words, whole[one.clip.file], _NORMALIZE, one.clip.language)
+    for played in streamed:
+        times_s += latencies(
+            played.words, whole[played.clip.file], _NORMALIZE, played.clip.language
+        )
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
-    words = sum(len(one.words) for one in streamed)
+    words = sum(len(played.words) for played in streamed)
     p50_s, p95_s, p99_s = map(float, np.percentile(times_s, (50, 95, 99)))
     return Level(
         streams=len(shares),
@@ -432,9 +424,9 @@ def _level(
         p95_s=p95_s,
         p99_s=p99_s,
         changed_per_word=changed / max(1, words),
-        cer=_cer((one.clip, one.text) for one in streamed),
-        whole_cer=_cer((one.clip, whole[one.clip.file].text) for one in streamed),
-        failed=sum(one.failed for one in streamed),
+        cer=_cer((played.clip, played.text) for played in streamed),
+        whole_cer=_cer((played.clip, whole[played.clip.file].text) for played in streamed),
+        failed=sum(played.failed for played in streamed),
     )
 
 

@@ -16,7 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
-from eval.random_whisper import published_shape, random_engine, write_engine
+from eval.random_whisper import published_shape, random_engine, temporary_folder
 from eval.record import Card, ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
@@ -106,18 +105,18 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
             end, correlation = begin + event.get("dur", 0), event.get("args", {}).get("correlation")
             piece = TraceSlice(begin, end, str(event["name"]), thread, correlation)
             slices[event.get("cat", "")].append(piece)
-    ranges = sorted(slices["user_annotation"], key=lambda one: one.begin)
-    load = next((one for one in ranges if one.name == LOAD), None)
+    ranges = sorted(slices["user_annotation"], key=lambda piece: piece.begin)
+    load = next((piece for piece in ranges if piece.name == LOAD), None)
     if load is None:
         raise ValueError(f"the trace has no range {LOAD}")
     phases: PhaseRanges = collections.defaultdict(list)
-    for one in ranges:
-        if one.name in PHASES:
-            phases[one.thread].append(one)
-    launches = {one.correlation: one for kind in _LAUNCHES for one in slices[kind]}
-    work = [(one, one.end - one.begin) for kind in _ON_GPU for one in slices[kind]]
+    for piece in ranges:
+        if piece.name in PHASES:
+            phases[piece.thread].append(piece)
+    launches = {piece.correlation: piece for kind in _LAUNCHES for piece in slices[kind]}
+    work = [(piece, piece.end - piece.begin) for kind in _ON_GPU for piece in slices[kind]]
     if not work:
-        work = _own_times(one for one in slices["cpu_op"] if one.thread in phases)
+        work = _own_times(piece for piece in slices["cpu_op"] if piece.thread in phases)
         launches = {}
     durations_s: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     idle_s: dict[str, float] = collections.defaultdict(float)
@@ -133,7 +132,9 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     idle_s[_phase_at(phases, busy_until, phases)] += max(0.0, load.end - busy_until) / _US
     kernels = [Kernel(*key, len(times), sum(times)) for key, times in durations_s.items()]
     times = [
-        PhaseTime(name, sum(one.seconds for one in kernels if one.phase == name), idle_s[name])
+        PhaseTime(
+            name, sum(kernel.seconds for kernel in kernels if kernel.phase == name), idle_s[name]
+        )
         for name in (*PHASES, BETWEEN)
     ]
     seconds = (load.end - load.begin) / _US
@@ -149,7 +150,7 @@ def _phase_at(phases: PhaseRanges, moment: float, threads: Iterable[object]) -> 
     """Return the phase that one of these threads is in."""
     for thread in threads:
         ranges = phases.get(thread, [])
-        index = bisect.bisect_right(ranges, moment, key=lambda one: one.begin) - 1
+        index = bisect.bisect_right(ranges, moment, key=lambda piece: piece.begin) - 1
         if index >= 0 and moment < ranges[index].end:
             return ranges[index].name
     return BETWEEN
@@ -157,8 +158,8 @@ def _phase_at(phases: PhaseRanges, moment: float, threads: Iterable[object]) -> 
 
 def _own_times(operators: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]]:
     """Return each operator with its microseconds without those of the operators that it calls."""
-    ordered = sorted(operators, key=lambda one: (one.begin, -one.end))
-    own_us = [one.end - one.begin for one in ordered]
+    ordered = sorted(operators, key=lambda piece: (piece.begin, -piece.end))
+    own_us = [piece.end - piece.begin for piece in ordered]
     callers: dict[object, list[int]] = collections.defaultdict(list)  # under way, by thread
     for index, operator in enumerate(ordered):
         stack = callers[operator.thread]
@@ -167,7 +168,7 @@ def _own_times(operators: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]
         if stack:
             own_us[stack[-1]] -= operator.end - operator.begin
         stack.append(index)
-    return [(one, max(0.0, own)) for one, own in zip(ordered, own_us, strict=True)]
+    return [(piece, max(0.0, own)) for piece, own in zip(ordered, own_us, strict=True)]
 
 
 TRACE = "trace.json.gz"
@@ -248,9 +249,8 @@ def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcr
         folder = Path(config.engine)
         if random_weights:
             config = changed(config, "transcriber", temperatures=(0.0,))
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earshot-")))
             engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-            write_engine(engine, folder, config.runtime.device)
+            folder = stack.enter_context(temporary_folder(engine, config.runtime.device))
         yield stack.enter_context(open_transcriber(config, str(folder)))
 
 

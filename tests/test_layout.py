@@ -91,7 +91,7 @@ RULES = {
     "eval.record": (*CONTRACT, "eval.config"),
     "eval.figures": ("eval.accuracy.score",),
     "eval.report": ("eval.record",),
-    "eval.random_whisper": (*CONTRACT, "serve.speech"),
+    "eval.random_whisper": (*CONTRACT, "serve.speech", "build.writer"),
     "eval.config": (*CONTRACT, "build.config"),
     "eval.corpora": (*CONTRACT, *("build.clips", "eval.record", "serve.speech.file_types")),
     "eval.accuracy": (*HARNESS, "eval.corpora", "eval.figures"),
@@ -103,7 +103,10 @@ RULES = {
     "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),
     "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
-    "eval.trtllm": (*HARNESS, "build.config", "eval.random_whisper"),
+    "eval.trtllm": (
+        *HARNESS,
+        *("build.builders", "build.checkpoint", "build.config", "eval.random_whisper"),
+    ),
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.

@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from eval.bench.workloads import (
     with_slots,
 )
 from eval.config import EvaluationProduct, changed
-from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
+from eval.random_whisper import RandomEngine, published_shape, random_engine, temporary_folder
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.devices import counted, first_of
@@ -99,8 +97,8 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
         ConfigError: a name is unknown, or the config is not for a GPU.
         UnavailableError: there is no GPU, or a peer or the server is not installed.
     """
-    chosen = {"workloads": (plan.workloads, WORKLOADS), "peers": (plan.peers, PEERS)}
-    for kind, (names, known) in chosen.items():
+    workloads = "workloads", plan.workloads, list(WORKLOADS)
+    for kind, names, known in (workloads, ("peers", plan.peers, list(PEERS))):
         if unknown := sorted({*names} - {*known}):
             raise ConfigError(f"unknown {kind}: {', '.join(unknown)}; known: {', '.join(known)}")
     missing = missing_packages(_SERVER_PACKAGES)
@@ -131,7 +129,6 @@ def measurements(
     """Measure everything in the plan, one after the other; with devices a server on each alone.
 
     Raises:
-        UnavailableError: an engine folder is needed and the disk has no room for it.
         EarshotError: something failed that is no refusal.
     """
     if plan.devices:
@@ -140,7 +137,9 @@ def measurements(
         runtimes = [
             counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices
         ]
-        with on_disk(engine, first_of(runtimes[0]).device, say) as folder:
+        device = first_of(runtimes[0]).device
+        with temporary_folder(engine, device) as folder:
+            release_memory(device)
             yield from measure_scaling(config, folder, runtimes, plan.seconds, say)
         return
     device = config.runtime.device
@@ -149,7 +148,7 @@ def measurements(
     yield from ceilings.measurements()
     with contextlib.ExitStack() as stack:
         if "start" in plan.workloads or plan.through_server:
-            folder = stack.enter_context(on_disk(engine, device, say))
+            folder = stack.enter_context(temporary_folder(engine, device))
         if "start" in plan.workloads:
             try:
                 yield measure_start(folder, config.runtime)
@@ -170,20 +169,6 @@ def measurements(
         say(f"peer {name}")
         release_memory(device)
         yield from measure_peer(name, engine.shape, device, plan.seconds, say)
-
-
-@contextlib.contextmanager
-def on_disk(engine: RandomEngine, device: str, say: Say) -> Iterator[Path]:
-    """Give the engine as a temporary folder, made on a device.
-
-    Raises:
-        UnavailableError: the disk has no room for it.
-    """
-    with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
-        say(f"writing the engine to {name}")
-        write_engine(engine, Path(name), device)
-        release_memory(device)
-        yield Path(name)
 
 
 # ---------------------------------------------------------------- ablation

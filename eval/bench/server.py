@@ -132,7 +132,7 @@ def load_server(
     Raises:
         EarshotError: a request failed, or the server's counters do not match the answers.
     """
-    before, counted = server.counters(*COUNTED), list[tuple[float, NoiseClip]]()
+    before, counted = published_counters(server), list[tuple[float, NoiseClip]]()
     arguments = (server.grpc, tuple(clips))
     with ClientProcesses(noise_requests, arguments, in_flight, processes) as clients:
         while len(clients.answered) < 2 * in_flight:
@@ -158,6 +158,12 @@ def load_server(
     return Measurement("throughput", SYSTEM, rtfx, "RTFx", figures=figures)
 
 
+def published_counters(server: RunningServer) -> dict[str, float]:
+    """Read the counters after the server has published those of earlier requests."""
+    time.sleep(_POLL_S)
+    return server.counters(*COUNTED)
+
+
 def check_counters(
     server: RunningServer, before: dict[str, float], answered: Sequence[NoiseClip]
 ) -> None:
@@ -169,8 +175,7 @@ def check_counters(
     expected = [len(answered), 0, sum(clip.tokens for clip in answered)]
     end_s = time.monotonic() + _PUBLISHED_S
     while True:
-        time.sleep(_POLL_S)
-        after = server.counters(*COUNTED)
+        after = published_counters(server)
         counts = [after[name] - before[name] for name in COUNTED]
         if counts == expected:
             return
@@ -209,7 +214,7 @@ def through_server(
         detail = f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens"
         yield dataclasses.replace(row, detail=detail)
         say("one request at a time through Triton")
-        clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), server.counters(*COUNTED)
+        clip, before = NoiseClip(REQUEST_S, REQUEST_TOKENS), published_counters(server)
         with TritonClient(server.grpc) as client:
             send = functools.partial(timed_request, client, noise(REQUEST_S, 0), clip)
             detail = f"10 s as WAV, {REQUEST_TOKENS} tokens"

@@ -60,8 +60,8 @@ def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
     """
     if row.is_ours:
         return None
-    ours = [one for one in rows if one.is_ours and one.workload == row.workload]
-    return max(filter(None, (one.speed_against(row.value) for one in ours)), default=None)
+    ours = [own for own in rows if own.is_ours and own.workload == row.workload]
+    return max(filter(None, (own.speed_against(row.value) for own in ours)), default=None)
 
 
 def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:

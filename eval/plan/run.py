@@ -54,7 +54,8 @@ class Measured:
 
     def p99_s(self, per_s: float | np.ndarray[Any, Any]) -> Any:
         """Return the p99 at loads: between measured ones on a line, beyond them the nearest."""
-        return np.interp(per_s, *zip(*self.levels, strict=True))
+        loads, latencies_s = zip(*self.levels, strict=True)
+        return np.interp(per_s, loads, latencies_s)
 
     def max_per_s(self, p99_s: float) -> float:
         """Find the greatest load with no greater p99.

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import http.client
-import io
 import itertools
 import json
 import os
@@ -13,8 +12,6 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-import av
-import numpy as np
 from websockets.frames import Frame, Opcode
 
 from eval.clients import (
@@ -31,8 +28,6 @@ from eval.clients import (
     kserve_text,
 )
 from eval.server import Addresses
-from serve.contract.messages import Samples
-from serve.speech.rate import SAMPLE_RATE
 
 _PIECE_S = 10.0  # longest wait for room to send one piece
 
@@ -130,24 +125,6 @@ def _track(samples: int) -> bytes:
 def _box(name: str, *content: bytes) -> bytes:
     body = b"".join(content)
     return struct.pack(">I4s", 8 + len(body), name.encode()) + body
-
-
-def aac(samples: Samples, container: str, **options: str) -> bytes:
-    """Encode AAC in a container that libsndfile cannot write: mp4, mpegts."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=container, options=options) as writer:
-        stream = writer.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-        frame.sample_rate = SAMPLE_RATE
-        writer.mux([*stream.encode(frame), *stream.encode(None)])
-    return file.getvalue()
-
-
-def changed_broadcast() -> bytes:
-    """Make an MPEG-TS with streams that change midway; PyAV raises an IndexError for it."""
-    quiet = np.zeros(SAMPLE_RATE, np.float32)
-    later = aac(quiet, "mpegts", mpegts_start_pid="0x300", mpegts_pmt_start_pid="0x1100")
-    return aac(quiet, "mpegts") * 20 + later
 
 
 # ---------------------------------------------------------------- requests that ended servers
@@ -338,7 +315,6 @@ ATTACKS: dict[str, Client] = {
     **{name: _flood_briefly(name) for name in FLOODS},
     **KILLERS,
     "a greedy MP4": lambda server, _: by_grpc(server, Ask(_GREEDY)),
-    "a broadcast that changes": lambda server, _: by_grpc(server, Ask(changed_broadcast())),
     "an upload that is no audio": lambda server, _: by_form(server, Ask(os.urandom(_UPLOAD_BYTES))),
 }
 """Hostile clients by name."""

@@ -249,7 +249,7 @@ def uneven(page: str) -> list[str]:
     pending = {name: total(page, f"earshot_{name}") for name in _PENDING}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")
-    ended = sum(one.value for one in outcomes if one.labels["outcome"] != "rejected")
+    ended = sum(sample.value for sample in outcomes if sample.labels["outcome"] != "rejected")
     complaints = [f"{name} is {value:g}" for name, value in pending.items() if value]
     if not outcomes:
         complaints.append("the page has no outcomes")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import av
 import psutil
 import soundfile
 
@@ -22,8 +23,9 @@ from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
 from eval.server import RunningServer, running
-from eval.soak.attacks import ATTACKS, aac
+from eval.soak.attacks import ATTACKS
 from serve.contract.errors import EarshotError
+from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
@@ -281,5 +283,16 @@ def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:
             file = io.BytesIO()
             soundfile.write(file, samples, SAMPLE_RATE, format=kind)
             files[f"{clip.path.stem}.{ending}"] = Ask(file.getvalue(), samples=samples)
-        files[f"{clip.path.stem}.m4a"] = Ask(aac(samples, "mp4"), samples=samples)
+        files[f"{clip.path.stem}.m4a"] = Ask(_m4a(samples), samples=samples)
     return files
+
+
+def _m4a(samples: Samples) -> bytes:
+    """Encode AAC, which libsndfile cannot write."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as writer:
+        stream = writer.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        writer.mux([*stream.encode(frame), *stream.encode(None)])
+    return file.getvalue()

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from build.__main__ import main as build_main
 from eval.__main__ import main
 from eval.trtllm import check as trtllm_check
 from eval.trtllm.check import (
@@ -19,12 +18,12 @@ from eval.trtllm.check import (
     Reference,
     check_engine,
     compare_tokens,
+    config_of,
+    engine_of,
     make_checkpoint,
     make_jobs,
     run_contract_tests,
-    write_config,
 )
-from serve.contract.config import load_config
 from serve.contract.engine import open_engine
 from serve.contract.errors import EarshotError, UnavailableError
 from tests.fake_trtllm.install import install, install_api
@@ -47,20 +46,15 @@ def built(fake, tmp_path_factory):
     """An FP16 engine of the random checkpoint, its configuration, and transformers' network."""
     work = tmp_path_factory.mktemp("check")
     network = make_checkpoint(work / "checkpoint")
-    config = write_config(work, "fp16", "tensorrt_llm")
-    assert build_main(["engine", "--config", str(work / "fp16.toml")]) == 0
-    return open_engine(config.engine), config.runtime, network
-
-
-def in_process(path):
-    assert build_main(["engine", "--config", str(path)]) == 0
+    config = config_of(work, "fp16", "tensorrt_llm")
+    return engine_of(config), config.runtime, network
 
 
 @pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     report = silent()
     monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: None)
-    trtllm_check.run_checks(tmp_path, report, in_process)
+    trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "logits", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
@@ -79,17 +73,15 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     report = silent()
     ran = []
     monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *given: ran.append(given))
-    trtllm_check.run_checks(tmp_path, report, in_process)
+    trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a process of its own"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
     assert ran == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
     engine = open_engine(tmp_path / "fp16")
-    config = trtllm_check.write_config(
-        tmp_path, "fp16", "tensorrt_llm_api", "/there/python"
-    ).runtime
-    assert load_config(tmp_path / "fp16.toml").runtime.tensorrt_llm.python == "/there/python"
+    config = config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
+    assert config.tensorrt_llm.python == "/there/python"
     other = make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
     with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
