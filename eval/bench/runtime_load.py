@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.contract.fields import ShortEncoder
@@ -68,61 +69,18 @@ def _following(feed: StepBatch, share: float) -> torch.Tensor:
     return torch.where(number < share * _HASH_PRIME, draft, _OTHER_TOKEN + (draft == _OTHER_TOKEN))
 
 
-MakeJobs = Callable[[Sequence[int]], list[Job]]
-"""Makes a job for each length in tokens."""
-
-
-def noise_jobs(
-    engine: Engine,
-    device: torch.device | str,
-    batch: int,
-    seconds: float = WINDOW_S,
-    beam_size: int = 1,
-    words: bool = False,
-    short: ShortEncoder = "off",
-) -> MakeJobs:
-    """Return a function that makes jobs, at most a batch, each of one window of noise.
-
-    Args:
-        engine: with end-of-text suppressed, so that every window reaches its length.
-        device: computes the log-mels; the host does not wait for them.
-        batch: the number of windows that get log-mels together.
-        seconds: the noise in each window; silence fills the rest up to 30 s.
-        beam_size: each job's beam size.
-        words: whether the text of a job is aligned with its audio.
-        short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
-    """
-    facts, device = engine.manifest.tokenizer, torch.device(device)
-    assert facts.transcribe is not None
-    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
-    align_frames = engine.manifest.dims.n_audio_ctx if words else 0
-    log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
-    noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
-    noise[:, round(seconds * SAMPLE_RATE) :] = 0
-    noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
-    samples = noise.pin_memory() if device.type == "cuda" else noise
-
-    @torch.inference_mode()
-    def make_jobs(lengths: Sequence[int]) -> list[Job]:
-        jobs = []
-        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
-            options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
-            jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
-        return jobs
-
-    return make_jobs
-
-
 class WindowLoad:
     """Windows in a runtime; each must end once, with its forced length.
 
     Args:
         runtime: idle, and used by nothing else meanwhile.
-        make_jobs: makes the jobs of windows, at most a batch.
+        make_jobs: makes a job for each length in tokens, at most a batch.
         batch: the number of windows that are submitted together.
     """
 
-    def __init__(self, runtime: Runtime, make_jobs: MakeJobs, batch: int) -> None:
+    def __init__(
+        self, runtime: Runtime, make_jobs: Callable[[Sequence[int]], list[Job]], batch: int
+    ) -> None:
         self.runtime, self.batch = runtime, batch
         self._make_jobs = make_jobs
         self._missing_tokens: dict[int, int] = {}  # by job id
@@ -201,6 +159,53 @@ class WindowLoad:
         for job_id in self._missing_tokens:
             self.runtime.cancel(job_id)
         self.drain()
+
+
+def noise_load(
+    runtime: Runtime,
+    engine: Engine,
+    config: RuntimeConfig,
+    batch: int | None = None,
+    seconds: float = WINDOW_S,
+    words: bool = False,
+    short: ShortEncoder = "off",
+) -> WindowLoad:
+    """Return a load of windows of noise.
+
+    Args:
+        runtime: as for `WindowLoad`.
+        engine: with end-of-text suppressed, so that every window reaches its length.
+        config: the runtime's; its device computes the log-mels, and the host does not wait for
+            them.
+        batch: the number of windows that get log-mels together; None: the encoder's batch.
+        seconds: the noise in each window; silence fills the rest up to 30 s.
+        words: whether the text of a job is aligned with its audio.
+        short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
+    """
+    facts, device, batch = (
+        engine.manifest.tokenizer,
+        torch.device(config.device),
+        batch or config.encoder_batch,
+    )
+    assert facts.transcribe is not None
+    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
+    align_frames = engine.manifest.dims.n_audio_ctx if words else 0
+    beam_size = max(1, config.rows // config.slots)
+    log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
+    noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
+    noise[:, round(seconds * SAMPLE_RATE) :] = 0
+    noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
+    samples = noise.pin_memory() if device.type == "cuda" else noise
+
+    @torch.inference_mode()
+    def make_jobs(lengths: Sequence[int]) -> list[Job]:
+        jobs = []
+        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
+            options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
+            jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
+        return jobs
+
+    return WindowLoad(runtime, make_jobs, batch)
 
 
 def closed_loop(

@@ -24,7 +24,7 @@ from eval.bench.runtime_load import (
     WindowLoad,
     accepting,
     closed_loop,
-    noise_jobs,
+    noise_load,
     offline,
     open_loop,
 )
@@ -35,7 +35,6 @@ from eval.record import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
-from serve.contract.fields import ShortEncoder
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.transcriber.active import encoder_frames
@@ -94,7 +93,7 @@ class RuntimeSession:
     def __init__(
         self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
     ) -> None:
-        self._engine, self._plan, self.config = engine, plan, config.runtime
+        self._plan, self.config = plan, config.runtime
         runtime_class, self._system = NativeRuntime, system_name(self.config)
         if (share := plan.draft_acceptance) is not None:
             runtime_class = accepting(share)
@@ -102,6 +101,7 @@ class RuntimeSession:
         memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
         self.runtime = runtime_class(engine, self.config)
         opening_s = time.perf_counter() - began_s
+        self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
         detail = f"weights made up on the device, no file is read; {self.runtime.description}"
         gib = (release_memory(self.config.device) - memory_bytes) / 2**30
         self.opening = self._row("opening", opening_s, "s", None, detail, {"device_gib": gib})
@@ -124,19 +124,6 @@ class RuntimeSession:
     def _row(self, workload: str, value: float, unit: str, *others: Any) -> Measurement:
         return Measurement(workload, self._system, value, unit, *others)
 
-    def make_load(
-        self,
-        batch: int | None = None,
-        seconds: float = WINDOW_S,
-        short: ShortEncoder = "off",
-        words: bool = False,
-    ) -> WindowLoad:
-        """Return a load of windows; the parameters are those of `noise_jobs`."""
-        config, batch = self.config, batch or self.config.encoder_batch
-        beam_size = max(1, config.rows // config.slots)
-        jobs = noise_jobs(self._engine, config.device, batch, seconds, beam_size, words, short)
-        return WindowLoad(self.runtime, jobs, batch)
-
     def _closed_loop(self, load: WindowLoad, lengths: Iterator[int]) -> dict[str, float]:
         return closed_loop(load, lengths, self.config.slots, self._in_flight, self._plan.seconds)
 
@@ -151,7 +138,7 @@ class RuntimeSession:
 
     def latency(self) -> Iterator[Measurement]:
         """Measure one request at a time; the value is the median."""
-        load, ideal_s = self.make_load(1, self._plan.request_s, self._short), self._ideal_s(1)
+        load, ideal_s = self.make_load(1, self._plan.request_s, short=self._short), self._ideal_s(1)
 
         def send() -> None:
             load.submit([REQUEST_TOKENS])
@@ -190,7 +177,7 @@ class RuntimeSession:
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
-        load = self.make_load(None, self._plan.request_s, self._short)
+        load = self.make_load(seconds=self._plan.request_s, short=self._short)
         saturated = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
         ideal_s, max_rate = self._ideal_s(self.config.slots), saturated["windows_per_s"]
         ideal, name = 1 / ideal_s if ideal_s else None, "open loop, saturated"

@@ -28,11 +28,11 @@ def measured(config, plan, tmp_path, monkeypatch):
     def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
         monkeypatch.setattr(run, "check", lambda *given: None)
         monkeypatch.setattr(run, "measurements", lambda *given: measurements)
-        said, flags = [], vars(plan)
-        of = Run("bench", config, "x.toml", path, flags=flags, say=said.append, show=said.append)
+        lines, flags = [], vars(plan)
+        of = Run("bench", config, "x.toml", path, flags=flags, say=lines.append, show=lines.append)
         with contextlib.suppress(KeyboardInterrupt):
             bench(of, **flags)
-        return json.loads(path.read_text()), said
+        return json.loads(path.read_text()), lines
 
     return measured
 
@@ -42,11 +42,11 @@ def test_what_was_measured_before_an_interruption_is_kept(measured):
         yield Measurement("latency", "earshot, 2 slots", 20.0, "ms", 5.0)
         raise KeyboardInterrupt
 
-    kept, said = measured(interrupted())
+    kept, lines = measured(interrupted())
     assert kept["figures"]["complete"] is False and kept["figures"]["rows"][0]["value"] == 20.0
     assert kept["config"] == "large-v3-turbo" and kept["versions"]["torch"] == torch.__version__
     assert kept["settings"]["runtime"]["slots"] == 2 and kept["settings"]["seconds"] == 0.05
-    assert said[-1].startswith("latency; earshot, 2 slots: 20 ms")
+    assert lines[-1].startswith("latency; earshot, 2 slots: 20 ms")
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured, tmp_path):

@@ -75,8 +75,8 @@ def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch
 # ---------------------------------------------------------------- requests
 
 
-class Says:
-    """A client with given answers."""
+class FakeClient:
+    """A client with one answer."""
 
     def __init__(self, text, duration):
         timings = Timings(0.0, 0.0, 0.0, 0.0)
@@ -89,10 +89,10 @@ class Says:
 
 
 def test_an_answer_without_text_or_of_another_length_is_refused():
-    clip, good = NoiseClip(1.0, 7), Says("words", 1.0)
+    clip, good = NoiseClip(1.0, 7), FakeClient("words", 1.0)
     assert timed_request(good, b"", clip) >= 0
     assert good.options == {"language": "en", "timestamps": False, "max_tokens": 7}
-    for bad in (Says("", 1.0), Says("words", 0.9)):
+    for bad in (FakeClient("", 1.0), FakeClient("words", 0.9)):
         with pytest.raises(EarshotError, match=r"expected text for 1\.0 s"):
             timed_request(bad, b"", clip)
 
@@ -120,8 +120,8 @@ def test_two_engines_get_the_load_and_every_window_is_counted(
     monkeypatch.setattr(server, "MAX_S", 2.0)
     write_engine(engine, tmp_path, "cpu")
     both = dataclasses.replace(cpu_config.runtime, device="cpu,cpu", slots=1)
-    said = []
-    (found,) = measure_scaling(cpu_config, tmp_path, [both], 1.0, said.append)
+    lines = []
+    (found,) = measure_scaling(cpu_config, tmp_path, [both], 1.0, lines.append)
     assert found.system == "earshot, through Triton, cpu,cpu" and found.value > 0
     assert found.figures["engines"] == 2 and found.figures["whisper_cores"] > 0
-    assert "8 requests in flight" in said[0]
+    assert "8 requests in flight" in lines[0]

@@ -15,8 +15,8 @@ from serve.native.speculative import SpeculationPolicy
 
 @pytest.mark.nightly
 def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
-    said = []
-    rows = list(run_workloads(engine, config, plan, ceilings, said.append))
+    lines = []
+    rows = list(run_workloads(engine, config, plan, ceilings, lines.append))
     assert [(row.workload, row.system[-7:]) for row in rows] == [
         ("opening", "2 slots"),
         ("latency", "2 slots"),
@@ -38,7 +38,7 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
         assert found["unfinished"] == 0 < found["p50_ms"] <= found["p99_ms"]
-    assert "workload open-loop with 2 slots" in said
+    assert "workload open-loop with 2 slots" in lines
 
 
 def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
@@ -86,10 +86,10 @@ def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, m
     """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
     monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
     plan = BenchPlan(draft_acceptance=share, seconds=0.01)
-    asked = configured(config, plan)
-    assert asked.runtime.draft_tokens == 3
+    drafting = configured(config, plan)
+    assert drafting.runtime.draft_tokens == 3
     engine = random_engine(tiny, "int8", 1)
-    session = RuntimeSession(engine, asked, plan, ceilings)
+    session = RuntimeSession(engine, drafting, plan, ceilings)
     load = session.make_load()
     load.submit([120, 100])
     load.drain()

@@ -15,10 +15,10 @@ from eval.soak.stage import Stage
 SERVER = SimpleNamespace(addresses=Addresses("", ""))
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
-VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
+TIMED_OUT = Answer("lost", "timed out", 60.0, waited_in_vain=True)
 FAILED = Answer("failed", "500 an error of ours", 1.0)
 REFUSED = Answer("refused", "503 full", 1.0, retry_after_s=1)
-UNTOLD = Answer("refused", "503 full", 1.0)
+WITHOUT_DELAY = Answer("refused", "503 full", 1.0)
 TEXTS = "texts that differ from the first one of their file"
 
 
@@ -42,7 +42,7 @@ def broken(stage):
 
 
 @pytest.mark.parametrize(
-    ("answer", "options", "disrupted", "told"),
+    ("answer", "options", "disrupted", "broken_rules"),
     [
         (RIGHT, {}, False, set()),
         (WRONG, {}, False, {TEXTS}),
@@ -51,15 +51,20 @@ def broken(stage):
         (LOST, {}, False, {"honest requests lost"}),
         (LOST, {}, True, set()),
         (LOST, {"patience_s": 1.0}, False, set()),
-        (VAIN, {}, True, {"clients that waited in vain"}),
-        (VAIN, {"patience_s": 1.0}, False, set()),
+        (TIMED_OUT, {}, True, {"clients that waited in vain"}),
+        (TIMED_OUT, {"patience_s": 1.0}, False, set()),
         (FAILED, {}, False, {"honest requests failed"}),
         (FAILED, {}, True, set()),
         (REFUSED, {}, False, {"honest requests refused"}),
-        (UNTOLD, {}, False, {"honest requests refused", "HTTP refusals without Retry-After"}),
+        (
+            WITHOUT_DELAY,
+            {},
+            False,
+            {"honest requests refused", "HTTP refusals without Retry-After"},
+        ),
     ],
 )
-def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, told):
+def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, broken_rules):
     stage.next = answer
     if disrupted:
         with stage.disruption():
@@ -67,7 +72,7 @@ def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupte
     else:
         stage.send(SERVER, "any", **options)
     stage.apply_rules()
-    assert broken(stage) == told
+    assert broken(stage) == broken_rules
 
 
 def test_a_scenario_may_allow_refusals(stage):
@@ -103,7 +108,7 @@ def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("each", "jump", "actions", "passed"),
+    ("growth", "jump", "actions", "passed"),
     [
         (0, 0, 200, True),
         (20, 0, 200, False),
@@ -111,12 +116,12 @@ def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
         (0, 0, 1, None),  # too few actions
     ],
 )
-def test_growth_is_judged_by_its_interval(stage, each, jump, actions, passed):
-    found = [
-        (actions * n, 1e5 + 100 * n * each + jump * (n % 4), 30 + n * each + jump * (n % 4))
+def test_growth_is_judged_by_its_interval(stage, growth, jump, actions, passed):
+    measurements = [
+        (actions * n, 1e5 + 100 * n * growth + jump * (n % 4), 30 + n * growth + jump * (n % 4))
         for n in range(20)
     ]
-    judge_growth(stage, "gateway", found)
+    judge_growth(stage, "gateway", measurements)
     assert [figure.passed for figure in stage.figures] == [passed, passed]
 
 
@@ -130,7 +135,7 @@ earshot_gateway_inflight_requests 0.0
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
+    ("page", "complaints"),
     [
         (PAGE, []),
         (PAGE.replace('"ok"} 5', '"ok"} 4'), ["9 were accepted and 8 ended"]),
@@ -138,5 +143,5 @@ earshot_gateway_inflight_requests 0.0
         ("", ["the page has no outcomes"]),
     ],
 )
-def test_the_servers_own_counts_must_be_even(page, told):
-    assert uneven(page) == told
+def test_the_servers_own_counts_must_be_even(page, complaints):
+    assert uneven(page) == complaints

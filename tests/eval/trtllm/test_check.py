@@ -71,14 +71,16 @@ def silent():
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
     report = silent()
-    ran = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *given: ran.append(given))
+    runs = []
+    monkeypatch.setattr(
+        trtllm_check, "run_contract_tests", lambda *arguments: runs.append(arguments)
+    )
     trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a process of its own"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
-    assert ran == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
+    assert runs == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
     engine = open_engine(tmp_path / "fp16")
     config = config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
     assert config.tensorrt_llm.python == "/there/python"
