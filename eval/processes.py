@@ -226,17 +226,11 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 SAMPLE_S = 0.1
 
 
-def resident_bytes(process: psutil.Process) -> int:
-    """Return the resident memory; 0 once it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return int(process.memory_info().rss)
-    return 0
-
-
 def tree_memory_bytes(pid: int) -> int:
-    """Measure the resident memory of a process and all its descendants; 0 once it is gone."""
+    """Measure the resident memory of a process and all its descendants; 0 as one of them ends."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return sum(map(resident_bytes, [psutil.Process(pid), *descendants(pid)]))
+        processes = [psutil.Process(pid), *descendants(pid)]
+        return sum(process.memory_info().rss for process in processes)
     return 0
 
 

@@ -16,14 +16,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
@@ -224,11 +225,15 @@ def profiled(
         transcribe(load[:at_once])
         run.say(f"{requests} requests, {at_once} at a time")
         if under_nsys:
-            with _marked():
+            with _ranges(torch.cuda.nvtx.range), torch.cuda.profiler.profile():
                 transcribe(load)
             return Result()
-        with _recorded(device, run.folder / TRACE):
+        threads = _ExperimentalConfig(profile_all_threads=True)  # the runtime has its own
+        profiler = profile(experimental_config=threads)
+        with _ranges(record_function), profiler, record_function(LOAD):
             transcripts = transcribe(load)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(run.folder / TRACE))
     audio_s = sum(transcript.duration for transcript in transcripts)
     about = f"{requests} requests on {device}, {audio_s:.0f} s of audio"
     with gzip.open(run.folder / TRACE, "rt", encoding="utf-8") as file:
@@ -255,38 +260,16 @@ def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcr
 
 
 @contextlib.contextmanager
-def _recorded(device: str, path: Path) -> Iterator[None]:
-    """Run a block under torch's profiler, and keep the trace."""
-    activities = [ProfilerActivity.CPU]
-    if device.startswith("cuda"):
-        activities.append(ProfilerActivity.CUDA)
-    threads = _ExperimentalConfig(profile_all_threads=True)  # the runtime has its own
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Stopwatch.ranges = record_function
-    try:
-        with (
-            profile(activities=activities, experimental_config=threads) as profiler,
-            record_function(LOAD),
-        ):
-            yield
-    finally:
-        Stopwatch.ranges = None
-    profiler.export_chrome_trace(str(path))
-
-
-# ---------------------------------------------------------------- Nsight Systems
-
-
-@contextlib.contextmanager
-def _marked() -> Iterator[None]:
-    """Run a block between the marks that Nsight Systems waits for, with its own ranges."""
-    Stopwatch.ranges = torch.cuda.nvtx.range
-    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+def _ranges(kind: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
+    """Let the runtime's stopwatches mark ranges for a profiler during a block."""
+    Stopwatch.ranges = kind
     try:
         yield
     finally:
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         Stopwatch.ranges = None
+
+
+# ---------------------------------------------------------------- Nsight Systems
 
 
 def _under_nsys(run: Run, device: str) -> Result:

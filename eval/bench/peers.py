@@ -91,7 +91,7 @@ _COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8"
 
 
 def measure_ctranslate2(
-    shape: Shape, device: str, seconds: float, say: Say, batch: int = _BATCH
+    shape: Shape, device: str, seconds: float, say: Say
 ) -> Iterator[Measurement]:
     """Measure, for each compute type, one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
@@ -110,26 +110,26 @@ def measure_ctranslate2(
             )
             system = f"CTranslate2 {compute_type}"
             say(system)
-            decode = _ctranslate2_decoder(model, shape, device, batch)
+            decode = _ctranslate2_decoder(model, shape, device)
             yield latency(system, decode, "log-mel at hand on the device, not timed")
-            note = f"batches of {batch}; log-mel at hand on the device, not timed"
-            yield throughput(system, decode, batch, seconds, note)
+            note = f"batches of {_BATCH}; log-mel at hand on the device, not timed"
+            yield throughput(system, decode, _BATCH, seconds, note)
             del model, decode  # frees its memory before the next is loaded
 
 
-def _ctranslate2_decoder(model: Any, shape: Shape, device: str, batch: int) -> Decode:
+def _ctranslate2_decoder(model: Any, shape: Shape, device: str) -> Decode:
     """Return greedy decoding of noise windows of one length, in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
 
     prompt, end = prompt_ids(shape), special_ids(shape)[END]
-    noise: Any = np.random.default_rng(0).standard_normal((batch, shape.n_mels, 3000), np.float32)
+    noise: Any = np.random.default_rng(0).standard_normal((_BATCH, shape.n_mels, 3000), np.float32)
     if device != "cpu":  # CTranslate2 takes tensors of the GPU, and arrays of the host
         noise = torch.from_numpy(noise).to(device)
         torch.cuda.synchronize(device)  # it computes on its own stream
 
     def decode(lengths: Sequence[int]) -> list[int]:
         (tokens,), decoded = set(lengths), list[int]()
-        while (count := min(batch, len(lengths) - len(decoded))) > 0:
+        while (count := min(_BATCH, len(lengths) - len(decoded))) > 0:
             results = model.generate(
                 ctranslate2.StorageView.from_array(noise[:count]),
                 [prompt] * count,

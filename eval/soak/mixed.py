@@ -20,7 +20,7 @@ from tqdm import tqdm
 from eval.clients import CLIENTS, PATIENCE_S
 from eval.config import changed
 from eval.load import closed_loop
-from eval.processes import resident_bytes, slope
+from eval.processes import slope
 from eval.server import RunningServer, samples, total
 from eval.soak.attacks import ATTACKS
 from eval.soak.stage import Stage, crowd
@@ -205,7 +205,7 @@ class _Mixed:
             return
         for role, process in self._server.processes().items():
             with contextlib.suppress(psutil.Error):
-                memory_kb, descriptors = resident_bytes(process) / 1024, process.num_fds()
+                memory_kb, descriptors = process.memory_info().rss / 1024, process.num_fds()
                 measurement = len(self._stage.outcomes), memory_kb, descriptors
                 self._samples[role, process.pid].append(measurement)
 

@@ -1,6 +1,6 @@
 """The stage of a scenario: its servers and clients, and the figures that decide whether they hold.
 
-Every request of a client has one `RequestOutcome`; `RULES` say which outcomes are wrong.
+Every request of a client has one `RequestOutcome`; `Stage.apply_rules` counts the wrong ones.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,34 +62,6 @@ class RequestOutcome:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.answer}"
-
-    def is_honest(self, kind: str) -> bool:
-        """Return whether a patient client got an answer of a kind from an undisturbed server."""
-        honest = self.text is not None and self.patient and not self.disrupted
-        return honest and self.answer.kind == kind
-
-
-REFUSED = "honest requests refused"
-RULES: dict[str, Callable[[RequestOutcome], bool]] = {
-    "texts that differ from the first one of their file": lambda one: (
-        one.text is not None and one.answer.kind == "answered" and one.answer.text != one.text
-    ),
-    "clients that waited in vain": lambda one: (
-        one.text is not None and one.patient and one.answer.waited_in_vain
-    ),
-    "honest requests lost": lambda one: one.is_honest("lost"),
-    "honest requests failed": lambda one: one.is_honest("failed"),
-    REFUSED: lambda one: one.is_honest("refused"),
-    "HTTP refusals without Retry-After": lambda one: (
-        one.is_honest("refused")
-        and one.answer.text.startswith(("429 ", "503 "))
-        and one.answer.retry_after_s is None
-    ),
-    "server errors for hostile clients": lambda one: (
-        one.text is None and not one.disrupted and bool(_SERVER_FAULT.match(one.answer.text))
-    ),
-}
-"""Outcomes that no scenario allows; some allow refusals."""
 
 
 def shown(value: float) -> str:
@@ -163,15 +135,32 @@ class Stage:
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the number of requests, and for each rule the number that broke it."""
+        """Add the number of requests, and for each rule those that broke it."""
         if not self.outcomes:
             return
+        honest = [outcome for outcome in self.outcomes if outcome.text is not None]
+        patient = [outcome for outcome in honest if outcome.patient]
+        steady = [outcome for outcome in patient if not outcome.disrupted]
+        answered = _of_kind(self.outcomes, "answered")
         self.add("requests", len(self.outcomes))
-        answered = [outcome for outcome in self.outcomes if outcome.answer.kind == "answered"]
         self.add("requests answered", len(answered))
-        for name, is_wrong in RULES.items():
-            if name != REFUSED or not self.may_refuse:
-                self.none_of(name, [outcome for outcome in self.outcomes if is_wrong(outcome)])
+        other_texts = [case for case in answered if case.text not in (None, case.answer.text)]
+        self.none_of("texts that differ from the first one of their file", other_texts)
+        in_vain = [outcome for outcome in patient if outcome.answer.waited_in_vain]
+        self.none_of("clients that waited in vain", in_vain)
+        self.none_of("honest requests lost", _of_kind(steady, "lost"))
+        self.none_of("honest requests failed", _of_kind(steady, "failed"))
+        refused = _of_kind(steady, "refused")
+        if not self.may_refuse:
+            self.none_of("honest requests refused", refused)
+        by_http = [
+            outcome for outcome in refused if outcome.answer.text.startswith(("429 ", "503 "))
+        ]
+        without_delay = [outcome for outcome in by_http if outcome.answer.retry_after_s is None]
+        self.none_of("HTTP refusals without Retry-After", without_delay)
+        hostile = [case for case in self.outcomes if case.text is None and not case.disrupted]
+        errors = [outcome for outcome in hostile if _SERVER_FAULT.match(outcome.answer.text)]
+        self.none_of("server errors for hostile clients", errors)
 
     # ------------------------------------------------------------ servers and clients
 
@@ -267,6 +256,10 @@ def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _of_kind(outcomes: Sequence[RequestOutcome], kind: str) -> list[RequestOutcome]:
+    return [outcome for outcome in outcomes if outcome.answer.kind == kind]
 
 
 def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:

@@ -19,10 +19,10 @@ from eval import processes
 from eval.processes import (
     ChildProcess,
     Watch,
-    resident_bytes,
     run_tool,
     shared_memory_bytes,
     slope,
+    tree_memory_bytes,
 )
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 from tests.waits import wait_until
@@ -215,7 +215,7 @@ def test_memory_is_watched_and_that_of_an_ended_process_is_none():
     assert watch.first_bytes == 10
     with psutil.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         wait_until(lambda: shared_memory_bytes([process]) > 2**20, "it has no memory")
-        assert resident_bytes(process) > 2**20
+        assert tree_memory_bytes(process.pid) > 2**20
         process.stdin.close()
         process.wait(60)
-        assert (shared_memory_bytes([process]), resident_bytes(process)) == (0, 0)
+        assert shared_memory_bytes([process]) == tree_memory_bytes(process.pid) == 0

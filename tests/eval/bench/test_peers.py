@@ -31,8 +31,9 @@ def kinds(rows):
     return [(row.workload, row.system, row.unit) for row in rows]
 
 
-def test_ctranslate2_decodes_forced_lengths(short, tiny):
-    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent, 2))
+def test_ctranslate2_decodes_forced_lengths(short, tiny, monkeypatch):
+    monkeypatch.setattr(peers, "_BATCH", 2)
+    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent))
     assert kinds(rows) == [
         (workload, f"CTranslate2 {compute_type}", unit)
         for compute_type in ("float32", "int8")
