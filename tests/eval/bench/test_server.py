@@ -1,7 +1,7 @@
 """The bench through Triton: its engine folder, its clients, its checks, and all of it for real."""
 
 import dataclasses
-import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,8 +45,7 @@ def test_counters_that_do_not_fit_the_answers_are_refused(monkeypatch):
 
     def check(*after):
         counters = dict(zip(server.COUNTED, after, strict=True))
-        fake = types.SimpleNamespace(counters=lambda *names: counters)
-        server.check_counters(fake, before, answers)
+        server.check_counters(Mock(counters=lambda *names: counters), before, answers)
 
     check(11.0, 0.0, 264.0)
     for wrong in ((11.0, 0.0, 263.0), (12.0, 0.0, 264.0), (11.0, 1.0, 264.0)):
@@ -75,26 +74,17 @@ def test_both_workloads_through_a_real_server(folder, served_config, monkeypatch
 # ---------------------------------------------------------------- requests
 
 
-class FakeClient:
-    """A client with one answer."""
-
-    def __init__(self, text, duration):
-        timings = Timings(0.0, 0.0, 0.0, 0.0)
-        self.transcript = Transcript(text, "en", None, duration, (), timings)
-        self.options = None
-
-    def transcribe(self, audio, **options):
-        self.options = options
-        return self.transcript
-
-
-def test_an_answer_without_text_or_of_another_length_is_refused():
-    clip, good = NoiseClip(1.0, 7), FakeClient("words", 1.0)
-    assert timed_request(good, b"", clip) >= 0
-    assert good.options == {"language": "en", "timestamps": False, "max_tokens": 7}
-    for bad in (FakeClient("", 1.0), FakeClient("words", 0.9)):
+@pytest.mark.parametrize(("text", "duration_s"), [("words", 1.0), ("", 1.0), ("words", 0.9)])
+def test_an_answer_without_text_or_of_another_length_is_refused(text, duration_s):
+    client, timings = Mock(), Timings(0.0, 0.0, 0.0, 0.0)
+    client.transcribe.return_value = Transcript(text, "en", None, duration_s, (), timings)
+    if text and duration_s == 1.0:
+        assert timed_request(client, b"", NoiseClip(1.0, 7)) >= 0
+    else:
         with pytest.raises(EarshotError, match=r"expected text for 1\.0 s"):
-            timed_request(bad, b"", clip)
+            timed_request(client, b"", NoiseClip(1.0, 7))
+    options = {"language": "en", "timestamps": False, "max_tokens": 7}
+    client.transcribe.assert_called_once_with(b"", **options)
 
 
 # ---------------------------------------------------------------- several devices
