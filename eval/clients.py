@@ -178,7 +178,7 @@ def by_http(server: Addresses, ask: Ask) -> str:
     head, tail = http_body(ask.audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
     content = _sent(server, ask, "POST", INFER_PATH, content=head + tail, headers=headers)
-    return _kserve_text(content)
+    return kserve_text(content)
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -193,12 +193,9 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
-def kserve_text(status: int, body: bytes) -> str:
+def kserve_text(content: str) -> str:
     """Return the text of KServe's HTTP answer; raises NoTranscriptError."""
-    return _kserve_text(_content(status, body))
 
-
-def _kserve_text(content: str) -> str:
     def text(answer: Any) -> Any:
         return next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT")
 
@@ -223,11 +220,11 @@ def _sent(server: Addresses, ask: Ask, method: str, path: str, **content: Any) -
     """Send a request with arguments of `httpx2.request`; return the text of the answer."""
     content["headers"] = {**content.get("headers", {}), **server.headers}
     answer = request(server.http, method, path, ask.patience_s, **content)
-    return _content(answer.status_code, answer.content, answer.headers.get("Retry-After", ""))
+    return content_of(answer.status_code, answer.content, answer.headers.get("Retry-After", ""))
 
 
-def _content(status: int, body: bytes, retry_after: str = "") -> str:
-    """Return the text of an answer with status 200 or 202."""
+def content_of(status: int, body: bytes, retry_after: str = "") -> str:
+    """Return the text of an answer with status 200 or 202; raises NoTranscriptError."""
     content = body.decode("utf-8", "replace")
     if status in (http.client.OK, http.client.ACCEPTED):
         return content
@@ -319,7 +316,7 @@ def by_live(server: Addresses, ask: Ask) -> str:
     except InvalidStatus as error:  # the server refused the WebSocket
         refusal = error.response
         retry_after = refusal.headers.get("Retry-After", "")
-        _content(refusal.status_code, refusal.body or b"", retry_after)
+        content_of(refusal.status_code, refusal.body or b"", retry_after)
     return _only(finals, [] if finals else errors)
 
 

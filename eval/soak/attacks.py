@@ -25,6 +25,7 @@ from eval.clients import (
     by_grpc,
     by_http,
     channel_to,
+    content_of,
     kserve_text,
 )
 from eval.server import Addresses
@@ -84,7 +85,7 @@ def upload(
             connection.settimeout(max(1.0, end_s - time.monotonic()))
             answer = http.client.HTTPResponse(connection, method="POST")
             answer.begin()
-            return kserve_text(answer.status, answer.read())
+            return kserve_text(content_of(answer.status, answer.read()))
 
         return answer_to(text), sent
 
