@@ -55,7 +55,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.name, self.finished = name, False
-        self._kept_log = log
+        self._where = f"; its log is {log}" if log else ""
         self._folder = tempfile.TemporaryDirectory(
             prefix="earshot-child-", ignore_cleanup_errors=True
         )
@@ -79,12 +79,12 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             DeadlineError: the child sent nothing in time.
         """
         if not self._pipe.poll(timeout_s):
-            raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where()}")
+            raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where}")
         try:
             message = self._pipe.recv()
         except EOFError:
             last = (self.last_lines(1) or ["it wrote nothing"])[0]
-            raise UnavailableError(f"{self.name} ended early: {last}{self._where()}") from None
+            raise UnavailableError(f"{self.name} ended early: {last}{self._where}") from None
         # A child's last message is None or an expected error.
         self.finished = message is None or isinstance(message, EarshotError)
         if isinstance(message, EarshotError):
@@ -95,9 +95,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         """Return the last lines of the child's output, without blank ones."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-count:]
-
-    def _where(self) -> str:
-        return f"; its log is {self._kept_log}" if self._kept_log else ""
 
     def __exit__(self, *_: object) -> None:
         """Wait for the child if its work is done, else terminate it; kill its descendants."""
