@@ -7,16 +7,14 @@ import base64
 import dataclasses
 import functools
 import http.client
-import io
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import grpc
 import httpx2
-import soundfile
 import soxr
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -92,9 +90,6 @@ class Answer:
 Client = Callable[[Addresses, Ask], Answer]
 """Sends one request and waits for its answer."""
 
-Body = tuple[bytes | None, dict[str, str]]
-"""The body of an HTTP request, and the headers that describe it."""
-
 
 class NoTranscriptError(Exception):
     """The server answered with something other than a transcript."""
@@ -122,14 +117,14 @@ def answer_to(call: Callable[[], str]) -> Answer:
             timed_out = status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return Answer("lost", text, seconds, timed_out)
         return Answer("refused" if status.code() in _REFUSALS else "failed", text, seconds)
-    except (OSError, http.client.HTTPException, WebSocketException) as error:
+    except (OSError, http.client.HTTPException, httpx2.TransportError, WebSocketException) as error:
         return lost(error, began_s)
 
 
 def lost(error: Exception, began_s: float) -> Answer:
     """Return the answer to a request after its connection broke or its client waited in vain."""
-    seconds = time.monotonic() - began_s
-    return Answer("lost", repr(error), seconds, isinstance(error, TimeoutError))
+    timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
+    return Answer("lost", repr(error), time.monotonic() - began_s, timed_out)
 
 
 def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
@@ -181,8 +176,9 @@ def by_stream(server: Addresses, ask: Ask) -> str:
 def by_http(server: Addresses, ask: Ask) -> str:
     """Send one POST of KServe over a new connection."""
     head, tail = http_body(ask.audio)
-    body = head + tail, {"Inference-Header-Content-Length": str(len(head))}
-    return _kserve_text(_sent(server, ask, INFER_PATH, body))
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    content = _sent(server, ask, "POST", INFER_PATH, content=head + tail, headers=headers)
+    return kserve_text(content)
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -197,12 +193,9 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
-def kserve_text(status: int, body: bytes) -> str:
+def kserve_text(content: str) -> str:
     """Return the text of KServe's HTTP answer; raises NoTranscriptError."""
-    return _kserve_text(_content(status, body))
 
-
-def _kserve_text(content: str) -> str:
     def text(answer: Any) -> Any:
         return next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT")
 
@@ -223,16 +216,15 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _sent(server: Addresses, ask: Ask, path: str, body: Body = (None, {})) -> str:
-    """Post a body, or get an answer without one; return the text of the answer."""
-    data, headers = body[0], {**body[1], **server.headers}
-    method = "GET" if data is None else "POST"
-    status, sent, text = request(server.http, method, path, data, headers, timeout_s=ask.patience_s)
-    return _content(status, text, sent.get("Retry-After", ""))
+def _sent(server: Addresses, ask: Ask, method: str, path: str, **content: Any) -> str:
+    """Send a request with arguments of `httpx2.request`; return the text of the answer."""
+    content["headers"] = {**content.get("headers", {}), **server.headers}
+    answer = request(server.http, method, path, ask.patience_s, **content)
+    return content_of(answer.status_code, answer.content, answer.headers.get("Retry-After", ""))
 
 
-def _content(status: int, body: bytes, retry_after: str = "") -> str:
-    """Return the text of an answer with status 200 or 202."""
+def content_of(status: int, body: bytes, retry_after: str = "") -> str:
+    """Return the text of an answer with status 200 or 202; raises NoTranscriptError."""
     content = body.decode("utf-8", "replace")
     if status in (http.client.OK, http.client.ACCEPTED):
         return content
@@ -251,27 +243,25 @@ def _text_in(content: str, text: Callable[[Any], Any]) -> str:
 # ---------------------------------------------------------------- OpenAI's API, jobs
 
 
-def form(audio: bytes, options: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-    """Return a form with a file, and the header with its type."""
-    files = {"file": ("audio", audio)}
-    made = httpx2.Request("POST", "http://server", data=dict(options), files=files)
-    return made.read(), {"Content-Type": made.headers["Content-Type"]}
+def form(ask: Ask, **options: str) -> dict[str, Any]:
+    """Return a form with a file and fields as arguments of `httpx2.request`."""
+    return {"data": {**ask.options, **options}, "files": {"file": ("audio", ask.audio)}}
 
 
 @_client
 def by_form(server: Addresses, ask: Ask) -> str:
     """Send one form over a new connection."""
-    return _openai_text(_sent(server, ask, TRANSCRIPTIONS, form(ask.audio, ask.options)))
+    return _openai_text(_sent(server, ask, "POST", TRANSCRIPTIONS, **form(ask)))
 
 
 @_client
 def by_events(server: Addresses, ask: Ask) -> str:
     """Send one form, and read the transcript from its events."""
-    body = form(ask.audio, {**ask.options, "stream": "true"})
-    lines = _sent(server, ask, TRANSCRIPTIONS, body).splitlines()
+    content = _sent(server, ask, "POST", TRANSCRIPTIONS, **form(ask, stream="true"))
+    lines = content.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    finals = [one["text"] for one in events if one.get("type") == "transcript.text.done"]
-    return _only(finals, [to_json(one) for one in events if "error" in one])
+    finals = [event["text"] for event in events if event.get("type") == "transcript.text.done"]
+    return _only(finals, [to_json(event) for event in events if "error" in event])
 
 
 def by_phrases(server: Addresses, ask: Ask) -> Answer:
@@ -284,14 +274,13 @@ def by_phrases(server: Addresses, ask: Ask) -> Answer:
 def by_job(server: Addresses, ask: Ask) -> str:
     """Post a job, wait for its end, and read its result."""
     deadline = time.monotonic() + ask.patience_s
-    body = form(ask.audio, {**ask.options, "response_format": "json"})
-    job = json.loads(_sent(server, ask, JOBS, body))
+    job = json.loads(_sent(server, ask, "POST", JOBS, **form(ask, response_format="json")))
     while job["status"] not in ("completed", "failed", "cancelled"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the job is {job['status']}")
         time.sleep(_POLL_S)
-        job = json.loads(_sent(server, ask, f"{JOBS}/{job['id']}"))
-    return _openai_text(_sent(server, ask, f"{JOBS}/{job['id']}/result"))
+        job = json.loads(_sent(server, ask, "GET", f"{JOBS}/{job['id']}"))
+    return _openai_text(_sent(server, ask, "GET", f"{JOBS}/{job['id']}/result"))
 
 
 def _openai_text(content: str) -> str:
@@ -327,7 +316,7 @@ def by_live(server: Addresses, ask: Ask) -> str:
     except InvalidStatus as error:  # the server refused the WebSocket
         refusal = error.response
         retry_after = refusal.headers.get("Retry-After", "")
-        _content(refusal.status_code, refusal.body or b"", retry_after)
+        content_of(refusal.status_code, refusal.body or b"", retry_after)
     return _only(finals, [] if finals else errors)
 
 
@@ -374,24 +363,3 @@ CLIENTS: dict[str, Client] = {
     "phrases": by_phrases,
 }
 """The client of each API by its name."""
-
-
-# ---------------------------------------------------------------- answers together
-
-
-def counted(answers: Sequence[Answer]) -> str:
-    """Count the answers of each kind, with the first of each kind that is no transcript."""
-    parts = []
-    for kind in get_args(Kind):
-        some = [answer for answer in answers if answer.kind == kind]
-        if some:
-            example = "" if kind == "answered" else f" (first {some[0]})"
-            parts.append(f"{len(some)} {kind}{example}")
-    return ", ".join(parts) or "nothing was sent"
-
-
-def wav(samples: Samples) -> bytes:
-    """Write samples (float32 (n,), 16 kHz mono) as a WAV file of 16 bits."""
-    file = io.BytesIO()
-    soundfile.write(file, samples.clip(-1, 1), SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    return file.getvalue()

@@ -11,17 +11,19 @@ import functools
 import itertools
 import re
 import selectors
+import types
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+import jiwer
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from build.clips import Clip
 from eval.accuracy.normalize import DEFAULT, Normalize, normalizer
 from eval.accuracy.passages import join_clips
-from eval.accuracy.score import Counts, char_counts, in_common
+from eval.accuracy.score import in_common
 from eval.config import HELD_S, EvaluationProduct
 from eval.corpora.find import find_clips
 from eval.record import Check, ReportSection, Result, Run, Say, Table
@@ -131,18 +133,32 @@ class Simulated:
             SessionSettings(),
             [],
         )
-        work = asyncio.create_task(_run(session, events))
+
+        async def work() -> None:
+            try:
+                await session.start()
+                await session.work()
+            except Exception as error:  # noqa: BLE001 - raised by `receive`
+                await events.put(error)
+
+        async def receive() -> str:
+            event = await events.get()
+            if isinstance(event, Exception):
+                raise event
+            return to_json(event)
+
+        connection: Any = types.SimpleNamespace(send=session.handle, recv=receive)
+        working = asyncio.create_task(work())
         self._streams += 1
         try:
-            connection = _SessionConnection(session, events)
             async for heard in converse(
                 connection, blocks, transcription, pace=1.0, wait_s=_WAIT_S
             ):
                 yield heard
         finally:
             self._streams -= 1
-            work.cancel()
-            await asyncio.wait((work,))
+            working.cancel()
+            await asyncio.wait((working,))
 
     async def _transcribe(self, _model: str | None, window: UpdateWindow) -> Transcript:
         async with self._decoder:
@@ -154,31 +170,6 @@ class Simulated:
     def count_changed_words(self) -> float:
         """Count the words of interim texts that did not stay."""
         return self._registry.get_sample_value(_CHANGED) or 0.0
-
-
-async def _run(session: LiveSession, events: "asyncio.Queue[Event | Exception]") -> None:
-    try:
-        await session.start()
-        await session.work()
-    except Exception as error:  # noqa: BLE001 - raised by `recv`
-        await events.put(error)
-
-
-@dataclasses.dataclass(frozen=True)
-class _SessionConnection:
-    """Stands for the connection to a session in this process."""
-
-    session: LiveSession
-    events: "asyncio.Queue[Event | Exception]"
-
-    async def send(self, message: str) -> None:
-        await self.session.handle(message)
-
-    async def recv(self) -> str:
-        event = await self.events.get()
-        if isinstance(event, Exception):
-            raise event
-        return to_json(event)
 
 
 class InlineExecutor(Executor):
@@ -234,19 +225,20 @@ def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
 
 
 def latencies(
-    final: Sequence[TimedWord],
-    spoken: Sequence[TimedWord],
-    normalize: Normalize,
-    language: str | None,
+    final: Sequence[TimedWord], whole: Transcript, normalize: Normalize, language: str | None
 ) -> list[float]:
     """Measure the seconds from the end of each word in the audio to its final text.
 
-    Words that were misheard are left out.
+    Args:
+        final: the words and the times at which they became final.
+        whole: tells the ends of words; words that it does not have are left out.
+        normalize: makes two spellings of a word equal.
+        language: of the words.
     """
-    ours, spoken_words = (
-        [normalize(word, language) for word, _ in words] for words in (final, spoken)
-    )
-    return [final[i][1] - spoken[j][1] for i, j in in_common(ours, spoken_words)]
+    spoken = [word for segment in whole.segments for word in segment.words or ()]
+    live_words = [normalize(word, language) for word, _ in final]
+    spoken_words = [normalize(word.word.strip(), language) for word in spoken]
+    return [final[i][1] - spoken[j].end for i, j in in_common(live_words, spoken_words)]
 
 
 def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
@@ -272,10 +264,9 @@ def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
     alone = [clip for clip in clips if not clip.speaker]
     joined = join_clips([clip for clip in clips if clip.speaker], join_s, AudioLimits(join_s))
     long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2] or clips
-    by_group: dict[str, list[Clip]] = {}
-    for clip in long:
-        by_group.setdefault(clip.group, []).append(clip)
-    rounds = itertools.zip_longest(*(by_group[group] for group in sorted(by_group)))
+    long.sort(key=lambda clip: clip.group)
+    by_group = [list(clips) for _, clips in itertools.groupby(long, lambda clip: clip.group)]
+    rounds = itertools.zip_longest(*by_group)
     return [clip for clips in rounds for clip in clips if clip is not None]
 
 
@@ -286,13 +277,12 @@ MAX_WORSE = 0.5  # points of CER that live text may have more than whole clips
 _NORMALIZE = normalizer(DEFAULT)
 _APART_S = 0.37  # between the beginnings of two streams
 HEADER = (
-    *("streams", "p50, s", "p95, s", "p99, s", "changed", "words", "known", "CER live"),
-    *("CER whole", "from whole"),
+    *("streams", "p50, s", "p95, s", "p99, s", "changed", "words", "known"),
+    *("CER live", "CER whole"),
 )
 _NOTE = (
     "Delays are from the end of a word in the audio to its final text, of words whose time is "
-    "known. Changed: words of interim text that did not stay, per final word. From whole: the "
-    "CER with the text of whole recordings as reference."
+    "known. Changed: words of interim text that did not stay, per final word."
 )
 
 
@@ -301,7 +291,6 @@ class Level:
     """Figures of one number of streams."""
 
     streams: int
-    audio_s: float
     words: int
     matched: int  # words with a known time
     p50_s: float
@@ -310,7 +299,6 @@ class Level:
     changed_per_word: float  # words of hypotheses that did not stay; none of them was final
     cer: float  # %
     whole_cer: float  # % of the same recordings, each transcribed as a whole
-    from_whole: float  # %: the errors of live text if a whole recording's were right
     failed: int  # utterances without text
 
     @property
@@ -319,13 +307,12 @@ class Level:
         late = f"95 of 100 words are final within {HELD_S:g} s"
         worse = f"CER at most {MAX_WORSE:g} points above that of whole recordings"
         points = self.cer - self.whole_cer
-        suffix = f"with {self.streams} stream{'s' * (self.streams > 1)}"
+        streams = f" with {self.streams} stream{'s' * (self.streams > 1)}"
+        failed = f"{self.failed} failed"
         return (
-            Check(
-                f"every utterance has its text {suffix}", not self.failed, f"{self.failed} failed"
-            ),
-            Check(f"{late} {suffix}", self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
-            Check(f"{worse} {suffix}", points <= MAX_WORSE, f"{points:+.2f} points"),
+            Check("every utterance has its text" + streams, not self.failed, failed),
+            Check(late + streams, self.p95_s <= HELD_S, f"{self.p95_s:.2f} s"),
+            Check(worse + streams, points <= MAX_WORSE, f"{points:+.2f} points"),
         )
 
     @property
@@ -336,7 +323,7 @@ class Level:
             str(self.streams),
             *(f"{value:.2f}" for value in (*times_s, self.changed_per_word)),
             *(str(self.words), f"{100 * self.matched / max(1, self.words):.0f} %"),
-            *(f"{rate:.2f} %" for rate in (*rates, self.from_whole)),
+            *(f"{rate:.2f} %" for rate in rates),
         ]
 
 
@@ -420,42 +407,37 @@ def _level(
     with asyncio.Runner(loop_factory=system.loop) as runner:
         runner.run(play_all())
     changed = system.count_changed_words() - changed
-    times = [latency for one in streamed for latency in _latencies(one, whole[one.clip.file])]
-    if not times:
+    times_s = list[float]()
+    for played in streamed:
+        times_s += latencies(
+            played.words, whole[played.clip.file], _NORMALIZE, played.clip.language
+        )
+    if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
-    words = sum(len(one.words) for one in streamed)
-    p50_s, p95_s, p99_s = map(float, np.percentile(times, (50, 95, 99)))
-    texts = []
-    for one in streamed:
-        clip_texts = one.clip.text, whole[one.clip.file].text, one.text
-        texts.append([_NORMALIZE(text, one.clip.language) for text in clip_texts])
-    references, whole_texts, live_texts = zip(*texts, strict=True)
+    words = sum(len(played.words) for played in streamed)
+    p50_s, p95_s, p99_s = map(float, np.percentile(times_s, (50, 95, 99)))
     return Level(
         streams=len(shares),
-        audio_s=sum(one.clip.duration_s for one in streamed),
         words=words,
-        matched=len(times),
+        matched=len(times_s),
         p50_s=p50_s,
         p95_s=p95_s,
         p99_s=p99_s,
         changed_per_word=changed / max(1, words),
-        cer=_cer(references, live_texts),
-        whole_cer=_cer(references, whole_texts),
-        from_whole=_cer(whole_texts, live_texts),
-        failed=sum(one.failed for one in streamed),
+        cer=_cer((played.clip, played.text) for played in streamed),
+        whole_cer=_cer((played.clip, whole[played.clip.file].text) for played in streamed),
+        failed=sum(played.failed for played in streamed),
     )
 
 
-def _cer(references: Sequence[str], hypotheses: Sequence[str]) -> float:
-    """Return the errors in % of the characters."""
-    total = sum(map(char_counts, references, hypotheses), Counts())
-    return 100 * total.errors / total.length
-
-
-def _latencies(streamed: _StreamedClip, whole: Transcript) -> list[float]:
-    words = [word for segment in whole.segments for word in segment.words or ()]
-    spoken = [(word.word.strip(), word.end) for word in words]
-    return latencies(streamed.words, spoken, _NORMALIZE, streamed.clip.language)
+def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
+    """Return the errors of the clips' texts in % of the characters."""
+    pairs = [
+        (_NORMALIZE(clip.text, clip.language), _NORMALIZE(text, clip.language))
+        for clip, text in texts
+    ]
+    references, hypotheses = zip(*pairs, strict=True)
+    return 100 * jiwer.cer(list(references), list(hypotheses))
 
 
 async def _play(system: StreamingSystem, clip: Clip) -> _StreamedClip:

@@ -108,7 +108,7 @@ def processes_for(requests: int, max_processes: int = MAX_PROCESSES) -> int:
     return max(1, min(max_processes, (os.cpu_count() or 1) // 2, requests))
 
 
-class ClientProcesses(Generic[T]):
+class ClientProcesses(contextlib.ExitStack, Generic[T]):
     """Processes that keep requests in flight until told to stop; use in a `with` block.
 
     Otherwise all clients would share one interpreter's time. Each process checks its answers and
@@ -132,20 +132,13 @@ class ClientProcesses(Generic[T]):
         self.answered: list[T] = []
         self._stop = multiprocessing.get_context("spawn").Event()
         self._running: list[ChildProcess] = []
-        self._children = contextlib.ExitStack()
+        super().__init__()
         for i in range(processes):
             threads = in_flight // processes + (i < in_flight % processes)
             child_arguments = (opened, (*arguments, i), threads, self._stop)
             child = ChildProcess(f"client process {i}", _keep_in_flight, child_arguments, log=None)
-            self._running.append(self._children.enter_context(child))
-
-    def __enter__(self) -> "ClientProcesses[T]":
-        """Return itself; leaving the block ends the processes."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._children.close()
+            self._running.append(self.enter_context(child))
+        self.callback(self._stop.set)  # called before the processes are ended
 
     def answers(self) -> list[T]:
         """Wait for answers; return at least one, or none once all processes have ended.

@@ -6,7 +6,6 @@ the error contains the last line of that file.
 """
 
 import contextlib
-import dataclasses
 import math
 import multiprocessing
 import os
@@ -56,7 +55,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.name, self.finished = name, False
-        self._kept_log = log
+        self._where = f"; its log is {log}" if log else ""
         self._folder = tempfile.TemporaryDirectory(
             prefix="earshot-child-", ignore_cleanup_errors=True
         )
@@ -80,12 +79,12 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
             DeadlineError: the child sent nothing in time.
         """
         if not self._pipe.poll(timeout_s):
-            raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where()}")
+            raise DeadlineError(f"{self.name} said nothing for {timeout_s:.0f} s{self._where}")
         try:
             message = self._pipe.recv()
         except EOFError:
             last = (self.last_lines(1) or ["it wrote nothing"])[0]
-            raise UnavailableError(f"{self.name} ended early: {last}{self._where()}") from None
+            raise UnavailableError(f"{self.name} ended early: {last}{self._where}") from None
         # A child's last message is None or an expected error.
         self.finished = message is None or isinstance(message, EarshotError)
         if isinstance(message, EarshotError):
@@ -96,9 +95,6 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         """Return the last lines of the child's output, without blank ones."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-count:]
-
-    def _where(self) -> str:
-        return f"; its log is {self._kept_log}" if self._kept_log else ""
 
     def __exit__(self, *_: object) -> None:
         """Wait for the child if its work is done, else terminate it; kill its descendants."""
@@ -227,17 +223,11 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 SAMPLE_S = 0.1
 
 
-def resident_bytes(process: psutil.Process) -> int:
-    """Return the resident memory; 0 once it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return int(process.memory_info().rss)
-    return 0
-
-
 def tree_memory_bytes(pid: int) -> int:
-    """Measure the resident memory of a process and all its descendants; 0 once it is gone."""
+    """Measure the resident memory of a process and all its descendants; 0 as one of them ends."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return sum(map(resident_bytes, [psutil.Process(pid), *descendants(pid)]))
+        processes = [psutil.Process(pid), *descendants(pid)]
+        return sum(process.memory_info().rss for process in processes)
     return 0
 
 
@@ -287,35 +277,18 @@ _BLOCKS = 10
 _T95 = 2.306  # Student's t for the 8 degrees of freedom of a line through 10 points
 
 
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """Growth with a 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def within(self, limit: float) -> bool | None:
-        """Return whether it is at most the limit; None where the interval holds the limit."""
-        if self.high <= limit:
-            return True
-        return False if self.low > limit else None
-
-    def __str__(self) -> str:
-        """Write the value and its interval."""
-        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Fit least squares to the means of 10 blocks: a value of memory resembles the one before.
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Fit a line to the means of 10 blocks, because a value of memory resembles the one before.
 
     Args:
         x: at least 10 values in equal steps.
         y: the measured values.
+
+    Returns:
+        the slope by least squares, and half of its 95 % interval.
     """
     x_means, y_means = (
-        [float(part.mean()) for part in np.array_split(values, _BLOCKS)] for values in (x, y)
+        [part.mean() for part in np.array_split(values, _BLOCKS)] for values in (x, y)
     )
     (value, _), covariance = np.polyfit(x_means, y_means, 1, cov=True)
-    error = _T95 * math.sqrt(covariance[0, 0])
-    return Slope(float(value), float(value - error), float(value + error))
+    return float(value), _T95 * math.sqrt(covariance[0, 0])

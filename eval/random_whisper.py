@@ -9,9 +9,12 @@ the runtime does not know beforehand: lengths are forced honestly. The list hold
 tokens as well, and timestamps beyond those that may come first, so that an answer always has text.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,11 @@ import tokenizers
 import torch
 from safetensors.torch import save, save_file
 
+from build.writer import disk_errors, file_facts, write_manifest
 from serve.contract.config import Precision
 from serve.contract.engine import (
     FORMAT_VERSION,
     HEAD_DIM,
-    MANIFEST_FILE,
     MEL_FILTERS_FILE,
     N_FREQUENCIES,
     TOKENIZER_FILE,
@@ -32,14 +35,11 @@ from serve.contract.engine import (
     Dims,
     Draft,
     Engine,
-    FileFacts,
     Manifest,
     TokenizerFacts,
-    manifest_to_json,
-    sha256_of,
     tensor_specs,
 )
-from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.errors import ConfigError
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501
@@ -375,7 +375,7 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
         device: where to make the weights.
 
     Raises:
-        UnavailableError: the disk is full or fails.
+        EngineError: the disk is full or fails.
     """
     weights = engine.load_weights(device)
     contents = {
@@ -383,15 +383,17 @@ def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str)
         TOKENIZER_FILE: engine.load_tokenizer().encode(),
         MEL_FILTERS_FILE: save({"mel_filters": engine.load_mel_filters()}),
     }
-    try:
+    with disk_errors(folder):
         for name, content in contents.items():
             (folder / name).write_bytes(content)
-    except OSError as error:
-        raise UnavailableError(
-            f"cannot write an engine to {folder}: {error.strerror}; free some space there or set "
-            "TMPDIR"
-        ) from error
-    files = {name: FileFacts(sha256_of(folder / name), len(contents[name])) for name in contents}
-    manifest = dataclasses.replace(engine.manifest, files=files)
-    (folder / MANIFEST_FILE).write_text(manifest_to_json(manifest), encoding="utf-8")
+        manifest = dataclasses.replace(engine.manifest, files=file_facts(folder))
+    write_manifest(folder, manifest)
     return Engine(folder, manifest)
+
+
+@contextlib.contextmanager
+def temporary_folder(engine: RandomEngine, device: str) -> Iterator[Path]:
+    """Write an engine to a temporary folder, as `write_engine` does; it is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="earshot-random-") as name:
+        write_engine(engine, Path(name), device)
+        yield Path(name)

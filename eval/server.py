@@ -2,35 +2,31 @@
 
 import contextlib
 import dataclasses
-import http.client
-import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from eval.config import EvaluationProduct
 from eval.processes import descendants, kill
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import EarshotError, UnavailableError
 from serve.contract.keys import add_key, hash_of, new_key
-from serve.supervisor.processes import peak_memory_bytes
+from serve.supervisor.processes import ManagedProcess, peak_memory_bytes
 from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import for_this_machine
 
 POLL_S = 0.1
 _READY_GRACE_S = 10.0
 _STOP_GRACE_S = 30.0  # beyond the drain's limit
-_PUBLISHED_S = 1.2  # the server updates its counters once a second
-_SETTLE_S = 30.0  # longest wait for counters to stop
 _TIMEOUT_S = 10.0  # for the metrics page
 
 
@@ -53,52 +49,31 @@ class RunningServer:
 
     Args:
         config: with the ports that it listens on.
-        folder: for its config, its log and scratch files.
+        folder: for its config, its logs and scratch files.
         keys: its API keys.
         engine: the engine's folder; "" takes the config's.
-        log: the server's log; None puts it into the folder.
     """
 
     def __init__(
-        self,
-        config: EvaluationProduct,
-        folder: Path,
-        keys: Sequence[str],
-        engine: str,
-        log: Path | None,
+        self, config: EvaluationProduct, folder: Path, keys: Sequence[str], engine: str
     ) -> None:
         server = config.server
         self.config, self.folder, self.keys = config, folder, tuple(keys)
         ports = server.http_port, server.grpc_port, server.metrics_port
         self.http, self.grpc, self.metrics = (f"{server.host}:{port}" for port in ports)
-        self.toml, self.log = folder / "server.toml", log or folder / "log"
-        self.server_log = folder / "server.log"  # Triton's and the engine's; `log` is the command's
-        self._engine = engine
+        self.addresses = Addresses(self.http, self.grpc, self.keys[0] if keys else "")
+        self.toml, self.log = folder / "server.toml", folder / "log"
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
-        self.process = self._start()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
-        command += ["--engine", self._engine] if self._engine else []
-        command += ["--log", str(self.server_log)]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the server
-            )
-
-    @property
-    def addresses(self) -> Addresses:
-        """Return the addresses, with the first key."""
-        return Addresses(self.http, self.grpc, self.keys[0] if self.keys else "")
+        command += ["--engine", engine] if engine else []
+        # The log of Triton and the engine is another file.
+        self._command = [*command, "--log", str(folder / "server.log")]
+        self.process = ManagedProcess(self._command, self.log)
 
     def ready(self) -> bool:
         """Return whether the server says over HTTP that it is ready, and all its engines work."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            if request(self.http, "GET", "/v2/health/ready", timeout_s=2.0)[0] == 200:
+        with contextlib.suppress(httpx2.TransportError):
+            if request(self.http, "GET", "/v2/health/ready", _TIMEOUT_S).is_success:
                 return all(sample.value for sample in samples(self.page(), "earshot_engine_up"))
         return False
 
@@ -108,11 +83,10 @@ class RunningServer:
         Raises:
             EarshotError: it is not ready in time; the message ends with its last lines.
         """
-        end = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
+        end_s = time.monotonic() + self.config.server.start_timeout_s + _READY_GRACE_S
         while not self.ready():
-            if self.process.poll() is not None or time.monotonic() > end:
-                lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-                raise EarshotError("the server did not start: " + "\n".join(lines[-5:]))
+            if self.process.status() is not None or time.monotonic() > end_s:
+                raise EarshotError(f"the server did not start: {self.process.log_tail()}")
             time.sleep(POLL_S)
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -133,9 +107,9 @@ class RunningServer:
 
     def page(self) -> str:
         """Read the metrics page; "" while the server does not answer."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            status, _, body = request(self.metrics, "GET", "/metrics", timeout_s=_TIMEOUT_S)
-            return body.decode() if status == 200 else ""
+        with contextlib.suppress(httpx2.TransportError):
+            answer = request(self.metrics, "GET", "/metrics", _TIMEOUT_S)
+            return answer.text if answer.is_success else ""
         return ""
 
     def require_unbroken(self) -> None:
@@ -144,9 +118,8 @@ class RunningServer:
         Raises:
             EarshotError: it ended, or a process of it was started again.
         """
-        status = self.process.poll()
-        if status is not None:
-            raise EarshotError(f"the server ended with exit status {status}; see {self.log}")
+        if failure := self.process.failure():
+            raise EarshotError(f"the server ended by itself: {failure}")
         if restarts := total(self.page(), "earshot_restarts_total"):
             raise EarshotError(f"the server failed and was started {restarts:g} times; {self.log}")
 
@@ -154,31 +127,13 @@ class RunningServer:
         """Read counters of the metrics page, each summed over its labels.
 
         Raises:
-            UnavailableError: the page cannot be read.
-            EarshotError: as `require_unbroken`.
+            EarshotError: the page cannot be read, or as `require_unbroken`.
         """
         self.require_unbroken()
         page = self.page()
         if not page:
             raise UnavailableError(f"the server's metrics at {self.metrics} cannot be read")
         return {name: total(page, name) for name in names}
-
-    def settled(self, *names: str) -> dict[str, float]:
-        """Read counters once they stand still.
-
-        Raises:
-            DeadlineError: they go on changing.
-            EarshotError: as `counters`.
-        """
-        end_s, counts = time.monotonic() + _SETTLE_S, self.counters(*names)
-        while time.monotonic() < end_s:
-            time.sleep(_PUBLISHED_S)
-            former, counts = counts, self.counters(*names)
-            if counts == former:
-                return counts
-        raise DeadlineError(
-            f"the server still works {_SETTLE_S:.0f} s after its last request: {counts}"
-        )
 
     def cpu_s(self) -> dict[str, float]:
         """Return the processor time so far by role, summed over the processes of a role."""
@@ -195,27 +150,23 @@ class RunningServer:
     def restart(self) -> None:
         """Kill it and start it again."""
         self.end()
-        self.process = self._start()
+        self.process = ManagedProcess(self._command, self.log)
 
-    def stop(self) -> tuple[int | None, float]:
-        """Send SIGTERM; return the exit status (None: it had to be killed) and the seconds."""
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(self.config.server.drain_timeout_s + _STOP_GRACE_S)
-        return self.process.poll(), time.monotonic() - began
+    def stop(self) -> float:
+        """Send SIGTERM and wait for the drain; return the seconds."""
+        began_s = time.monotonic()
+        self.process.terminate(self.config.server.drain_timeout_s + _STOP_GRACE_S)
+        return time.monotonic() - began_s
 
     def end(self) -> None:
         """Kill everything that still runs."""
         kill(descendants(self.process.pid))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
 
 
 @contextlib.contextmanager
 def running(
-    config: EvaluationProduct, *, keys: int = 0, engine: str = "", log: Path | None = None
+    config: EvaluationProduct, *, keys: int = 0, engine: str = ""
 ) -> Iterator[RunningServer]:
     """Run a server on free ports of loopback, without TLS; it is ready, and ends with the block.
 
@@ -223,7 +174,6 @@ def running(
         config: the server's config.
         keys: number of API keys that it has; 0 asks for none.
         engine: the engine's folder; "" takes the config's.
-        log: the server's log; None keeps it only while the server runs.
 
     Raises:
         EarshotError: the server did not become ready; the message ends with its last lines.
@@ -239,18 +189,14 @@ def running(
             keys_file=str(keys_file) if keys else "",
         )
         config = dataclasses.replace(config, server=section)
-        server = RunningServer(config, folder, key_list, engine, log)
+        server = RunningServer(config, folder, key_list, engine)
         try:
             server.wait_until_ready()
             yield server
         finally:
-            if server.process.poll() is None:
-                # The first signal asks for a drain, the second cuts it short; files are removed.
-                server.process.send_signal(signal.SIGTERM)
-                time.sleep(POLL_S)
-                server.process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.process.wait(_STOP_GRACE_S)
+            # The first signal asks for a drain, the second cuts it short; files are removed.
+            if server.process.terminate(POLL_S) is None:
+                server.process.terminate(_STOP_GRACE_S)
             server.end()
 
 
@@ -283,21 +229,19 @@ def total(page: str, name: str) -> float:
 
 
 def request(
-    address: str,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
-    *,
-    timeout_s: float,
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Send one HTTP request over a new connection; return status, headers and body.
+    address: str, method: str, path: str, timeout_s: float, **content: Any
+) -> httpx2.Response:
+    """Send one HTTP request over a new connection.
+
+    Args:
+        address: host:port.
+        method: of HTTP.
+        path: with its query.
+        timeout_s: the longest wait for the server, again after each part of the answer.
+        content: further arguments of `httpx2.request`.
 
     Raises:
-        OSError, http.client.HTTPException: there is no whole answer.
+        httpx2.TransportError: there is no whole answer.
     """
-    connection = http.client.HTTPConnection(address, timeout=timeout_s)
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
+    options: dict[str, Any] = {"timeout": timeout_s, "trust_env": False, "verify": False}
+    return httpx2.request(method, f"http://{address}{path}", **options, **content)

@@ -97,31 +97,22 @@ def mean_seconds(work: Callable[[], object]) -> float:
     return timer.timeit(_CALLS).mean
 
 
-@dataclasses.dataclass(frozen=True)
-class EncoderWork:
-    """Operations to encode one window and project its cross keys and values."""
+def encoder_work(dims: Dims) -> tuple[float, float, float]:
+    """Count the least operations to encode one window and project its cross keys and values.
 
-    products: float  # the layers' matrices: these may be FP8
-    attention: float
-    rest: float  # convolutions, cross keys and values
-
-
-def encoder_work(dims: Dims) -> EncoderWork:
-    """Count the least arithmetic of one window."""
+    Returns:
+        the products of the layers' matrices, which may be FP8; attention; convolutions with the
+        cross keys and values.
+    """
     d, ffn, frames = dims.n_audio_state, dims.n_audio_ffn, dims.n_audio_ctx
     products = dims.n_audio_layer * 2 * frames * (4 * d * d + 2 * d * ffn)
     attention = dims.n_audio_layer * 4 * frames * frames * d
     stem = 2 * frames * 3 * d * (2 * dims.n_mels + d)
-    return EncoderWork(products, attention, stem + dims.n_text_layer * 2 * 2 * frames * d * d)
+    return products, attention, stem + dims.n_text_layer * 2 * 2 * frames * d * d
 
 
 def step_bytes(
-    dims: Dims,
-    precision: Precision,
-    cross_kv: CrossPrecision,
-    slots: int,
-    age: float,
-    rows: int = 1,
+    dims: Dims, precision: Precision, cross_kv: CrossPrecision, slots: int, age: float
 ) -> float:
     """Count the least bytes of a decoder step: its weights and every slot's keys and values, once.
 
@@ -131,13 +122,12 @@ def step_bytes(
             not counted: they run once for each window.
         cross_kv: precision of cross-attention keys and values; self-attention's are FP16.
         slots: the number of decoding slots.
-        age: the number of tokens in each row.
-        rows: rows per slot; they share its cross-attention keys and values.
+        age: the number of tokens in each slot.
     """
     d, layers = dims.n_text_state, dims.n_text_layer
     weights = layers * (6 * d * d + 2 * d * dims.n_text_ffn) + dims.n_vocab * d
     cross = (1 if cross_kv == "int8" else 2) * dims.n_audio_ctx
-    keys = layers * 2 * d * (cross + rows * 2 * age)
+    keys = layers * 2 * d * (cross + 2 * age)
     return (1 if precision == "int8" else 2) * weights + slots * keys
 
 
@@ -153,18 +143,15 @@ class Floor:
     @property
     def encode_s(self) -> float:
         """Return the seconds that encoding one window takes."""
-        work, ceilings = encoder_work(self.manifest.dims), self.ceilings
-        product = (self.fp8 and ceilings.fp8_product) or ceilings.product
-        attention_s, rest_s = work.attention / ceilings.attention, work.rest / ceilings.product
-        return work.products / product + attention_s + rest_s
-
-    def step_s(self, slots: int, age: float) -> float:
-        """Return the seconds of one decoder step."""
-        dims, precision = self.manifest.dims, self.manifest.precision
-        size = step_bytes(dims, precision, self.config.cross_kv, slots, age)
-        return size / self.ceilings.memory
+        products, attention, rest = encoder_work(self.manifest.dims)
+        ceilings = self.ceilings
+        product_rate = (self.fp8 and ceilings.fp8_product) or ceilings.product
+        attention_s, rest_s = attention / ceilings.attention, rest / ceilings.product
+        return products / product_rate + attention_s + rest_s
 
     def window_s(self, tokens: int, slots: int) -> float:
         """Return the seconds of a window while `slots` slots decode; 1 is a single request."""
         steps = PROMPT_TOKENS + tokens - 1  # the last token is not fed
-        return self.encode_s + steps * self.step_s(slots, (steps + 1) / 2) / slots
+        dims, precision = self.manifest.dims, self.manifest.precision
+        size = step_bytes(dims, precision, self.config.cross_kv, slots, (steps + 1) / 2)
+        return self.encode_s + steps * size / self.ceilings.memory / slots

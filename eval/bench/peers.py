@@ -8,7 +8,6 @@ can limit its throughput. So it is measured a second time with log-mels on the G
 
 import functools
 import itertools
-import math
 import os
 import tempfile
 import time
@@ -20,7 +19,13 @@ import numpy as np
 import torch
 
 from eval.bench.table import Measurement, measure_latency, refused
-from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS, mlperf_lengths
+from eval.bench.workloads import (
+    REQUEST_S,
+    REQUEST_TOKENS,
+    THROUGHPUT_TOKENS,
+    mlperf_lengths,
+    sustained,
+)
 from eval.processes import ChildProcess, Send
 from eval.random_whisper import END, Shape, prompt_ids, special_ids, write_peer_checkpoint
 from eval.record import Say, missing_packages
@@ -63,7 +68,8 @@ def throughput(
     system: str, decode: Decode, in_flight: int, seconds: float, note: str
 ) -> Measurement:
     """Measure windows of one length, all handed over at once, enough of them for `seconds`."""
-    figures = offline(decode, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
+    endless, run = itertools.repeat(THROUGHPUT_TOKENS), functools.partial(seconds_of, decode)
+    _, figures = sustained(run, endless, in_flight, seconds)
     rtfx = figures["windows_per_s"] * WINDOW_S
     detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {note}"
     return Measurement("throughput", system, rtfx, "RTFx", None, detail, figures)
@@ -71,28 +77,10 @@ def throughput(
 
 def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
     """Measure as `throughput`, with lengths as in MLPerf's set."""
-    figures = offline(decode, mlperf_lengths(), in_flight, seconds)
+    run = functools.partial(seconds_of, decode)
+    _, figures = sustained(run, mlperf_lengths(), in_flight, seconds)
     rate, detail = figures["windows_per_s"], f"windows queued at the start; {note}"
     return Measurement("MLPerf-shaped", system, rate, "samples/s", None, detail, figures)
-
-
-def offline(
-    decode: Decode, endless: Iterator[int], in_flight: int, seconds: float
-) -> dict[str, float]:
-    """Time a call with enough windows to last `seconds`; return figures by name.
-
-    The call before it, with `in_flight` windows, warms up and tells how many are enough.
-    """
-    lengths = list(itertools.islice(endless, in_flight))
-    wall_s = seconds_of(decode, lengths)
-    while True:
-        count = max(2 * in_flight, math.ceil(1.2 * len(lengths) * seconds / wall_s))
-        lengths += itertools.islice(endless, max(0, count - len(lengths)))
-        wall_s = seconds_of(decode, lengths)
-        if wall_s >= seconds:
-            rate, tokens = len(lengths) / wall_s, sum(lengths) / len(lengths)
-            figures = {"windows_per_s": rate, "windows": len(lengths), "seconds": wall_s}
-            return {**figures, "tokens_on_average": tokens, "in_flight": in_flight}
 
 
 # ---------------------------------------------------------------- CTranslate2
@@ -103,7 +91,7 @@ _COMPUTE_TYPES = {"cuda": ("float16", "int8_float16"), "cpu": ("float32", "int8"
 
 
 def measure_ctranslate2(
-    shape: Shape, device: str, seconds: float, say: Say, batch: int = _BATCH
+    shape: Shape, device: str, seconds: float, say: Say
 ) -> Iterator[Measurement]:
     """Measure, for each compute type, one request, then throughput in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
@@ -122,26 +110,26 @@ def measure_ctranslate2(
             )
             system = f"CTranslate2 {compute_type}"
             say(system)
-            decode = _ctranslate2_decoder(model, shape, device, batch)
+            decode = _ctranslate2_decoder(model, shape, device)
             yield latency(system, decode, "log-mel at hand on the device, not timed")
-            note = f"batches of {batch}; log-mel at hand on the device, not timed"
-            yield throughput(system, decode, batch, seconds, note)
+            note = f"batches of {_BATCH}; log-mel at hand on the device, not timed"
+            yield throughput(system, decode, _BATCH, seconds, note)
             del model, decode  # frees its memory before the next is loaded
 
 
-def _ctranslate2_decoder(model: Any, shape: Shape, device: str, batch: int) -> Decode:
+def _ctranslate2_decoder(model: Any, shape: Shape, device: str) -> Decode:
     """Return greedy decoding of noise windows of one length, in batches."""
     import ctranslate2  # noqa: PLC0415 - only a peer
 
     prompt, end = prompt_ids(shape), special_ids(shape)[END]
-    noise: Any = np.random.default_rng(0).standard_normal((batch, shape.n_mels, 3000), np.float32)
+    noise: Any = np.random.default_rng(0).standard_normal((_BATCH, shape.n_mels, 3000), np.float32)
     if device != "cpu":  # CTranslate2 takes tensors of the GPU, and arrays of the host
         noise = torch.from_numpy(noise).to(device)
         torch.cuda.synchronize(device)  # it computes on its own stream
 
     def decode(lengths: Sequence[int]) -> list[int]:
         (tokens,), decoded = set(lengths), list[int]()
-        while (count := min(batch, len(lengths) - len(decoded))) > 0:
+        while (count := min(_BATCH, len(lengths) - len(decoded))) > 0:
             results = model.generate(
                 ctranslate2.StorageView.from_array(noise[:count]),
                 [prompt] * count,
@@ -259,19 +247,13 @@ PEERS: dict[str, tuple[Measure, tuple[str, ...]]] = {
 """The measurement of each peer, and the packages that it needs."""
 
 
-def check_peers(names: Sequence[str]) -> None:
-    """Refuse peers that are not installed before anything is measured.
-
-    Raises:
-        UnavailableError: a package is missing; the message names it.
-    """
-    for name in names:
-        _, packages = PEERS[name]
-        for package in missing_packages(packages):
-            raise UnavailableError(
-                f"the peer {name} needs the package {package}, which is not installed; "
-                "install it, or leave the peer out of --peers"
-            )
+def missing_for(name: str) -> str:
+    """Tell which packages a peer lacks; "" if it can be measured."""
+    _, packages = PEERS[name]
+    if missing := missing_packages(packages):
+        lacks = f"the peer {name} needs {', '.join(missing)}"
+        return f"{lacks}; install it, or leave the peer out of --peers"
+    return ""
 
 
 def measure_peer(

@@ -2,28 +2,25 @@
 
 import contextlib
 import dataclasses
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
-from eval.bench.floor import measure_ceilings
-from eval.bench.peers import PEERS, check_peers, measure_peer
-from eval.bench.table import OURS, Measurement, ratio, refused, table_of
+from eval.bench.floor import Ceilings, measure_ceilings
+from eval.bench.peers import PEERS, measure_peer, missing_for
+from eval.bench.table import OURS, Measurement, ratio, refused, scaling_check, table_of
 from eval.bench.workloads import (
-    RuntimeBench,
+    measure_runtime,
     measure_start,
     release_memory,
-    system_name,
+    run_workloads,
     with_slots,
 )
 from eval.config import EvaluationProduct, changed
-from eval.random_whisper import RandomEngine, published_shape, random_engine, write_engine
+from eval.random_whisper import RandomEngine, published_shape, random_engine, temporary_folder
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.devices import counted, first_of
@@ -51,7 +48,10 @@ def bench(
         EarshotError: `check` or `measurements` failed, or the record cannot be written.
     """
     if peers is None:
-        peers = () if devices else installed_peers(run.say)
+        left_out = {} if devices else {name: missing_for(name) for name in PEERS}
+        peers = tuple(name for name, reason in left_out.items() if not reason)
+        for reason in filter(None, left_out.values()):
+            run.say(f"left out: {reason}")
     run.flags["peers"] = peers
     plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
     config = configured(run.config, plan)
@@ -63,15 +63,12 @@ def bench(
     engine = random_engine(shape, config.build.precision, layers)
     rows: list[Measurement] = []
     _save(run, rows, complete=False)
-    for measurement in (scaling if devices else measurements)(engine, config, plan, run.say):
+    for measurement in measurements(engine, config, plan, run.say):
         rows.append(measurement)
         _save(run, rows, complete=False)
         run.say(str(measurement))
-    if not devices:
-        return _save(run, rows, complete=True)
-    from eval.bench.server import scaling_check  # noqa: PLC0415 - needs the server's packages
-
-    return _save(run, rows, scaling_check(rows, os.cpu_count() or 1), complete=True)
+    checks = [scaling_check(rows)] if devices else []
+    return _save(run, rows, *checks, complete=True)
 
 
 def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: bool) -> Result:
@@ -81,18 +78,6 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
     result = Result({"complete": complete, "rows": rows}, checks, sections)
     run.keep(result)
     return result
-
-
-def installed_peers(say: Say) -> tuple[str, ...]:
-    """Return the peers that this machine has, and report each that it lacks."""
-    installed = []
-    for name in PEERS:
-        try:
-            check_peers([name])
-            installed.append(name)
-        except UnavailableError as error:
-            say(f"left out: {error}")
-    return tuple(installed)
 
 
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
@@ -112,9 +97,9 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
         ConfigError: a name is unknown, or the config is not for a GPU.
         UnavailableError: there is no GPU, or a peer or the server is not installed.
     """
-    known_names: dict[str, Iterable[str]] = {"workloads": WORKLOADS, "peers": PEERS}
-    for kind, known in known_names.items():
-        if unknown := sorted({*getattr(plan, kind)} - {*known}):
+    workloads = "workloads", plan.workloads, list(WORKLOADS)
+    for kind, names, known in (workloads, ("peers", plan.peers, list(PEERS))):
+        if unknown := sorted({*names} - {*known}):
             raise ConfigError(f"unknown {kind}: {', '.join(unknown)}; known: {', '.join(known)}")
     missing = missing_packages(_SERVER_PACKAGES)
     if (plan.through_server or plan.devices) and missing:
@@ -122,7 +107,8 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
         raise UnavailableError(
             f"{flag} needs the packages {', '.join(missing)}, which are not installed"
         )
-    check_peers(plan.peers)
+    if reasons := [*filter(None, map(missing_for, plan.peers))]:
+        raise UnavailableError("; ".join(reasons))
     device, count = config.runtime.device, torch.cuda.device_count()
     if not plan.devices and not re.fullmatch(r"cuda(:\d+)?", device):
         raise ConfigError(
@@ -137,71 +123,52 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
             )
 
 
-def scaling(
-    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, say: Say
-) -> Iterator[Measurement]:
-    """Measure a server on each of the plan's devices, one after another; raises as `check`."""
-    from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs the server's packages
-
-    runtimes = [counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices]
-    with on_disk(engine, first_of(runtimes[0]).device, say) as folder:
-        yield from measure_scaling(config, folder, runtimes, plan.seconds, say)
-
-
 def measurements(
     engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, say: Say
 ) -> Iterator[Measurement]:
-    """Measure everything in the plan, one after the other.
+    """Measure everything in the plan, one after the other; with devices a server on each alone.
 
     Raises:
-        UnavailableError: an engine folder is needed and the disk has no room for it.
         EarshotError: something failed that is no refusal.
     """
+    if plan.devices:
+        from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs more packages
+
+        runtimes = [
+            counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices
+        ]
+        device = first_of(runtimes[0]).device
+        with temporary_folder(engine, device) as folder:
+            release_memory(device)
+            yield from measure_scaling(config, folder, runtimes, plan.seconds, say)
+        return
     device = config.runtime.device
     say("ceilings of this machine")
     ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
     yield from ceilings.measurements()
-    runtime_bench = RuntimeBench(engine, config, plan, ceilings, say)
-    needs_folder = "start" in plan.workloads or plan.through_server
-    with on_disk(engine, device, say) if needs_folder else contextlib.nullcontext() as folder:
-        if folder is not None and "start" in plan.workloads:
+    with contextlib.ExitStack() as stack:
+        if "start" in plan.workloads or plan.through_server:
+            folder = stack.enter_context(temporary_folder(engine, device))
+        if "start" in plan.workloads:
             try:
                 yield measure_start(folder, config.runtime)
             except UnavailableError as error:
                 yield refused("start", OURS, "s", error)
-        in_process = None  # throughput with the slots that the server has
-        for row in runtime_bench.run():
-            if (row.workload, row.system) == ("throughput", system_name(config.runtime)):
-                in_process = row.value
-            yield row
+        yield from run_workloads(engine, config, plan, ceilings, say)
         if plan.ablate:
-            yield from ablate(runtime_bench)
-        if folder is not None and plan.through_server:
+            yield from ablate(engine, config, plan, ceilings, say)
+        if plan.through_server:
             from eval.bench.server import through_server  # noqa: PLC0415 - needs more packages
 
             release_memory(device)
             try:
-                yield from through_server(config, folder, in_process, plan, say)
+                yield from through_server(config, folder, plan, say)
             except UnavailableError as error:
                 yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
     for name in plan.peers:
         say(f"peer {name}")
         release_memory(device)
         yield from measure_peer(name, engine.shape, device, plan.seconds, say)
-
-
-@contextlib.contextmanager
-def on_disk(engine: RandomEngine, device: str, say: Say) -> Iterator[Path]:
-    """Give the engine as a temporary folder, made on a device.
-
-    Raises:
-        UnavailableError: the disk has no room for it.
-    """
-    with tempfile.TemporaryDirectory(prefix="earshot-bench-") as name:
-        say(f"writing the engine to {name}")
-        write_engine(engine, Path(name), device)
-        release_memory(device)
-        yield Path(name)
 
 
 # ---------------------------------------------------------------- ablation
@@ -230,16 +197,15 @@ def variants(
     yield f"weights {other_precision}", full, other_precision
 
 
-def ablate(bench: RuntimeBench) -> Iterator[Measurement]:
+def ablate(
+    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, say: Say
+) -> Iterator[Measurement]:
     """Yield opening, throughput and latency of every variant, or the reason of a refusal."""
-    engine, config = bench.engine, bench.config
-    for name, runtime, precision in variants(config, bench.plan.slots[0]):
-        bench.say(f"ablation: {name}")
+    for name, runtime, precision in variants(config, plan.slots[0]):
+        say(f"ablation: {name}")
         manifest = dataclasses.replace(engine.manifest, precision=precision)
-        variant = dataclasses.replace(
-            bench,
-            engine=dataclasses.replace(engine, manifest=manifest),
-            config=dataclasses.replace(config, runtime=runtime),
-        )
-        for row in variant.measure_runtime(("throughput", "latency")):
+        variant = dataclasses.replace(engine, manifest=manifest)
+        changed_config = dataclasses.replace(config, runtime=runtime)
+        names = ("throughput", "latency")
+        for row in measure_runtime(variant, changed_config, plan, ceilings, say, names):
             yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.contract.fields import ShortEncoder
@@ -68,80 +69,18 @@ def _following(feed: StepBatch, share: float) -> torch.Tensor:
     return torch.where(number < share * _HASH_PRIME, draft, _OTHER_TOKEN + (draft == _OTHER_TOKEN))
 
 
-try:
-    import pynvml
-except ImportError:  # only the energy figures need it
-    pynvml = None
-
-
-def joules_so_far(device: str) -> float | None:
-    """Read the J that a GPU has used since its driver was loaded; None if NVML does not tell."""
-    if pynvml is None or torch.device(device).type != "cuda":
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except pynvml.NVMLError:  # older than Volta, or a container without the library
-        return None
-
-
-MakeJobs = Callable[[Sequence[int]], list[Job]]
-"""Makes a job for each length in tokens."""
-
-
-def noise_jobs(
-    engine: Engine,
-    device: torch.device | str,
-    batch: int,
-    seconds: float = WINDOW_S,
-    beam_size: int = 1,
-    words: bool = False,
-    short: ShortEncoder = "off",
-) -> MakeJobs:
-    """Return a function that makes jobs, at most a batch, each of one window of noise.
-
-    Args:
-        engine: with end-of-text suppressed, so that every window reaches its length.
-        device: computes the log-mels; the host does not wait for them.
-        batch: the number of windows that get log-mels together.
-        seconds: the noise in each window; silence fills the rest up to 30 s.
-        beam_size: each job's beam size.
-        words: whether the text of a job is aligned with its audio.
-        short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
-    """
-    facts, device = engine.manifest.tokenizer, torch.device(device)
-    assert facts.transcribe is not None
-    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
-    align_frames = engine.manifest.dims.n_audio_ctx if words else 0
-    log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
-    noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
-    noise[:, round(seconds * SAMPLE_RATE) :] = 0
-    noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
-    samples = noise.pin_memory() if device.type == "cuda" else noise
-
-    @torch.inference_mode()
-    def make_jobs(lengths: Sequence[int]) -> list[Job]:
-        jobs = []
-        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
-            options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
-            jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
-        return jobs
-
-    return make_jobs
-
-
 class WindowLoad:
     """Windows in a runtime; each must end once, with its forced length.
 
     Args:
         runtime: idle, and used by nothing else meanwhile.
-        make_jobs: makes the jobs of windows, at most a batch.
+        make_jobs: makes a job for each length in tokens, at most a batch.
         batch: the number of windows that are submitted together.
     """
 
-    def __init__(self, runtime: Runtime, make_jobs: MakeJobs, batch: int) -> None:
+    def __init__(
+        self, runtime: Runtime, make_jobs: Callable[[Sequence[int]], list[Job]], batch: int
+    ) -> None:
         self.runtime, self.batch = runtime, batch
         self._make_jobs = make_jobs
         self._missing_tokens: dict[int, int] = {}  # by job id
@@ -222,13 +161,59 @@ class WindowLoad:
         self.drain()
 
 
+def noise_load(
+    runtime: Runtime,
+    engine: Engine,
+    config: RuntimeConfig,
+    batch: int | None = None,
+    seconds: float = WINDOW_S,
+    words: bool = False,
+    short: ShortEncoder = "off",
+) -> WindowLoad:
+    """Return a load of windows of noise.
+
+    Args:
+        runtime: as for `WindowLoad`.
+        engine: with end-of-text suppressed, so that every window reaches its length.
+        config: the runtime's; its device computes the log-mels, and the host does not wait for
+            them.
+        batch: the number of windows that get log-mels together; None: the encoder's batch.
+        seconds: the noise in each window; silence fills the rest up to 30 s.
+        words: whether the text of a job is aligned with its audio.
+        short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
+    """
+    facts, device, batch = (
+        engine.manifest.tokenizer,
+        torch.device(config.device),
+        batch or config.encoder_batch,
+    )
+    assert facts.transcribe is not None
+    prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
+    align_frames = engine.manifest.dims.n_audio_ctx if words else 0
+    beam_size = max(1, config.rows // config.slots)
+    log_mel = LogMel(engine.load_mel_filters(), device, WINDOW_LENGTHS)
+    noise = torch.randn(batch, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(0)) * 0.1
+    noise[:, round(seconds * SAMPLE_RATE) :] = 0
+    noise = noise[:, : encoder_frames(seconds, short) * HOP_LENGTH].contiguous()
+    samples = noise.pin_memory() if device.type == "cuda" else noise
+
+    @torch.inference_mode()
+    def make_jobs(lengths: Sequence[int]) -> list[Job]:
+        jobs = []
+        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
+            options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
+            jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
+        return jobs
+
+    return WindowLoad(runtime, make_jobs, batch)
+
+
 def closed_loop(
     load: WindowLoad,
     lengths: Iterator[int],
     slots: int,
     in_flight: int,
     seconds: float,
-    joules: Callable[[], float | None] = lambda: None,
 ) -> dict[str, float]:
     """Keep `in_flight` windows in the runtime: submit a new one for each that ends.
 
@@ -242,24 +227,19 @@ def closed_loop(
         slots: the runtime's slots.
         in_flight: at least `slots`, or some stay free.
         seconds: to count.
-        joules: returns the energy that the device has used so far.
-
-    Returns:
-        figures by name; the energy is for an hour of the windows' audio, all of 30 s.
     """
     done = 0
     while done < 2 * slots:
         load.fill(lengths, in_flight)
         done += len(load.poll())
-    before, used, began, done = load.runtime.gauges(), joules(), time.perf_counter(), 0
-    rounds = 1
+    before, began, done, rounds = load.runtime.gauges(), time.perf_counter(), 0, 1
     while (wall_s := time.perf_counter() - began) < seconds or done < rounds * slots:
         if wall_s < seconds:
             rounds = done // slots + 1
         load.fill(lengths, in_flight)
         done += len(load.poll())
         load.wait_for_words(_MAX_UNTIMED)
-    after, now = load.runtime.gauges(), joules()
+    after = load.runtime.gauges()
     load.drain()
     figures = {"windows_per_s": done / wall_s, "windows": done, "seconds": wall_s}
     steps, windows = after.steps - before.steps, after.windows - before.windows
@@ -269,8 +249,6 @@ def closed_loop(
             "encode_ms": 1e3 * (after.encode_s - before.encode_s) / windows,
             "busy_slots": (after.step_slots - before.step_slots) / steps,
         }
-    if now is not None and used is not None:
-        figures["joules_per_audio_hour"] = (now - used) * 3600 / (done * WINDOW_S)
     return figures
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eval.record import Table
+from eval.record import Check, Table
 
 OURS = "earshot"
 WARM_REQUESTS = 10
-_LESS_IS_BETTER = ("ms", "s")
+MIN_EFFICIENCY = 0.975  # each engine's share of the first one's throughput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +31,21 @@ class Measurement:
         return self.system == OURS or self.system.startswith(f"{OURS}, ")
 
     @property
-    def text(self) -> str:
-        """Return the detail, and the further figures by name."""
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return workload, system, value with its unit, and the detail with further figures."""
         figures = (f"{name.replace('_', ' ')} {_number(n)}" for name, n in self.figures.items())
-        return "; ".join(filter(None, (self.detail, ", ".join(figures))))
+        detail = "; ".join(filter(None, (self.detail, ", ".join(figures))))
+        return self.workload, self.system, f"{_number(self.value)} {self.unit}", detail
 
     def __str__(self) -> str:
         """Write the measurement by itself, as a line of progress."""
-        number = _number(self.value)
-        return f"{self.workload}; {self.system}: {number} {self.unit}; {self.text}"
+        return "{}; {}: {}; {}".format(*self.cells)
 
     def speed_against(self, reference: float | None) -> float | None:
-        """Return how many times as fast this row is as a value; None if there is none of both."""
+        """Return how many times as fast this row is as a value; None if either has no value."""
         if not self.value or not reference:
             return None
-        less_is_better = self.unit in _LESS_IS_BETTER
-        return reference / self.value if less_is_better else self.value / reference
+        return reference / self.value if self.unit in ("ms", "s") else self.value / reference
 
 
 def refused(workload: str, system: str, unit: str, reason: Exception) -> Measurement:
@@ -59,10 +58,10 @@ def ratio(row: Measurement, rows: Sequence[Measurement]) -> float | None:
 
     None if there is nothing to compare: the row is ours, or we did not run the workload.
     """
-    same = (row.workload, row.unit)
-    ours = [one for one in rows if one.is_ours and (one.workload, one.unit) == same]
-    speeds = [one.speed_against(row.value) for one in ours]
-    return None if row.is_ours else max(filter(None, speeds), default=None)
+    if row.is_ours:
+        return None
+    ours = [own for own in rows if own.is_ours and own.workload == row.workload]
+    return max(filter(None, (own.speed_against(row.value) for own in ours)), default=None)
 
 
 def percentiles_ms(latency_s: Sequence[float]) -> dict[str, float]:
@@ -92,29 +91,31 @@ def measure_latency(
     return Measurement("latency", system, figures["p50_ms"], "ms", ideal_ms, detail, figures)
 
 
+def scaling_check(rows: Sequence[Measurement]) -> Check:
+    """Check that each engine of the last server adds enough to the throughput of the first one."""
+    first, last = rows[0], rows[-1]
+    engines = last.figures["engines"] / first.figures["engines"]
+    speedup = (last.value or 0.0) / (first.value or 1.0)
+    name = f"each engine adds at least {MIN_EFFICIENCY:.1%} of the first one's throughput"
+    detail = f"{speedup:.3f} x the throughput with {engines:g} x the engines"
+    return Check(name, speedup / engines >= MIN_EFFICIENCY, f"{detail}, {speedup / engines:.1%}")
+
+
 def table_of(rows: Sequence[Measurement]) -> Table:
     """Return the table of the report."""
     header = ["workload", "system", "measured", "ideal", "of ideal", "earshot is", "detail"]
-    cells = []
+    lines = []
     for row in rows:
-        share, times = row.speed_against(row.ideal), ratio(row, rows)
-        cells.append(
-            [
-                *(row.workload, row.system, f"{_number(row.value)} {row.unit}"),
-                "" if row.ideal is None else _number(row.ideal),
-                "" if share is None else f"{100 * share:.0f} %",
-                "" if times is None else f"{times:.2f} x",
-                row.text,
-            ]
-        )
-    return Table(header, cells, prose=True)
+        *first, detail = row.cells
+        share, speedup = row.speed_against(row.ideal), ratio(row, rows)
+        ideal = "" if row.ideal is None else _number(row.ideal)
+        percent = "" if share is None else f"{100 * share:.0f} %"
+        lines.append([*first, ideal, percent, f"{speedup:.2f} x" if speedup else "", detail])
+    return Table(header, lines, prose=True)
 
 
 def _number(value: float | None) -> str:
+    """Write three significant digits, or every digit of a larger number before its point."""
     if value is None:
         return "-"
-    if 0 < abs(value) < 0.1:
-        return f"{value:.2g}"
-    if value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.{0 if abs(value) >= 1000 else 2}f}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,7 @@ from eval.bench.runtime_load import (
     WindowLoad,
     accepting,
     closed_loop,
-    joules_so_far,
-    noise_jobs,
+    noise_load,
     offline,
     open_loop,
 )
@@ -35,7 +35,6 @@ from eval.record import Say
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
-from serve.contract.fields import ShortEncoder
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.transcriber.active import encoder_frames
@@ -47,76 +46,73 @@ _SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # shares of the saturated rate
 _DRAIN_S = 30.0  # longest wait for the last arrivals
 
 
-@dataclasses.dataclass(frozen=True)
-class RuntimeBench:
-    """The conditions of the workloads.
+def run_workloads(
+    engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, say: Say
+) -> Iterator[Measurement]:
+    """Run the plan's workloads one after another; a refusal of the machine becomes a row."""
+    for slots in plan.slots:
+        if names := plan.workloads_with(slots):
+            sized = dataclasses.replace(config, runtime=with_slots(config, slots))
+            yield from measure_runtime(engine, sized, plan, ceilings, say, names)
 
-    Attributes:
-        engine: with end-of-text suppressed.
-        config: the config of the runtime, and how much of short audio it encodes.
-        plan: the bench's plan.
-        ceilings: the machine's ceilings.
-        say: receives lines of progress.
-    """
 
-    engine: Engine
-    config: EvaluationProduct
-    plan: BenchPlan
-    ceilings: Ceilings
-    say: Say
-
-    def run(self) -> Iterator[Measurement]:
-        """Run the plan's workloads one after another; a refusal of the machine becomes a row."""
-        for slots in self.plan.slots:
-            if names := self.plan.workloads_with(slots):
-                config = dataclasses.replace(self.config, runtime=with_slots(self.config, slots))
-                yield from dataclasses.replace(self, config=config).measure_runtime(names)
-
-    def measure_runtime(self, names: Sequence[str]) -> Iterator[Measurement]:
-        """Run workloads on one runtime, whose memory is free afterwards."""
-        runtime = self.config.runtime
-        try:
-            session = RuntimeSession(self)
-        except UnavailableError as error:
-            yield refused("opening", system_name(runtime), "s", error)
-            return
-        yield session.opening
-        for name in names:
-            self.say(f"workload {name} with {runtime.slots} slots")
-            yield from session.workloads[name]()
-        session.runtime.close()
+def measure_runtime(
+    engine: Engine,
+    config: EvaluationProduct,
+    plan: BenchPlan,
+    ceilings: Ceilings,
+    say: Say,
+    names: Sequence[str],
+) -> Iterator[Measurement]:
+    """Run workloads on one runtime, whose memory is free afterwards."""
+    try:
+        session = RuntimeSession(engine, config, plan, ceilings)
+    except UnavailableError as error:
+        yield refused("opening", system_name(config.runtime), "s", error)
+        return
+    yield session.opening
+    for name in names:
+        say(f"workload {name} with {config.runtime.slots} slots")
+        yield from session.workloads[name]()
+    session.runtime.close()
 
 
 class RuntimeSession:
     """An open runtime, and the workloads on it.
 
     Args:
-        bench: the conditions.
+        engine: with end-of-text suppressed.
+        config: the config of the runtime, and how much of short audio it encodes.
+        plan: the bench's plan.
+        ceilings: the machine's ceilings.
 
     Raises:
         UnavailableError: the machine cannot run this configuration.
     """
 
-    def __init__(self, bench: RuntimeBench) -> None:
-        self._engine, self._plan = bench.engine, bench.plan
-        self._short = bench.config.transcriber.short_encoder
-        self.config = config = bench.config.runtime
-        self._system = system_name(config)
-        runtime_class, accepted = NativeRuntime, bench.plan.draft_acceptance
-        if accepted is not None:
-            runtime_class = accepting(accepted)
-            self._system += f", drafts of {config.draft_tokens} with {100 * accepted:g} % right"
-        memory_bytes, began_s = release_memory(config.device), time.perf_counter()
-        self.runtime = runtime_class(self._engine, config)
+    def __init__(
+        self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
+    ) -> None:
+        self._plan, self.config = plan, config.runtime
+        runtime_class, self._system = NativeRuntime, system_name(self.config)
+        if (share := plan.draft_acceptance) is not None:
+            runtime_class = accepting(share)
+            self._system += f", drafts of {self.config.draft_tokens} with {100 * share:g} % right"
+        memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
+        self.runtime = runtime_class(engine, self.config)
         opening_s = time.perf_counter() - began_s
+        self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
         detail = f"weights made up on the device, no file is read; {self.runtime.description}"
-        gib = (release_memory(config.device) - memory_bytes) / 2**30
-        self.opening = Measurement(
-            "opening", self._system, opening_s, "s", None, detail, {"device_gib": gib}
-        )
+        gib = (release_memory(self.config.device) - memory_bytes) / 2**30
+        self.opening = self._row("opening", opening_s, "s", None, detail, {"device_gib": gib})
         # One for each slot, and a batch to encode.
-        self._in_flight = config.slots + config.encoder_batch
-        self._floor = Floor(bench.engine.manifest, config, bench.ceilings, self.runtime.fp8)
+        self._in_flight = self.config.slots + self.config.encoder_batch
+        self._floor = Floor(engine.manifest, self.config, ceilings, self.runtime.fp8)
+        self._short = config.transcriber.short_encoder
+        self._encoded_frames = encoder_frames(plan.request_s, self._short)
+        encoded_s = self._encoded_frames * HOP_LENGTH / SAMPLE_RATE
+        sound = f"{plan.request_s:g} s of sound, encoded as {encoded_s:g} s"
+        self._request = f"{sound}, {REQUEST_TOKENS} tokens"
         self.workloads: dict[str, Callable[[], Iterator[Measurement]]] = {
             "latency": self.latency,
             "throughput": self.throughput,
@@ -125,23 +121,11 @@ class RuntimeSession:
             "mlperf": self.mlperf,
         }
 
-    def make_load(
-        self,
-        batch: int | None = None,
-        seconds: float = WINDOW_S,
-        short: ShortEncoder = "off",
-        words: bool = False,
-    ) -> WindowLoad:
-        """Return a load of windows; the parameters are those of `noise_jobs`."""
-        config, batch = self.config, batch or self.config.encoder_batch
-        beam_size = max(1, config.rows // config.slots)
-        jobs = noise_jobs(self._engine, config.device, batch, seconds, beam_size, words, short)
-        return WindowLoad(self.runtime, jobs, batch)
+    def _row(self, workload: str, value: float, unit: str, *others: Any) -> Measurement:
+        return Measurement(workload, self._system, value, unit, *others)
 
     def _closed_loop(self, load: WindowLoad, lengths: Iterator[int]) -> dict[str, float]:
-        joules = functools.partial(joules_so_far, self.config.device)
-        slots, seconds = self.config.slots, self._plan.seconds
-        return closed_loop(load, lengths, slots, self._in_flight, seconds, joules)
+        return closed_loop(load, lengths, self.config.slots, self._in_flight, self._plan.seconds)
 
     def throughput(self, *, words: bool = False) -> Iterator[Measurement]:
         """Measure windows of 30 s that arrive as others end, with or without word times."""
@@ -150,11 +134,11 @@ class RuntimeSession:
         name, rtfx = "words" if words else "throughput", figures["windows_per_s"] * WINDOW_S
         ideal = WINDOW_S / self._floor.window_s(THROUGHPUT_TOKENS, self.config.slots)
         detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens{', each timed' * words}"
-        yield Measurement(name, self._system, rtfx, "RTFx", ideal, detail, figures)
+        yield self._row(name, rtfx, "RTFx", ideal, detail, figures)
 
     def latency(self) -> Iterator[Measurement]:
         """Measure one request at a time; the value is the median."""
-        load, ideal_s = self.make_load(1, self._plan.request_s, self._short), self._ideal_s(1)
+        load, ideal_s = self.make_load(1, self._plan.request_s, short=self._short), self._ideal_s(1)
 
         def send() -> None:
             load.submit([REQUEST_TOKENS])
@@ -165,54 +149,39 @@ class RuntimeSession:
 
     def _ideal_s(self, slots: int) -> float | None:
         """Return the shortest time of a request; None: no floor of a shorter encoder is known."""
-        whole = encoder_frames(self._plan.request_s, self._short) == N_FRAMES
-        return self._floor.window_s(REQUEST_TOKENS, slots) if whole else None
-
-    @property
-    def _request(self) -> str:
-        """Describe a request of the latency and open-loop workloads."""
-        request_s = self._plan.request_s
-        encoded_s = encoder_frames(request_s, self._short) * HOP_LENGTH / SAMPLE_RATE
-        return f"{request_s:g} s of sound, encoded as {encoded_s:g} s, {REQUEST_TOKENS} tokens"
+        is_whole = self._encoded_frames == N_FRAMES
+        return self._floor.window_s(REQUEST_TOKENS, slots) if is_whole else None
 
     def mlperf(self) -> Iterator[Measurement]:
-        """Measure a full runtime, then a given number of windows from empty to empty.
+        """Measure windows from empty to empty, then a runtime that stays full.
 
-        The first tells how many windows the second needs to last. It is also the rate that the
-        second would reach in MLPerf's ten minutes, in which fill and drain weigh little.
+        The second is the rate of MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        load, seconds, wall_s = self.make_load(), self._plan.seconds, 0.0
-        always_full = self._closed_loop(load, mlperf_lengths())
-        count = max(2 * self.config.slots, math.ceil(always_full["windows_per_s"] * seconds))
-        while wall_s < seconds:
-            lengths = list(itertools.islice(mlperf_lengths(), count))
-            wall_s = offline(load, lengths, self._in_flight)
-            count = math.ceil(1.2 * count * seconds / wall_s)
-        floors_s = [self._floor.window_s(length, self.config.slots) for length in lengths]
-        tokens, ideal = f"{statistics.mean(lengths):.1f} tokens", 1 / statistics.mean(floors_s)
-        rate, figures = len(lengths) / wall_s, {"windows": len(lengths), "seconds": wall_s}
-        detail = f"windows at hand at the start, {tokens} on average, with fill and drain"
-        yield Measurement("MLPerf-shaped", self._system, rate, "samples/s", ideal, detail, figures)
-        name, rate = "MLPerf-shaped, always full", always_full["windows_per_s"]
-        yield Measurement(
-            name,
-            self._system,
-            rate,
-            "samples/s",
-            ideal,
-            "the same without fill and drain",
-            always_full,
+        load = self.make_load()
+
+        def run(lengths: Sequence[int]) -> float:
+            return offline(load, lengths, self._in_flight)
+
+        lengths, figures = sustained(run, mlperf_lengths(), self._in_flight, self._plan.seconds)
+        floor_s = statistics.mean(
+            self._floor.window_s(length, self.config.slots) for length in lengths
         )
+        tokens = f"{statistics.mean(lengths):.1f} tokens on average"
+        always_full = self._closed_loop(load, mlperf_lengths())
+        for name, detail, values in (
+            ("MLPerf-shaped", f"windows at hand at the start, {tokens}, fill and drain", figures),
+            ("MLPerf-shaped, always full", "the same without fill and drain", always_full),
+        ):
+            rate = values["windows_per_s"]
+            yield self._row(name, rate, "samples/s", 1 / floor_s, detail, values)
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
-        load = self.make_load(None, self._plan.request_s, self._short)
+        load = self.make_load(seconds=self._plan.request_s, short=self._short)
         saturated = self._closed_loop(load, itertools.repeat(REQUEST_TOKENS))
         ideal_s, max_rate = self._ideal_s(self.config.slots), saturated["windows_per_s"]
         ideal, name = 1 / ideal_s if ideal_s else None, "open loop, saturated"
-        yield Measurement(
-            name, self._system, max_rate, "requests/s", ideal, self._request, saturated
-        )
+        yield self._row(name, max_rate, "requests/s", ideal, self._request, saturated)
         for share in _SHARES:
             warm_s, rate = self._plan.seconds / 4, share * max_rate
             arrivals = poisson(rate, warm_s + self._plan.seconds, seed=round(100 * share))
@@ -220,7 +189,39 @@ class RuntimeSession:
             counts = {"arrivals": len(latency_s), "unfinished": unfinished}
             figures = {"offered_per_s": rate, **percentiles_ms(latency_s), **counts}
             name = f"open loop, {100 * share:.0f} % load"
-            yield Measurement(name, self._system, figures["p99_ms"], "ms", None, "p99", figures)
+            yield self._row(name, figures["p99_ms"], "ms", None, "p99", figures)
+
+
+def sustained(
+    run: Callable[[Sequence[int]], float], endless: Iterator[int], in_flight: int, seconds: float
+) -> tuple[list[int], dict[str, float]]:
+    """Run windows from empty to empty, enough of them to last `seconds`.
+
+    The first run, of `in_flight` windows, warms up and tells how many are enough.
+
+    Args:
+        run: runs windows of these lengths (tokens); returns the seconds.
+        endless: lengths.
+        in_flight: at least twice as many windows are counted.
+        seconds: to count.
+
+    Returns:
+        the lengths of the counted windows; figures by name.
+    """
+    lengths = list(itertools.islice(endless, in_flight))
+    wall_s = run(lengths)
+    while True:
+        count = max(2 * in_flight, math.ceil(1.2 * len(lengths) * seconds / wall_s))
+        lengths += itertools.islice(endless, max(0, count - len(lengths)))
+        wall_s = run(lengths)
+        if wall_s >= seconds:
+            rate = len(lengths) / wall_s
+            return lengths, {
+                "windows_per_s": rate,
+                "windows": len(lengths),
+                "seconds": wall_s,
+                "in_flight": in_flight,
+            }
 
 
 def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:

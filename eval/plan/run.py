@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.bench.table import Measurement
 from eval.config import EvaluationProduct
 from eval.record import ReportSection, Result, Run, Table
 from serve.contract.codec import from_json
@@ -26,16 +27,8 @@ _SETTINGS = ("encoder_batch", "kernels", "cuda_graph", "cross_kv", "encoder_prec
 
 
 @dataclasses.dataclass(frozen=True)
-class _BenchRow:
-    workload: str
-    system: str
-    value: float | None
-    figures: dict[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
 class _BenchFigures:
-    rows: tuple[_BenchRow, ...]
+    rows: tuple[Measurement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,30 +41,21 @@ class _BenchFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadLevel:
-    """The latency of requests at one load."""
-
-    per_s: float  # requests offered, by a Poisson process
-    p99_s: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Measured:
     """One GPU."""
 
     source: str  # the file of the figures
     conditions: str
     saturated_per_s: float  # requests of `REQUEST_S` of audio
-    levels: tuple[LoadLevel, ...]  # ascending; with the time that the server adds to the runtime
+    # Requests a second, offered by a Poisson process, and their p99 (s) with the time that the
+    # server adds to the runtime; ascending.
+    levels: tuple[tuple[float, float], ...]
     server_s: float | None  # the added time; None: the file lacks it, and so do the levels
 
     def p99_s(self, per_s: float | np.ndarray[Any, Any]) -> Any:
-        """Return the p99 at loads, between those measured by a straight line.
-
-        Below the smallest measured load it is that one's, above the greatest that one's.
-        """
-        loads = [level.per_s for level in self.levels]
-        return np.interp(per_s, loads, [level.p99_s for level in self.levels])
+        """Return the p99 at loads: between measured ones on a line, beyond them the nearest."""
+        loads, latencies_s = zip(*self.levels, strict=True)
+        return np.interp(per_s, loads, latencies_s)
 
     def max_per_s(self, p99_s: float) -> float:
         """Find the greatest load with no greater p99.
@@ -79,14 +63,14 @@ class Measured:
         Raises:
             ConfigError: no measured load has so short a p99.
         """
-        smallest = self.levels[0]
-        if p99_s < smallest.p99_s:
+        smallest_per_s, smallest_p99_s = self.levels[0]
+        if p99_s < smallest_p99_s:
             raise ConfigError(
-                f"--p99 {p99_s:g} cannot be promised: at {smallest.per_s:.0f} requests a second "
-                f"and GPU, the smallest load that {self.source} has, it is {smallest.p99_s:.3g} s; "
+                f"--p99 {p99_s:g} cannot be promised: at {smallest_per_s:.0f} requests a second "
+                f"and GPU, the smallest load that {self.source} has, it is {smallest_p99_s:.3g} s; "
                 "expected that or more"
             )
-        loads = np.linspace(smallest.per_s, self.levels[-1].per_s, 2000)
+        loads = np.linspace(smallest_per_s, self.levels[-1][0], 2000)
         return float(loads[self.p99_s(loads) <= p99_s][-1])
 
 
@@ -143,25 +127,25 @@ def _require_same(content: _BenchFile, config: EvaluationProduct, path: Path, me
 
 
 def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
-    ours = [row for row in content.figures.rows if row.system.startswith("earshot") and row.value]
+    ours = [row for row in content.figures.rows if row.is_ours and row.value]
     through = {row.workload: row for row in ours if row.system.endswith("through Triton")}
     direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
-    offered = [row.figures for row in direct.values() if "offered_per_s" in row.figures]
-    saturated = direct.get(_SATURATED)
-    if saturated is None or len(offered) < 2:
-        raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
     server_s = None
     if "latency" in direct and "latency" in through:
         server_s = ((through["latency"].value or 0) - (direct["latency"].value or 0)) / 1e3
     levels = [
-        LoadLevel(figures["offered_per_s"], figures["p99_ms"] / 1e3 + (server_s or 0))
-        for figures in offered
+        (row.figures["offered_per_s"], row.figures["p99_ms"] / 1e3 + (server_s or 0))
+        for row in direct.values()
+        if "offered_per_s" in row.figures
     ]
+    saturated = direct.get(_SATURATED)
+    if saturated is None or len(levels) < 2:
+        raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
     return Measured(
         str(path),
         content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
         saturated.value or 0.0,
-        tuple(sorted(levels, key=lambda level: level.per_s)),
+        tuple(sorted(levels)),
         server_s,
     )
 

@@ -7,8 +7,6 @@ client without an answer sends the same job again with its Idempotency-Key.
 
 import base64
 import contextlib
-import dataclasses
-import http.client
 import http.server
 import json
 import os
@@ -17,7 +15,9 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import psutil
 
 from eval.clients import JOBS, form
@@ -65,7 +65,7 @@ def jobs(stage: Stage) -> None:
         EarshotError: the server did not start, or did not come back.
     """
     count, stopped = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes)), threading.Event()
-    keys: dict[str, str] = {}  # by the id of an accepted job
+    owners: dict[str, str] = {}  # the API key of each accepted job, by its id
     retries = 0
     with (
         tempfile.TemporaryDirectory(prefix="earshot-jobs-") as name,
@@ -73,17 +73,17 @@ def jobs(stage: Stage) -> None:
         crowd(2) as pool,
     ):
         options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
-        body, form_headers = form(stage.files[stage.shortest_file].audio, options)
+        content = form(stage.files[stage.shortest_file], **options)
 
         def post(number: int) -> None:
             """Post a job until it is accepted."""
             nonlocal retries
             key, headers = server.keys[number % _CLIENTS], {"Idempotency-Key": str(number)}
             # A post without an answer is sent again even after the last kill: its job may exist.
-            while not stopped.is_set() or server.process.poll() is None:
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    if job := _send(server, key, "POST", JOBS, body, **form_headers, **headers):
-                        keys[json.loads(job)["id"]] = key
+            while not stopped.is_set() or server.process.status() is None:
+                with contextlib.suppress(httpx2.TransportError):
+                    if job := _send(server, key, "POST", JOBS, headers, **content):
+                        owners[json.loads(job)["id"]] = key
                         return
                 retries += 1
                 time.sleep(_PAUSE_S)
@@ -101,36 +101,41 @@ def jobs(stage: Stage) -> None:
                     stopped.set()  # accepted jobs still come to their end
                 posting.result()
                 stage.add("posts sent again, without an answer", retries)
-                _judge(stage, server, receiver, keys)
+                _judge(stage, server, receiver, owners)
         finally:
             receiver.shutdown()
 
 
 def _send(
-    server: RunningServer, key: str, method: str, path: str, body: bytes = b"", **headers: str
-) -> bytes:
-    """Return the body of the answer; b"" if it is an error."""
-    headers |= dataclasses.replace(server.addresses, key=key).headers
-    status, _, text = request(server.http, method, path, body, headers, timeout_s=_TIMEOUT_S)
-    return text if status < 300 else b""
+    server: RunningServer,
+    key: str,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    **content: Any,
+) -> str:
+    """Return the text of the answer; "" if it is an error."""
+    headers = {**(headers or {}), "authorization": f"Bearer {key}"}
+    answer = request(server.http, method, path, _TIMEOUT_S, headers=headers, **content)
+    return answer.text if answer.is_success else ""
 
 
 def _judge(
-    stage: Stage, server: RunningServer, receiver: WebhookReceiver, keys: dict[str, str]
+    stage: Stage, server: RunningServer, receiver: WebhookReceiver, owners: dict[str, str]
 ) -> None:
     """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
-    expected, bodies = {f"msg_{id}" for id in keys}, receiver.bodies
+    expected, bodies = {f"msg_{id}" for id in owners}, receiver.bodies
     end_s = time.monotonic() + _LAST_S
     while time.monotonic() < end_s and expected - bodies.keys():
         time.sleep(_PAUSE_S)
     server.wait_until_ready()
-    lost, texts = [], set[bytes]()
-    for id, key in keys.items():
+    lost, texts = [], set[str]()
+    for id, key in owners.items():
         job = _send(server, key, "GET", f"{JOBS}/{id}")
         if not job or json.loads(job)["status"] != "completed":
             lost.append(job or id)
         texts.add(_send(server, key, "GET", f"{JOBS}/{id}/result?response_format=text"))
-    stage.at_least("jobs accepted", len(keys), 1)
+    stage.at_least("jobs accepted", len(owners), 1)
     stage.none_of("jobs lost", lost)
     stage.none_of("webhooks missing", sorted(expected - bodies.keys()))
     # A post that had no answer may not make a second job when it is sent again.

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from eval.clients import CLIENTS, PATIENCE_S
 from eval.config import changed
 from eval.load import closed_loop
-from eval.processes import resident_bytes, slope
+from eval.processes import slope
 from eval.server import RunningServer, samples, total
 from eval.soak.attacks import ATTACKS
 from eval.soak.stage import Stage, crowd
@@ -86,9 +86,9 @@ def _recover(stage: Stage, server: RunningServer) -> float:
     """Wait until both of KServe's models answer from the same processes; return the seconds."""
     began_s = steady_since_s = time.monotonic()
     pids = server.pids()
-    while time.monotonic() - began_s < MAX_RECOVERY_S and server.process.poll() is None:
+    while time.monotonic() - began_s < MAX_RECOVERY_S and server.process.status() is None:
         apis = ("KServe gRPC", "KServe stream")
-        answers = [stage.send(server, api, patience_s=_ASK_S, patient=False) for api in apis]
+        answers = [stage.send(server, api, patience_s=_ASK_S) for api in apis]
         former_pids, pids = pids, server.pids()
         if pids != former_pids or any(answer.kind != "answered" for answer in answers):
             steady_since_s = time.monotonic()
@@ -107,6 +107,7 @@ def mixed(stage: Stage) -> None:
     Raises:
         EarshotError: the server did not start, or does not hold.
     """
+    stage.may_refuse = True
     with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
         config = changed(stage.config, "jobs", folder=f"{name}/jobs", keep_s=_RETENTION_S)
         with stage.server(config, keys=_KEYS) as server:
@@ -139,7 +140,9 @@ class _Mixed:
             disruptions = pool.submit(self._disrupt)
             try:
                 with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
-                    while self._share < 1 and not clients.done() and server.process.poll() is None:
+                    while (
+                        self._share < 1 and not clients.done() and server.process.status() is None
+                    ):
                         bar.update(round(100 * self._share) - bar.n)
                         self._sample()
                         time.sleep(_LOOK_S)
@@ -180,8 +183,6 @@ class _Mixed:
                 rng.choice(self._files),
                 key=rng.choice(self._server.keys),
                 patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
-                patient=patient,
-                may_refuse=True,
             )
         if answer.kind in ("lost", "refused"):
             self._stopped.wait(_PAUSE_S)
@@ -204,7 +205,7 @@ class _Mixed:
             return
         for role, process in self._server.processes().items():
             with contextlib.suppress(psutil.Error):
-                memory_kb, descriptors = resident_bytes(process) / 1024, process.num_fds()
+                memory_kb, descriptors = process.memory_info().rss / 1024, process.num_fds()
                 measurement = len(self._stage.outcomes), memory_kb, descriptors
                 self._samples[role, process.pid].append(measurement)
 
@@ -227,10 +228,11 @@ def judge_growth(
         ("growth of memory, KB an action", memory_kb, MAX_GROWTH_KB),
         ("growth of descriptors, an action", descriptors, MAX_DESCRIPTORS),
     ):
-        growth = slope(actions, values)
-        passed = growth.within(limit) if count >= _MIN_ACTIONS else None
-        detail = f"{growth} in {count:g} actions"
-        stage.add(f"{role}: {name}", growth.value, f"at most {limit:g}", passed, detail)
+        growth, error = slope(actions, values)
+        decided = count >= _MIN_ACTIONS and abs(growth - limit) >= error
+        passed = growth <= limit if decided else None
+        detail = f"{growth:.4f} ± {error:.4f} in {count:g} actions"
+        stage.add(f"{role}: {name}", growth, f"at most {limit:g}", passed, detail)
 
 
 _PENDING = (
@@ -247,7 +249,7 @@ def uneven(page: str) -> list[str]:
     pending = {name: total(page, f"earshot_{name}") for name in _PENDING}
     outcomes = samples(page, "earshot_requests_total")
     accepted = total(page, "earshot_accepted_total")
-    ended = sum(one.value for one in outcomes if one.labels["outcome"] != "rejected")
+    ended = sum(sample.value for sample in outcomes if sample.labels["outcome"] != "rejected")
     complaints = [f"{name} is {value:g}" for name, value in pending.items() if value]
     if not outcomes:
         complaints.append("the page has no outcomes")

@@ -65,8 +65,8 @@ def reloads(stage: Stage) -> None:
         session = pool.submit(_speak, server, stage.files[stage.shortest_file], stopped)
         try:
             time.sleep(_CALM_S)
-            for one in planned:
-                _run_reload(stage, server, one)
+            for planned_reload in planned:
+                _run_reload(stage, server, planned_reload)
             time.sleep(_CALM_S)
         finally:
             stopped.set()
@@ -75,8 +75,8 @@ def reloads(stage: Stage) -> None:
         stage.add("utterances of the live session", spoken)
         stage.at_most("utterances not completed or doubled", spoken - completed, 0)
         outcomes = samples(server.page(), "earshot_reloads_total")
-        counts = {one.labels["outcome"]: int(one.value) for one in outcomes}
-        good = sum(one.good for one in planned)
+        counts = {sample.labels["outcome"]: int(sample.value) for sample in outcomes}
+        good = sum(planned_reload.good for planned_reload in planned)
         right = counts == {"ok": good, "failed": len(planned) - good}
         stage.none_of("wrong counts of reloads by the server", [] if right else [counts])
         stage.at_most("restarts", total(server.page(), "earshot_restarts_total"), 0)

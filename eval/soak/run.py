@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+import httpx2
 import psutil
 
 from build.clips import load_clips
@@ -71,7 +72,7 @@ def soak(
         stage, began_s = Stage(run.config, clips, run.say, seed, minutes, actions), time.monotonic()
         try:
             _SCENARIOS[name](stage)
-        except (EarshotError, OSError, psutil.Error) as error:
+        except (EarshotError, OSError, psutil.Error, httpx2.TransportError) as error:
             stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
             stage.add("scenario ended early", 1, "at most 0", None, "interrupted")
@@ -89,14 +90,15 @@ def soak(
 def _result(findings: Sequence[ScenarioResult]) -> Result:
     sections, checks = [], list[Check]()
     for finding in findings:
-        name, limited = finding.scenario, [one for one in finding.figures if one.limit]
-        bad = [one.check for one in limited if one.passed is not True]
-        good = Check(name, True, f"all {len(limited)} limits are kept")
-        checks += [dataclasses.replace(one, name=f"{name}: {one.name}") for one in bad] or [good]
-        rows = [
-            [one.name, shown(one.value), one.limit, loud(verdict([one.check])) * bool(one.limit)]
-            for one in finding.figures
-        ]
+        name, rows, count = finding.scenario, list[list[str]](), len(checks)
+        for figure in finding.figures:
+            check = figure.check
+            outcome = loud(verdict([check])) if figure.limit else ""
+            rows.append([figure.name, shown(figure.value), figure.limit, outcome])
+            if figure.limit and not figure.passed:
+                checks.append(dataclasses.replace(check, name=f"{name}: {figure.name}"))
+        if len(checks) == count:
+            checks.append(Check(name, True, "all limits are kept"))
         title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))

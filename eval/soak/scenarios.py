@@ -1,5 +1,6 @@
 """Scenarios of hostile clients: each disturbance beside a client that sends a short file."""
 
+import collections
 import contextlib
 import functools
 import io
@@ -14,7 +15,7 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.clients import Answer, Ask, by_grpc, counted, http_body
+from eval.clients import Answer, Ask, by_grpc, http_body
 from eval.config import changed
 from eval.processes import ChildProcess, Send, Watch, shared_memory_bytes
 from eval.server import RunningServer
@@ -60,8 +61,9 @@ def _crowd_of(
         calls = [pool.submit(send) for _ in range(count)]
         yield
         answers = [call.result() for call in calls]
-    stage.say(f"{name}: {counted(answers)}")
-    stage.none_of(f"{name}: wrong answers", [one for one in answers if is_wrong(one)])
+    kinds = collections.Counter(answer.kind for answer in answers)
+    stage.say(f"{name}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+    stage.none_of(f"{name}: wrong answers", [answer for answer in answers if is_wrong(answer)])
 
 
 def _memory_of(server: RunningServer) -> Watch:
@@ -110,7 +112,7 @@ def killers(stage: Stage) -> None:
             soon = next_answer.kind == "answered" and next_answer.seconds <= _ALIVE_S
             seconds, limit = next_answer.seconds, f"at most {_ALIVE_S:g}, same processes"
             stage.add(f"{name}: next answer, s", seconds, limit, soon and now == before, detail)
-            if server.process.poll() is not None:
+            if server.process.status() is not None:
                 return
             before = now
 
@@ -150,7 +152,7 @@ def large_uploads(stage: Stage) -> None:
                 return upload(server.http, top, body, 2 * _TIMEOUT_S)[0]
 
             name = f"{_AT_ONCE} uploads of {_EACH_MB} MB"
-            with _crowd_of(stage, name, _AT_ONCE, send, lambda one: one.kind == "lost"):
+            with _crowd_of(stage, name, _AT_ONCE, send, lambda answer: answer.kind == "lost"):
                 pass
             huge = by_grpc(server.addresses, Ask(bytes(400 * _MB)))
             stage.none_of("400 MB by gRPC, not refused", [huge] if huge.kind != "refused" else [])
@@ -189,7 +191,7 @@ def slow_clients(stage: Stage) -> None:
             return upload(server.http, top, drips, 3 * _SLOW_LIMIT_S)[0]
 
         name = f"{_SLOW} slow uploads"
-        uploads = _crowd_of(stage, name, _SLOW, send, lambda one: one.waited_in_vain)
+        uploads = _crowd_of(stage, name, _SLOW, send, lambda answer: answer.waited_in_vain)
         _beside(stage, server, {name: uploads})
 
 
@@ -207,7 +209,9 @@ def short_beside_long(stage: Stage) -> None:
     hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
     with stage.server(config) as server:
         name, send = f"{_LONG} hours of audio", functools.partial(by_grpc, server.addresses, hour)
-        uploads = _crowd_of(stage, name, _LONG, send, lambda one: one.kind in ("failed", "lost"))
+        uploads = _crowd_of(
+            stage, name, _LONG, send, lambda answer: answer.kind in ("failed", "lost")
+        )
         with _memory_of(server) as watch:
             _beside(stage, server, {name: uploads})
         stage.at_most("peak memory of all processes, MB", watch.peak_bytes / _MB, _MAX_MB)

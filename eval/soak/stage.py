@@ -1,6 +1,6 @@
 """The stage of a scenario: its servers and clients, and the figures that decide whether they hold.
 
-Every request of a client has one `RequestOutcome`; `RULES` say which outcomes are wrong.
+Every request of a client has one `RequestOutcome`; `Stage.apply_rules` counts the wrong ones.
 """
 
 import contextlib
@@ -10,10 +10,11 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import av
 import psutil
 import soundfile
 
@@ -22,8 +23,9 @@ from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
 from eval.server import RunningServer, running
-from eval.soak.attacks import ATTACKS, aac
+from eval.soak.attacks import ATTACKS
 from serve.contract.errors import EarshotError
+from serve.contract.messages import Samples
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
@@ -50,7 +52,6 @@ class RequestOutcome:
         text: the first text of the same file and API; None for a hostile client.
         patient: whether the client waited for the answer.
         disrupted: whether the server was disrupted meanwhile.
-        may_refuse: whether the scenario allows a refusal.
     """
 
     name: str
@@ -58,34 +59,9 @@ class RequestOutcome:
     text: str | None = None
     patient: bool = True
     disrupted: bool = False
-    may_refuse: bool = False
 
-    def is_honest(self, kind: str) -> bool:
-        """Return whether a patient client got an answer of a kind from an undisturbed server."""
-        honest = self.text is not None and self.patient and not self.disrupted
-        return honest and self.answer.kind == kind
-
-
-RULES: dict[str, Callable[[RequestOutcome], bool]] = {
-    "texts that differ from the first one of their file": lambda one: (
-        one.text is not None and one.answer.kind == "answered" and one.answer.text != one.text
-    ),
-    "clients that waited in vain": lambda one: (
-        one.text is not None and one.patient and one.answer.waited_in_vain
-    ),
-    "honest requests lost": lambda one: one.is_honest("lost"),
-    "honest requests failed": lambda one: one.is_honest("failed"),
-    "honest requests refused": lambda one: one.is_honest("refused") and not one.may_refuse,
-    "HTTP refusals without Retry-After": lambda one: (
-        one.is_honest("refused")
-        and one.answer.text.startswith(("429 ", "503 "))
-        and one.answer.retry_after_s is None
-    ),
-    "server errors for hostile clients": lambda one: (
-        one.text is None and not one.disrupted and bool(_SERVER_FAULT.match(one.answer.text))
-    ),
-}
-"""Outcomes that no scenario allows."""
+    def __str__(self) -> str:
+        return f"{self.name}: {self.answer}"
 
 
 def shown(value: float) -> str:
@@ -128,6 +104,7 @@ class Stage:
     seed: int = 0
     minutes: float = 5.0
     actions: int | None = None
+    may_refuse: bool = False  # whether a scenario's honest requests may be refused
     figures: list[SoakFigure] = dataclasses.field(default_factory=list)
     outcomes: list[RequestOutcome] = dataclasses.field(default_factory=list)
 
@@ -158,15 +135,32 @@ class Stage:
         self.at_most(name, len(wrong), 0, "; ".join(map(str, wrong[:_SHOWN])))
 
     def apply_rules(self) -> None:
-        """Add the number of requests, and for each rule the number that broke it."""
+        """Add the number of requests, and for each rule those that broke it."""
         if not self.outcomes:
             return
+        honest = [outcome for outcome in self.outcomes if outcome.text is not None]
+        patient = [outcome for outcome in honest if outcome.patient]
+        steady = [outcome for outcome in patient if not outcome.disrupted]
+        answered = _of_kind(self.outcomes, "answered")
         self.add("requests", len(self.outcomes))
-        answered = [outcome for outcome in self.outcomes if outcome.answer.kind == "answered"]
         self.add("requests answered", len(answered))
-        for name, is_wrong in RULES.items():
-            wrong = [outcome for outcome in self.outcomes if is_wrong(outcome)]
-            self.none_of(name, [f"{outcome.name}: {outcome.answer}" for outcome in wrong])
+        other_texts = [case for case in answered if case.text not in (None, case.answer.text)]
+        self.none_of("texts that differ from the first one of their file", other_texts)
+        in_vain = [outcome for outcome in patient if outcome.answer.waited_in_vain]
+        self.none_of("clients that waited in vain", in_vain)
+        self.none_of("honest requests lost", _of_kind(steady, "lost"))
+        self.none_of("honest requests failed", _of_kind(steady, "failed"))
+        refused = _of_kind(steady, "refused")
+        if not self.may_refuse:
+            self.none_of("honest requests refused", refused)
+        by_http = [
+            outcome for outcome in refused if outcome.answer.text.startswith(("429 ", "503 "))
+        ]
+        without_delay = [outcome for outcome in by_http if outcome.answer.retry_after_s is None]
+        self.none_of("HTTP refusals without Retry-After", without_delay)
+        hostile = [case for case in self.outcomes if case.text is None and not case.disrupted]
+        errors = [outcome for outcome in hostile if _SERVER_FAULT.match(outcome.answer.text)]
+        self.none_of("server errors for hostile clients", errors)
 
     # ------------------------------------------------------------ servers and clients
 
@@ -185,14 +179,13 @@ class Stage:
             except BaseException:  # clients may still wait; their requests end with the server
                 self._disrupted_until_s = math.inf
                 raise
-            status = server.process.poll()
-            if status is not None:
-                raise EarshotError(f"the server ended by itself with exit status {status}")
+            if failure := server.process.failure():
+                raise EarshotError(f"the server ended by itself: {failure}")
             processes, folders = list(server.processes().values()), set[str]()
             for process in processes:
                 with contextlib.suppress(psutil.Error):  # it has just ended
                     folders.update(_FOLDER.findall(" ".join(process.cmdline())))
-            _, seconds = server.stop()
+            seconds = server.stop()
             limit_s = server.config.server.drain_timeout_s + _STOP_S
             self.at_most("time to stop after SIGTERM, s", seconds, limit_s)
             self.none_of("processes left", psutil.wait_procs(processes, _GONE_S)[1])
@@ -207,8 +200,6 @@ class Stage:
         *,
         key: str = "",
         patience_s: float = PATIENCE_S,
-        patient: bool = True,
-        may_refuse: bool = False,
     ) -> Answer:
         """Send an honest request, wait for its answer and note the outcome.
 
@@ -217,9 +208,7 @@ class Stage:
             api: a name of `CLIENTS`.
             file: a name of `files`; "" is the shortest one.
             key: the API key; "" is the server's first one.
-            patience_s: the longest wait.
-            patient: False if the client is to leave early, so that it may have no answer.
-            may_refuse: whether a refusal is allowed.
+            patience_s: the longest wait; a client that leaves before 60 s may have no answer.
         """
         began_s, file = time.monotonic(), file or self.shortest_file
         addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
@@ -227,10 +216,8 @@ class Stage:
         answer, text = CLIENTS[api](addresses, ask), ""
         if answer.kind == "answered":
             text = self._texts.setdefault((api, file), answer.text)
-        disrupted, name = began_s <= self._disrupted_until_s, f"{api}, {file}"
-        self.outcomes.append(
-            RequestOutcome(name, answer, text, patient, disrupted, may_refuse=may_refuse)
-        )
+        disrupted, patient = began_s <= self._disrupted_until_s, patience_s >= PATIENCE_S
+        self.outcomes.append(RequestOutcome(f"{api}, {file}", answer, text, patient, disrupted))
         return answer
 
     def attack(self, server: RunningServer, name: str) -> Answer:
@@ -271,6 +258,10 @@ def crowd(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _of_kind(outcomes: Sequence[RequestOutcome], kind: str) -> list[RequestOutcome]:
+    return [outcome for outcome in outcomes if outcome.answer.kind == kind]
+
+
 def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:
     """Make files of the shortest clips with speech: each as WAV, FLAC, MP3, OGG and M4A.
 
@@ -285,5 +276,16 @@ def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:
             file = io.BytesIO()
             soundfile.write(file, samples, SAMPLE_RATE, format=kind)
             files[f"{clip.path.stem}.{ending}"] = Ask(file.getvalue(), samples=samples)
-        files[f"{clip.path.stem}.m4a"] = Ask(aac(samples, "mp4"), samples=samples)
+        files[f"{clip.path.stem}.m4a"] = Ask(_m4a(samples), samples=samples)
     return files
+
+
+def _m4a(samples: Samples) -> bytes:
+    """Encode AAC, which libsndfile cannot write."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as writer:
+        stream = writer.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = SAMPLE_RATE
+        writer.mux([*stream.encode(frame), *stream.encode(None)])
+    return file.getvalue()

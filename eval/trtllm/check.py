@@ -8,6 +8,7 @@ engines, 1.3 and later have the LLM API.
 """
 
 import contextlib
+import functools
 import sys
 import tempfile
 import time
@@ -18,23 +19,23 @@ from typing import Any
 import torch
 import transformers
 
+from build import builders
+from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
 from eval.processes import run_tool
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
 from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
-from serve.contract.engine import Engine, TokenizerFacts, mel_filters, open_engine
+from serve.contract.engine import Engine, TokenizerFacts, mel_filters
 from serve.contract.errors import EarshotError
 from serve.contract.runtimes import RuntimeName, TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
-from serve.supervisor.server import config_to_toml
 from serve.trtllm import limits, release
 from serve.trtllm.executor import CppExecutor
 from serve.trtllm.llm_api import LlmApiExecutor
 from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 
-Compile = Callable[[Path], None]
 Tokens = list[list[int]]
 """The tokens of each window, in the order of the jobs."""
 
@@ -48,7 +49,7 @@ CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
 _WARNINGS = "default\nerror:::(serve|build|eval|tests)[.]"
 TINY = PUBLISHED["tiny"]
 PYTHON_VARIABLE = "EARSHOT_TRTLLM_PYTHON"  # for the contract tests: the library is over there
-TOOL_TIMEOUT_S = 3600.0  # for a build, and for the contract tests
+TOOL_TIMEOUT_S = 3600.0  # for the contract tests
 WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
@@ -106,7 +107,7 @@ def trtllm_check(run: Run, *, python: str) -> Result:
         tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder,
         contextlib.suppress(DifferenceError),  # it is in the checks
     ):
-        run_checks(Path(folder), checks, build_by_command_line, python)
+        run_checks(Path(folder), checks, python)
     known = versions(*_PACKAGES)
     environment = known | {name: run.machine[name] for name in ("Python", "GPU", "OS")}
     return Result(
@@ -116,13 +117,12 @@ def trtllm_check(run: Run, *, python: str) -> Result:
     )
 
 
-def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str = "") -> None:
+def run_checks(work: Path, checks: Checks, python: str = "") -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
         checks: gets every check, up to the first difference.
-        compile_engine: builds the engine of a TOML file; `build_by_command_line` does it.
         python: the Python of another environment that has the library; its LLM API is checked.
 
     Raises:
@@ -139,9 +139,8 @@ def run_checks(work: Path, checks: Checks, compile_engine: Compile, python: str 
         precisions = ("fp16", "int8")  # which Blackwell lacks
     for precision in precisions:
         with checks.check(f"{precision}: build"):
-            config = write_config(work, precision, runtime, python)
-            compile_engine(work / f"{precision}.toml")
-            engine = open_engine(config.engine)
+            config = config_of(work, precision, runtime, python)
+            engine = engine_of(config)
             if runtime == "tensorrt_llm":
                 release_and_gpu = release.library_version(), limits.find_gpu("cuda")
                 limits.check_build(engine, limits.limits_of(engine), *release_and_gpu)
@@ -168,11 +167,11 @@ def make_checkpoint(folder: Path) -> Any:
     return _hf.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def write_config(
+def config_of(
     work: Path, precision: Precision, runtime: RuntimeName, python: str = ""
 ) -> BuildProduct:
-    """Write `<work>/<precision>.toml` and return its content."""
-    config = BuildProduct(
+    """Return the config of an engine of `<work>/checkpoint`."""
+    return BuildProduct(
         name=f"trtllm-check-{precision}",
         engine=str(work / precision),
         build=BuildConfig(str(work / "checkpoint"), precision=precision, runtime=runtime),
@@ -180,18 +179,17 @@ def write_config(
             device="cuda", slots=4, encoder_batch=2, tensorrt_llm=TrtllmConfig(python=python)
         ),
     )
-    (work / f"{precision}.toml").write_text(config_to_toml(config), encoding="utf-8")
-    return config
 
 
-def build_by_command_line(config: Path) -> None:
-    """Build as a user does; the builder's log goes to this process's stderr.
+def engine_of(config: BuildProduct) -> Engine:
+    """Build the engine of a config; the builder's log goes to this process's stderr.
 
     Raises:
-        EarshotError: the build failed; its own message came before.
+        EarshotError: the build failed.
     """
-    command = [sys.executable, "-m", "build", "engine", "--config", str(config)]
-    run_tool(command, "the build", TOOL_TIMEOUT_S)
+    builders.check(config)
+    log = functools.partial(print, file=sys.stderr)
+    return builders.build_engine(open_checkpoint(config.build.checkpoint), config, log)
 
 
 def run_contract_tests(arguments: Sequence[str], python: str = "") -> None:
@@ -338,7 +336,9 @@ def compare_logits(
 
 def _logits_of(executor: Executor, request: ExecutorRequest) -> torch.Tensor:
     request_id = executor.enqueue(request)
-    responses = [one for one in executor.await_responses(WAIT_S) if one.id == request_id]
+    responses = [
+        response for response in executor.await_responses(WAIT_S) if response.id == request_id
+    ]
     if not responses or responses[0].logits is None:
         raise DifferenceError(f"a request for logits was answered with {responses or 'nothing'}")
     return responses[0].logits

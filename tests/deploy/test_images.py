@@ -43,7 +43,6 @@ IN_THE_IMAGE = {
     "typing-extensions",  # and this
     "packaging",  # transformers needs it
     "pyyaml",  # transformers
-    "nvidia-ml-py",  # TensorRT-LLM
     "urllib3",  # requests, of transformers
     "requests",  # and itself
     "pygments",  # rich, of nvidia-modelopt

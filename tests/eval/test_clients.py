@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.clients import CLIENTS, Answer, Ask, answer_to, by_grpc, by_stream, counted, kserve_text
+from eval.clients import CLIENTS, Ask, answer_to, by_grpc, by_stream, content_of, kserve_text
 from eval.server import Addresses
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
@@ -25,14 +25,14 @@ def ask_of(data, patience_s=60.0):
 
 @pytest.mark.server
 def test_every_api_gives_the_same_text_and_refuses_what_is_no_audio(server):
-    at = Addresses(server.http, server.grpc)
-    found = {name: send(at, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
-    assert {answer.kind for answer in found.values()} == {"answered"}, found
-    live = found.pop("live").text  # its audio is cut in another way
-    assert live and len({answer.text for answer in found.values()}) == 1, found
+    addresses = Addresses(server.http, server.grpc)
+    answers = {name: send(addresses, ask_of(CLIP)) for name, send in WITHOUT_JOBS.items()}
+    assert {answer.kind for answer in answers.values()} == {"answered"}, answers
+    live = answers.pop("live").text  # its audio is cut in another way
+    assert live and len({answer.text for answer in answers.values()}) == 1, answers
 
     for name in WITHOUT_JOBS.keys() - {"live"}:
-        answer = CLIENTS[name](at, ask_of(b"no audio"))
+        answer = CLIENTS[name](addresses, ask_of(b"no audio"))
         assert answer.kind == "failed", (name, answer)
 
 
@@ -44,13 +44,11 @@ def test_a_request_without_a_server_is_lost(name):
 
 @pytest.fixture
 def speaking():
-    """A gRPC server that ends every call with a status; set `said`."""
-    said = {}
+    """A gRPC server that ends every call with a status; set `status`."""
+    status = {}
 
     def abort(request, context):
-        if said["code"] is None:
-            context.cancel()
-        context.abort(said["code"], said["text"])
+        context.abort(status["code"], status["text"])
 
     handlers = {
         "ModelInfer": grpc.unary_unary_rpc_method_handler(abort),
@@ -60,7 +58,7 @@ def speaking():
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(METHOD, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield said, Addresses("", f"127.0.0.1:{port}")
+    yield status, Addresses("", f"127.0.0.1:{port}")
     server.stop(None)
 
 
@@ -75,9 +73,9 @@ def speaking():
 )
 @pytest.mark.parametrize("send", [by_grpc, by_stream], ids=lambda send: send.__name__)
 def test_a_status_is_a_kind_of_answer(speaking, send, code, text, kind):
-    said, at = speaking
-    said.update(code=code, text=text)
-    answer = send(at, Ask(CLIP, patience_s=10.0))
+    status, addresses = speaking
+    status.update(code=code, text=text)
+    answer = send(addresses, Ask(CLIP, patience_s=10.0))
     assert answer.kind == kind, answer
 
 
@@ -97,12 +95,6 @@ ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
     ],
 )
 def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
-    answer = answer_to(lambda: kserve_text(status, body))
+    answer = answer_to(lambda: kserve_text(content_of(status, body)))
     assert answer.kind == kind
     assert answer.text.startswith(text)
-
-
-def test_answers_are_counted_with_an_example_of_the_bad_ones():
-    found = [Answer("answered", "a", 1), Answer("answered", "b", 1), Answer("lost", "gone", 2)]
-    assert counted(found) == "2 answered, 1 lost (first lost after 2.0 s: gone)"
-    assert counted([]) == "nothing was sent"

@@ -31,8 +31,9 @@ def kinds(rows):
     return [(row.workload, row.system, row.unit) for row in rows]
 
 
-def test_ctranslate2_decodes_forced_lengths(short, tiny):
-    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent, 2))
+def test_ctranslate2_decodes_forced_lengths(short, tiny, monkeypatch):
+    monkeypatch.setattr(peers, "_BATCH", 2)
+    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent))
     assert kinds(rows) == [
         (workload, f"CTranslate2 {compute_type}", unit)
         for compute_type in ("float32", "int8")
@@ -89,8 +90,8 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, t
     ]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert {len(sound) for sound in fake.sounds} == {160_000, 480_000}
-    mine = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]
-    assert len(set(mine)) == len(mine)
+    sounds = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]
+    assert len(set(sounds)) == len(sounds)
     assert fake.options[0] is None and fake.options[-1] == {"device": "cuda"}
 
 
@@ -113,9 +114,9 @@ def raises(shape, device, seconds, say):
 @pytest.mark.nightly
 def test_what_a_peer_measured_before_it_failed_is_kept(monkeypatch):
     monkeypatch.setitem(PEERS, "peer", (raises, ()))
-    said = []
-    assert list(measure_peer("peer", None, "cpu", 1.5, said.append)) == [
+    lines = []
+    assert list(measure_peer("peer", None, "cpu", 1.5, lines.append)) == [
         Measurement("latency", "peer", 1.5, "ms", None, "cpu"),
         Measurement("throughput", "peer", None, "RTFx", None, "refused: no such length"),
     ]
-    assert said[0].startswith("in process") and said[0] != f"in process {os.getpid()}"
+    assert lines[0].startswith("in process") and lines[0] != f"in process {os.getpid()}"

@@ -28,11 +28,11 @@ def measured(config, plan, tmp_path, monkeypatch):
     def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
         monkeypatch.setattr(run, "check", lambda *given: None)
         monkeypatch.setattr(run, "measurements", lambda *given: measurements)
-        said, flags = [], vars(plan)
-        of = Run("bench", config, "x.toml", path, flags=flags, say=said.append, show=said.append)
+        lines, flags = [], vars(plan)
+        of = Run("bench", config, "x.toml", path, flags=flags, say=lines.append, show=lines.append)
         with contextlib.suppress(KeyboardInterrupt):
             bench(of, **flags)
-        return json.loads(path.read_text()), said
+        return json.loads(path.read_text()), lines
 
     return measured
 
@@ -42,11 +42,11 @@ def test_what_was_measured_before_an_interruption_is_kept(measured):
         yield Measurement("latency", "earshot, 2 slots", 20.0, "ms", 5.0)
         raise KeyboardInterrupt
 
-    kept, said = measured(interrupted())
+    kept, lines = measured(interrupted())
     assert kept["figures"]["complete"] is False and kept["figures"]["rows"][0]["value"] == 20.0
     assert kept["config"] == "large-v3-turbo" and kept["versions"]["torch"] == torch.__version__
     assert kept["settings"]["runtime"]["slots"] == 2 and kept["settings"]["seconds"] == 0.05
-    assert said[-1].startswith("latency; earshot, 2 slots: 20 ms")
+    assert lines[-1].startswith("latency; earshot, 2 slots: 20 ms")
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured, tmp_path):
@@ -95,8 +95,8 @@ def test_the_server_and_then_the_peers_get_the_same_shape(
 ):
     calls = []
 
-    def through_server(config, folder, in_process, plan, say):
-        calls.append((open_engine(folder).manifest.dims, in_process, plan))
+    def through_server(config, folder, plan, say):
+        calls.append((open_engine(folder).manifest.dims, plan))
         yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx")
 
     def measure_peer(name, shape, device, seconds, say):
@@ -107,43 +107,32 @@ def test_the_server_and_then_the_peers_get_the_same_shape(
     monkeypatch.setattr(run, "measure_peer", measure_peer)
     flags = {"workloads": ("throughput",), "slots": (2,), "through_server": True, "peers": ("one",)}
     plan = dataclasses.replace(plan, **flags)
-    *_, ours, through, peer = measurements(engine, config, plan, quiet)
+    *_, through, peer = measurements(engine, config, plan, quiet)
     assert (through.system, peer.system) == ("earshot, through Triton", "peer")
-    assert calls == [(tiny.dims, ours.value, plan), ("one", tiny, "cpu", plan.seconds)]
+    assert calls == [(tiny.dims, plan), ("one", tiny, "cpu", plan.seconds)]
 
 
-WITHOUT = """
-import importlib.machinery, sys
-
-class Without(importlib.machinery.PathFinder):
-    # finds what is installed, but for these
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        hidden = name.partition(".")[0] in {hidden}
-        return None if hidden else super().find_spec(name, path, target)
-
-sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
+WITHOUT_PACKAGES = f"""
+import sys
+sys.modules.update(dict.fromkeys({PACKAGES}))  # as if they were not installed
 from eval.__main__ import main
 for flags in ([], ["--through-server"], ["--peers", ""]):
     print(main(["bench", "--config", "configs/large-v3-turbo.toml", *flags]), file=sys.stderr)
 """
-PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
 
 
 @pytest.mark.nightly
 def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
     """It once imported jiwer, by way of the accuracy's report."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.replace("{hidden}", repr(set(PACKAGES)))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr
-    last_asked = re.findall(r"torch sees 0 CUDA devices here.*\n1\n", done.stderr)
-    left_out = "left out: the peer faster-whisper needs the package ctranslate2"
-    assert (len(last_asked), done.stderr.count(left_out)) == (2, 2)
-    assert "--through-server needs the packages pytriton, tritonclient" in done.stderr
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", WITHOUT_PACKAGES]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0 and "Traceback" not in process.stderr
+    without_gpu = re.findall(r"torch sees 0 CUDA devices here.*\n1\n", process.stderr)
+    left_out = "left out: the peer faster-whisper needs ctranslate2"
+    assert (len(without_gpu), process.stderr.count(left_out)) == (2, 2)
+    assert "--through-server needs the packages pytriton, tritonclient" in process.stderr
 
 
 @pytest.mark.nightly

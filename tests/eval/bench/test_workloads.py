@@ -6,7 +6,7 @@ import pytest
 
 from eval.bench import BenchPlan
 from eval.bench.run import FULL, ablate, configured, variants
-from eval.bench.workloads import MLPERF_MEAN, RuntimeBench, RuntimeSession, mlperf_lengths
+from eval.bench.workloads import MLPERF_MEAN, RuntimeSession, mlperf_lengths, run_workloads
 from eval.config import load_config
 from eval.random_whisper import random_engine
 from serve.contract.config import RuntimeConfig
@@ -15,8 +15,8 @@ from serve.native.speculative import SpeculationPolicy
 
 @pytest.mark.nightly
 def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
-    said = []
-    rows = list(RuntimeBench(engine, config, plan, ceilings, said.append).run())
+    lines = []
+    rows = list(run_workloads(engine, config, plan, ceilings, lines.append))
     assert [(row.workload, row.system[-7:]) for row in rows] == [
         ("opening", "2 slots"),
         ("latency", "2 slots"),
@@ -38,12 +38,12 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
         assert found["unfinished"] == 0 < found["p50_ms"] <= found["p99_ms"]
-    assert "workload open-loop with 2 slots" in said
+    assert "workload open-loop with 2 slots" in lines
 
 
 def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
     config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
-    (row,) = RuntimeBench(engine, config, BenchPlan(slots=(2,)), ceilings, quiet).run()
+    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), ceilings, quiet)
     assert row.value is None and row.detail.startswith("refused: runtime.cuda_graph = true needs")
 
 
@@ -59,7 +59,7 @@ def test_mlperf_lengths_have_their_mean_and_their_limits():
 @pytest.mark.nightly
 def test_every_variant_is_measured_or_refused(config, engine, plan, ceilings, quiet):
     plan = dataclasses.replace(plan, seconds=0.01, requests=1)
-    rows = list(ablate(RuntimeBench(engine, config, plan, ceilings, quiet)))
+    rows = list(ablate(engine, config, plan, ceilings, quiet))
     values = {(row.system, row.workload): row.value for row in rows}
     assert values["cuda_graph true", "ablation, opening"] is None  # there is no GPU
     for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
@@ -82,14 +82,14 @@ def test_a_variant_changes_one_option():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("share", "least", "most"), [(0.75, 0.5, 0.65), (0.0, 0, 0), (1.0, 1, 1)])
-def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, quiet, monkeypatch):
+def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, monkeypatch):
     """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
     monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
     plan = BenchPlan(draft_acceptance=share, seconds=0.01)
-    asked = configured(config, plan)
-    assert asked.runtime.draft_tokens == 3
+    drafting = configured(config, plan)
+    assert drafting.runtime.draft_tokens == 3
     engine = random_engine(tiny, "int8", 1)
-    session = RuntimeSession(RuntimeBench(engine, asked, plan, ceilings, quiet))
+    session = RuntimeSession(engine, drafting, plan, ceilings)
     load = session.make_load()
     load.submit([120, 100])
     load.drain()

@@ -23,15 +23,15 @@ LIVE = LiveConfig(update_s=0.5, short_encoder="on")
 
 
 class WordASecond:
-    """In place of a transcriber: a word ends a second after the one before."""
+    """A transcriber of audio with one word a second."""
 
     def __init__(self):
-        self.at_s = []  # by the clock, when it was asked
+        self.times_s = []  # the times of its requests
 
     def transcribe(self, request):
-        self.at_s.append(asyncio.get_running_loop().time())
-        heard_s = len(request.audio) / SAMPLE_RATE
-        words = [Word(i, i + 1.0, f" w{i}", 1.0) for i in range(int(heard_s))]
+        self.times_s.append(asyncio.get_running_loop().time())
+        audio_s = len(request.audio) / SAMPLE_RATE
+        words = [Word(i, i + 1.0, f" w{i}", 1.0) for i in range(int(audio_s))]
         text = "".join(word.word for word in words)
         segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, tuple(words))
         timings = Timings(0.0, 0.0, 0.0, 0.0)
@@ -39,14 +39,14 @@ class WordASecond:
 
 
 class Broken:
-    """In place of a transcriber."""
+    """A transcriber that fails."""
 
     def transcribe(self, request):
         raise EarshotError("no text today")
 
 
-async def told(system, samples):
-    """When words became final, and which."""
+async def final_deltas(system, samples):
+    """The times at which words became final, and the words."""
     language = {"language": "en"}
     return [
         (heard.at_s, heard.event["delta"])
@@ -69,14 +69,14 @@ def loud_is_speech(monkeypatch):
     monkeypatch.setattr("eval.live.VadModel", LoudIsSpeech)
 
 
-def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
-    """What is heard meanwhile is in the next one: so fewer are made, and words are later."""
+def test_a_decoding_takes_the_configured_time(loud_is_speech):
+    """Audio that comes meanwhile waits for the next one, so words are later."""
     final, decodings = {}, {}
     for decode_s in (0.25, 1.0):
         transcriber = WordASecond()
         system = Simulated(transcriber, LIVE, decode_s)
-        final[decode_s] = run(told(system, tone(6.0)))
-        decodings[decode_s] = len(transcriber.at_s)
+        final[decode_s] = run(final_deltas(system, tone(6.0)))
+        decodings[decode_s] = len(transcriber.times_s)
         for at_s, text in final[decode_s]:
             ends_s = int(text.split()[-1][1:]) + 1.0
             assert at_s >= ends_s + decode_s, "it was heard to its end, and decoded"
@@ -88,20 +88,20 @@ def test_a_decoding_takes_as_long_as_is_said(loud_is_speech):
 
 def test_streams_wait_for_one_decoder(loud_is_speech):
     async def together():
-        return await asyncio.gather(*(told(system, tone(3.0)) for _ in range(2)))
+        return await asyncio.gather(*(final_deltas(system, tone(3.0)) for _ in range(2)))
 
     transcriber = WordASecond()
     system = Simulated(transcriber, LIVE, DECODE_S)
     one, other = run(together())
     assert "".join(text for _, text in one) == "".join(text for _, text in other) == "w0 w1 w2"
-    assert len(transcriber.at_s) > 6
-    assert min(np.diff(transcriber.at_s)) >= DECODE_S - 1e-9
+    assert len(transcriber.times_s) > 6
+    assert min(np.diff(transcriber.times_s)) >= DECODE_S - 1e-9
 
 
-def test_what_goes_wrong_in_a_session_is_told(loud_is_speech):
+def test_an_error_of_a_session_is_raised(loud_is_speech):
     system = Simulated(Broken(), LIVE, DECODE_S)
     with pytest.raises(EarshotError, match="no text today"):
-        run(told(system, tone(3.0)))
+        run(final_deltas(system, tone(3.0)))
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_the_text_is_that_of_real_time(demo):
     clip = {clip.file: clip for clip in load_clips("tests/data/manifest.jsonl")}["en_question.wav"]
     samples = np.concatenate(list(decode(clip.path.read_bytes(), AudioLimits(60.0))))
     with open_system(demo, DECODE_S) as system:
-        simulated = run(told(system, samples))
-        real = asyncio.run(told(system, samples))
+        simulated = run(final_deltas(system, samples))
+        real = asyncio.run(final_deltas(system, samples))
     texts = ["".join(text for _, text in final) for final in (simulated, real)]
     assert texts[0] == texts[1] and len(texts[0].split()) > 3
     assert real[-1][0] >= clip.duration_s, "it was played at the pace of speech"
     with open_system(demo, DECODE_S) as system:
-        assert run(told(system, samples)) == simulated, "nor does the machine matter"
+        assert run(final_deltas(system, samples)) == simulated, "nor does the machine matter"

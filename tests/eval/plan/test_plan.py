@@ -9,22 +9,22 @@ from eval.__main__ import main
 from eval.bench import run as bench
 from eval.bench.table import OURS, Measurement, refused
 from eval.config import load_config
-from eval.plan.run import COMMITTED, LoadLevel, Measured, find_measured, steady
+from eval.plan.run import COMMITTED, Measured, find_measured, steady
 from serve.contract.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"
 TURBO = load_config(CONFIG)
 TURBO = dataclasses.replace(TURBO, transcriber=dataclasses.replace(TURBO.transcriber, beam_size=1))
 # A GPU of round numbers.
-GPU = Measured("here", "made up", 100.0, (LoadLevel(50, 0.2), LoadLevel(90, 0.6)), None)
+GPU = Measured("here", "made up", 100.0, ((50, 0.2), (90, 0.6)), None)
 
 
 # ---------------------------------------------------------------- what a load needs
 
 
-@pytest.mark.parametrize("p99_s, each", [(0.2, 50), (0.4, 70), (0.6, 90), (9.0, 90)])
-def test_a_gpu_takes_what_its_p99_allows(p99_s, each):
-    assert GPU.max_per_s(p99_s) == pytest.approx(each, abs=0.1)
+@pytest.mark.parametrize("p99_s, per_s", [(0.2, 50), (0.4, 70), (0.6, 90), (9.0, 90)])
+def test_a_gpu_takes_what_its_p99_allows(p99_s, per_s):
+    assert GPU.max_per_s(p99_s) == pytest.approx(per_s, abs=0.1)
 
 
 def test_a_p99_that_was_never_measured_is_refused(capsys):
@@ -42,7 +42,7 @@ def test_gpus_and_cost():
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--config", "configs/demo.toml"], "nothing has been measured of demo"),
         (
@@ -52,9 +52,9 @@ def test_gpus_and_cost():
         (["--config", CONFIG, "--measured", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_what_nobody_measured_or_told_is_refused(capsys, arguments, said):
+def test_a_config_without_figures_is_refused(capsys, arguments, message):
     assert main(["plan", *arguments, "--load", "10", "--p99", "1"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def bench_file(tmp_path, change):
@@ -81,8 +81,8 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
     arguments = ["--config", CONFIG, "--output", str(tmp_path), "--peers="]
     assert main(["bench", *arguments]) == 0
     committed, found = find_measured(TURBO, None), find_measured(TURBO, path)
-    apart = {"source": "", "conditions": ""}
-    assert dataclasses.replace(found, **apart) == dataclasses.replace(committed, **apart)
+    same = {"source": "", "conditions": ""}
+    assert dataclasses.replace(found, **same) == dataclasses.replace(committed, **same)
     assert "; GPU " in found.conditions
     assert committed.server_s == pytest.approx(0.0062)
 

@@ -10,15 +10,16 @@ from eval.config import EvaluationProduct
 from eval.server import Addresses
 from eval.soak.attacks import ATTACKS
 from eval.soak.mixed import judge_growth, uneven
+from eval.soak.overload import OverloadClient, judge
 from eval.soak.stage import Stage
 
 SERVER = SimpleNamespace(addresses=Addresses("", ""))
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
-VAIN = Answer("lost", "timed out", 60.0, waited_in_vain=True)
+TIMED_OUT = Answer("lost", "timed out", 60.0, waited_in_vain=True)
 FAILED = Answer("failed", "500 an error of ours", 1.0)
 REFUSED = Answer("refused", "503 full", 1.0, retry_after_s=1)
-UNTOLD = Answer("refused", "503 full", 1.0)
+WITHOUT_DELAY = Answer("refused", "503 full", 1.0)
 TEXTS = "texts that differ from the first one of their file"
 
 
@@ -42,25 +43,29 @@ def broken(stage):
 
 
 @pytest.mark.parametrize(
-    ("answer", "options", "disrupted", "told"),
+    ("answer", "options", "disrupted", "broken_rules"),
     [
         (RIGHT, {}, False, set()),
         (WRONG, {}, False, {TEXTS}),
         (WRONG, {}, True, {TEXTS}),
-        (WRONG, {"patient": False}, False, {TEXTS}),
+        (WRONG, {"patience_s": 1.0}, False, {TEXTS}),
         (LOST, {}, False, {"honest requests lost"}),
         (LOST, {}, True, set()),
-        (LOST, {"patient": False}, False, set()),
-        (VAIN, {}, True, {"clients that waited in vain"}),
-        (VAIN, {"patient": False}, False, set()),
+        (LOST, {"patience_s": 1.0}, False, set()),
+        (TIMED_OUT, {}, True, {"clients that waited in vain"}),
+        (TIMED_OUT, {"patience_s": 1.0}, False, set()),
         (FAILED, {}, False, {"honest requests failed"}),
         (FAILED, {}, True, set()),
         (REFUSED, {}, False, {"honest requests refused"}),
-        (REFUSED, {"may_refuse": True}, False, set()),
-        (UNTOLD, {"may_refuse": True}, False, {"HTTP refusals without Retry-After"}),
+        (
+            WITHOUT_DELAY,
+            {},
+            False,
+            {"honest requests refused", "HTTP refusals without Retry-After"},
+        ),
     ],
 )
-def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, told):
+def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupted, broken_rules):
     stage.next = answer
     if disrupted:
         with stage.disruption():
@@ -68,7 +73,14 @@ def test_an_honest_request_has_one_right_answer(stage, answer, options, disrupte
     else:
         stage.send(SERVER, "any", **options)
     stage.apply_rules()
-    assert broken(stage) == told
+    assert broken(stage) == broken_rules
+
+
+def test_a_scenario_may_allow_refusals(stage):
+    stage.next, stage.may_refuse = REFUSED, True
+    stage.send(SERVER, "any")
+    stage.apply_rules()
+    assert not broken(stage)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +108,22 @@ def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
     assert stage.attack(SERVER, "odd").kind == "lost"
 
 
-@pytest.mark.parametrize(("each", "passed"), [(0, True), (20, False)])
-def test_growth_is_judged_by_its_interval(stage, each, passed):
-    found = [(200 * n, 1e5 + 100 * n * each, 30 + n * each) for n in range(20)]
-    judge_growth(stage, "gateway", found)
+@pytest.mark.parametrize(
+    ("growth", "jump", "actions", "passed"),
+    [
+        (0, 0, 200, True),
+        (20, 0, 200, False),
+        (0, 10_000, 200, None),  # the interval holds the limit
+        (0, 0, 1, None),  # too few actions
+    ],
+)
+def test_growth_is_judged_by_its_interval(stage, growth, jump, actions, passed):
+    measurements = [
+        (actions * n, 1e5 + 100 * n * growth + jump * (n % 4), 30 + n * growth + jump * (n % 4))
+        for n in range(20)
+    ]
+    judge_growth(stage, "gateway", measurements)
     assert [figure.passed for figure in stage.figures] == [passed, passed]
-
-
-def test_growth_over_few_actions_is_not_decided(stage):
-    judge_growth(stage, "gateway", [(n, 1e5, 30) for n in range(20)])
-    assert [figure.passed for figure in stage.figures] == [None, None]
 
 
 PAGE = """earshot_accepted_total{model="whisper"} 9
@@ -118,7 +136,7 @@ earshot_gateway_inflight_requests 0.0
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
+    ("page", "complaints"),
     [
         (PAGE, []),
         (PAGE.replace('"ok"} 5', '"ok"} 4'), ["9 were accepted and 8 ended"]),
@@ -126,5 +144,22 @@ earshot_gateway_inflight_requests 0.0
         ("", ["the page has no outcomes"]),
     ],
 )
-def test_the_servers_own_counts_must_be_even(page, told):
-    assert uneven(page) == told
+def test_the_servers_own_counts_must_be_even(page, complaints):
+    assert uneven(page) == complaints
+
+
+def test_overload_counts_answers_in_time_while_requests_arrive(stage):
+    clients = [
+        OverloadClient("a", 2.0, end_s=4.0, latency_s=1.0),
+        OverloadClient("a", 2.0, end_s=7.0, latency_s=3.0),  # too late
+        OverloadClient("a", 2.0, end_s=5.5, latency_s=0.5),
+        OverloadClient("a", 2.0, end_s=1.0, latency_s=0.5),  # before it counts
+        OverloadClient("a", 2.0),
+    ]
+    judge(stage, "a", clients, capacity=0.5, target_s=2.0, seconds=10.0)
+    figures = {figure.name: figure for figure in stage.figures}
+    assert figures["a: goodput in time, RTFx"].value == pytest.approx(4 / 8)
+    assert figures["a: goodput in time, RTFx"].passed
+    assert not figures["a: p99 of admitted requests, s"].passed
+    assert figures["a: clients admitted"].value == 4
+    assert not figures["a: clients admitted"].passed

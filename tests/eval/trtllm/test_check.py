@@ -1,13 +1,13 @@
 """`python -m eval trtllm-check` on the stand-in: it passes, and it notices what is wrong."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from build.__main__ import main as build_main
 from eval.__main__ import main
 from eval.trtllm import check as trtllm_check
 from eval.trtllm.check import (
@@ -18,12 +18,12 @@ from eval.trtllm.check import (
     Reference,
     check_engine,
     compare_tokens,
+    config_of,
+    engine_of,
     make_checkpoint,
     make_jobs,
     run_contract_tests,
-    write_config,
 )
-from serve.contract.config import load_config
 from serve.contract.engine import open_engine
 from serve.contract.errors import EarshotError, UnavailableError
 from tests.fake_trtllm.install import install, install_api
@@ -46,20 +46,15 @@ def built(fake, tmp_path_factory):
     """An FP16 engine of the random checkpoint, its configuration, and transformers' network."""
     work = tmp_path_factory.mktemp("check")
     network = make_checkpoint(work / "checkpoint")
-    config = write_config(work, "fp16", "tensorrt_llm")
-    assert build_main(["engine", "--config", str(work / "fp16.toml")]) == 0
-    return open_engine(config.engine), config.runtime, network
-
-
-def in_process(path):
-    assert build_main(["engine", "--config", str(path)]) == 0
+    config = config_of(work, "fp16", "tensorrt_llm")
+    return engine_of(config), config.runtime, network
 
 
 @pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
     report = silent()
     monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: None)
-    trtllm_check.run_checks(tmp_path, report, in_process)
+    trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "logits", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
@@ -76,19 +71,19 @@ def silent():
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
     report = silent()
-    ran = []
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *given: ran.append(given))
-    trtllm_check.run_checks(tmp_path, report, in_process)
+    runs = []
+    monkeypatch.setattr(
+        trtllm_check, "run_contract_tests", lambda *arguments: runs.append(arguments)
+    )
+    trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a process of its own"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
-    assert ran == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
+    assert runs == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
     engine = open_engine(tmp_path / "fp16")
-    config = trtllm_check.write_config(
-        tmp_path, "fp16", "tensorrt_llm_api", "/there/python"
-    ).runtime
-    assert load_config(tmp_path / "fp16.toml").runtime.tensorrt_llm.python == "/there/python"
+    config = config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
+    assert config.tensorrt_llm.python == "/there/python"
     other = make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
     with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
@@ -120,37 +115,31 @@ def test_wrong_tokens_are_shown_at_the_first_difference(built):
     assert compare_tokens(reference, [job], [wrong], [expected], tie=torch.inf) == 1
 
 
-def test_a_neighbour_that_leaks_is_noticed(built, fake, monkeypatch):
+def leak(self, active, honest):
     """As a packed encoder would if its windows saw each other."""
+    logits = honest(self, active)
+    return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
+
+
+def refuse(self, *arguments, honest):
+    raise TypeError("__init__(): incompatible function arguments.\n1. long list")
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "wait_s", "message"),
+    [
+        ("logits_of", leak, 60.0, "window 0: token 0 is"),
+        ("step", lambda self, honest: None, 0.05, "answered with nothing"),
+        ("__init__", refuse, 60.0, r"^fp16: load: TypeError: __init__"),
+    ],
+)
+def test_a_broken_executor_is_noticed(built, fake, monkeypatch, method, broken, wait_s, message):
     engine, config, network = built
-    honest = fake.Executor.logits_of
-
-    def leaky(self, active):
-        logits = honest(self, active)
-        return logits.roll(1, dims=-1) if len(self.active) > 1 else logits
-
-    monkeypatch.setattr(fake.Executor, "logits_of", leaky)
-    with pytest.raises(DifferenceError, match="window 0: token 0 is"):
-        check_engine(engine, config, network, silent())
-
-
-def test_a_stalled_executor_is_noticed(built, fake, monkeypatch):
-    engine, config, network = built
-    monkeypatch.setattr(trtllm_check, "WAIT_S", 0.05)
-    monkeypatch.setattr(fake.Executor, "step", lambda self: None)
-    with pytest.raises(DifferenceError, match="answered with nothing"):
-        check_engine(engine, config, network, silent())
-
-
-def test_what_the_library_itself_raises_is_a_row_and_no_trace(built, fake, monkeypatch):
-    engine, config, network = built
-
-    def refuse(self, *arguments):
-        raise TypeError("__init__(): incompatible function arguments.\n1. long list")
-
-    monkeypatch.setattr(fake.Executor, "__init__", refuse)
+    honest = getattr(fake.Executor, method)
+    monkeypatch.setattr(fake.Executor, method, functools.partialmethod(broken, honest=honest))
+    monkeypatch.setattr(trtllm_check, "WAIT_S", wait_s)
     report = silent()
-    with pytest.raises(DifferenceError, match=r"^fp16: load: TypeError: __init__"):
+    with pytest.raises(DifferenceError, match=message):
         check_engine(engine, config, network, report)
     assert report.ended[-1].passed is False
 
