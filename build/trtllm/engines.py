@@ -203,7 +203,7 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
 
 
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
-    """Run the builder and log its output line by line; it never outlives this call."""
+    """Run the builder and log its output line by line; end it if this call is interrupted."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     with Popen(
         command, cwd=work, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"

@@ -31,7 +31,9 @@ class DecoderOps(Protocol[Flow]):
 
     def store(self, matrix: Matrix) -> Matrix: ...
 
-    def embed(self, batch: StepBatch, tokens: Tensor, places: Tensor) -> Tensor: ...
+    def embed(
+        self, batch: StepBatch, token_embedding: Tensor, position_embedding: Tensor
+    ) -> Tensor: ...
 
     def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow: ...
 
@@ -42,7 +44,7 @@ class DecoderOps(Protocol[Flow]):
     def finish(self, x: Flow) -> Tensor: ...
 
     def logits(
-        self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
+        self, x: Tensor | Flow, params: Norm, matrix: Matrix, logit_indices: Tensor | None = None
     ) -> Tensor: ...
 
     def self_attention(
@@ -138,10 +140,10 @@ def choose(
     """
     name = _name(kernels, device)
     if encoder_precision == "fp8" and not runs_fp8(kernels, device):
-        wrong = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
+        problem = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
         raise UnavailableError(
             f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
-            f'more with triton kernels; {wrong}; set it to "full"'
+            f'more with triton kernels; {problem}; set it to "full"'
         )
     if compute_type != "auto" and name != "onednn" and (device.type, compute_type) != _PLAIN:
         raise UnavailableError(
@@ -184,12 +186,12 @@ def _name(kernels: Kernels, device: torch.device) -> KernelsName:
     Raises:
         UnavailableError: the requested kernels cannot run there.
     """
-    own: KernelsName = "triton" if device.type == "cuda" else "onednn"
+    fastest: KernelsName = "triton" if device.type == "cuda" else "onednn"
     if kernels == "torch":
         return kernels
-    missing = _why_not(device) if kernels in ("auto", own) else f"the device is {device}"
+    missing = _why_not(device) if kernels in ("auto", fastest) else f"the device is {device}"
     if kernels == "auto":
-        return "torch" if missing else own
+        return "torch" if missing else fastest
     if missing:
         raise UnavailableError(
             f'runtime.kernels = "{kernels}" cannot run here: {missing}; '
@@ -246,9 +248,9 @@ def takes_fp8(
             False,
             "encoder in full precision: FP8 is not verified; run `python -m build verify`",
         )
-    precision_used = "FP8" if proof.holds else "full precision"
+    used = "FP8" if proof.holds else "full precision"
     return proof.holds, (
-        f"encoder in {precision_used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
+        f"encoder in {used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
         f"INT8 {proof.int8_agreement:.1%}"
     )
 
