@@ -97,21 +97,21 @@ def second_moments(
     quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]
     sources = {name: _same_inputs(name) for name in quantized}
     sums: dict[str, torch.Tensor] = {}
-    encoder = {name for name in sources.values() if name.startswith("encoder.")}
-    decoder = set(sources.values()) - encoder
+    encoder_names = {name for name in sources.values() if name.startswith("encoder.")}
+    decoder_names = set(sources.values()) - encoder_names
     for window in tracked(windows, "Calibrating", "windows"):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
         features = reference.features_of(window, filters).to(torch_device)
-        with _summing_inputs(model, encoder, sums):
+        with _summing_inputs(model, encoder_names, sums):
             encoded = model.model.encoder(features)
         ids = reference.decode_greedily(model, encoded, prompt, MAX_TOKENS)
-        with _summing_inputs(model, decoder, sums):
+        with _summing_inputs(model, decoder_names, sums):
             model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
     for name, total in sums.items():
-        frames = name in encoder or ".cross.k." in name
+        has_frames = name in encoder_names or ".cross.k." in name
         mean = float(total.diagonal().mean())
         # If all inputs were zero, any positive diagonal works.
-        total.diagonal().add_(mean * (_FRAMES_DAMPING if frames else _TOKENS_DAMPING) or 1.0)
+        total.diagonal().add_(mean * (_FRAMES_DAMPING if has_frames else _TOKENS_DAMPING) or 1.0)
     return {name: sums[source] for name, source in sources.items()}
 
 

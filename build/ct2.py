@@ -27,14 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 _VERSION = 6
 _SPEC = "WhisperSpec"
-_DTYPES = (
-    torch.float32,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.float16,
-    torch.bfloat16,
-)
+_DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 # The settings of every CTranslate2 Whisper; with other values the same tensors compute other texts.
 _SETTINGS = {
     "decoder/activation": 3,  # GELU

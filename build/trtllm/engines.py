@@ -21,14 +21,7 @@ from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.limits import (
-    ENGINES_FOLDER,
-    EngineLimits,
-    Gpu,
-    find_gpu,
-    limits_of,
-    visible_gpu,
-)
+from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, Gpu, find_gpu, limits_of, visible_gpu
 from serve.trtllm.release import library_version
 
 BUILDER = "trtllm-build"

@@ -63,9 +63,8 @@ def _with_shortcuts(
     children: list[dict[int, int]], path_boosts: list[float], phrase_boosts: list[float]
 ) -> Trie:
     """Build the trie, with edges from a match that breaks off to its longest suffix match."""
-    kept_boosts = [0.0] * len(
-        children
-    )  # the part of `path_boosts` that stays if the match breaks off
+    # The part of `path_boosts` that stays if the match breaks off.
+    kept_boosts = [0.0] * len(children)
     suffix_nodes, parents = [0] * len(children), [0] * len(children)
     transitions = list(children)
     order, count = [0], 0

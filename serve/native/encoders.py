@@ -130,8 +130,7 @@ class GraphEncoder(WindowEncoder):
         for row, window in zip(features_input, features, strict=True):
             n_frames = window.shape[-1]
             row[:, :n_frames].copy_(window, non_blocking=True)
-            row[:, n_frames:frames] = row[
-                :, n_frames - 1 : n_frames
-            ]  # a shorter window ends with silence
+            # A shorter window ends with silence.
+            row[:, n_frames:frames] = row[:, n_frames - 1 : n_frames]
         slots_input.copy_(upload(slots, slots_input.device))
         self.replay.launch((len(features), frames))

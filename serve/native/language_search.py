@@ -126,9 +126,8 @@ def best_hypothesis(
     assert scores is not None and last is not None, "windows that ended have scores"
     if scores.language_prob is not None:
         scores = dataclasses.replace(scores, language_prob=answer.prob)
-    top_language = (
-        scores.top_language if len(hypotheses) == 1 else None
-    )  # several texts have decided already
+    # Several texts have decided already.
+    top_language = scores.top_language if len(hypotheses) == 1 else None
     scores = dataclasses.replace(scores, decode_s=last.decode_s, top_language=top_language)
     return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
 

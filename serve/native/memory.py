@@ -31,30 +31,34 @@ def plan_memory(
         UnavailableError: the slots do not fit into the memory that `runtime.memory_share` allows.
     """
     device, dims, slots = decoders[0].device, decoders[0].dims, config.slots
-    free_bytes, total = torch.cuda.mem_get_info(device)
-    other_processes = total - free_bytes - torch.cuda.memory_reserved(device)
-    allowed = round(config.memory_share * total) - other_processes
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    other_processes_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
+    allowed_bytes = round(config.memory_share * total_bytes) - other_processes_bytes
     # FP16 values per position: residual, norm, query, key, value, attention output and the wide
     # layer; the convolutions have twice as many positions.
-    position = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
-    caches = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
-    caches += rows * sum(decoder.row_bytes() for decoder in decoders)
-    phrases = slots * Phrasebook.bytes_of_slot()
+    values_per_position = (
+        6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
+    )
+    cache_bytes = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
+    cache_bytes += rows * sum(decoder.row_bytes() for decoder in decoders)
+    phrase_bytes = slots * Phrasebook.bytes_of_slot()
     sizes = {
         "weights": torch.cuda.memory_allocated(device),
-        f"caches of {slots} slots with {rows} rows": caches,
-        "phrases": phrases,
-        "encoder": config.encoder_batch * dims.n_audio_ctx * position * 2,
+        f"caches of {slots} slots with {rows} rows": cache_bytes,
+        "phrases": phrase_bytes,
+        "encoder": config.encoder_batch * dims.n_audio_ctx * values_per_position * 2,
         "words": alignment_bytes,
         "other": _FIXED,
     }
-    needed = sum(sizes.values())
-    plan = f"memory {_gib(needed)} of {_gib(allowed)} allowed: "
+    needed_bytes = sum(sizes.values())
+    plan = f"memory {_gib(needed_bytes)} of {_gib(allowed_bytes)} allowed: "
     plan += ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
-    if needed > allowed:
+    if needed_bytes > allowed_bytes:
         # Keep the number of rows per slot.
-        slots_bytes = caches + phrases
-        fitting_slots = max(0, int((allowed - (needed - slots_bytes)) / (slots_bytes / slots)))
+        slots_bytes = cache_bytes + phrase_bytes
+        fitting_slots = max(
+            0, int((allowed_bytes - (needed_bytes - slots_bytes)) / (slots_bytes / slots))
+        )
         advice = "use a larger GPU or a smaller model"
         if fitting_slots:
             advice = f"set runtime.slots = {fitting_slots}"

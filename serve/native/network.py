@@ -59,11 +59,7 @@ class Whisper(Decoder):
     """
 
     def __init__(
-        self,
-        dims: Dims,
-        weights: Weights,
-        device: torch.device,
-        ops: Ops | None = None,
+        self, dims: Dims, weights: Weights, device: torch.device, ops: Ops | None = None
     ) -> None:
         super().__init__(dims, weights, device, ops or torch_only("none were given"))
         load = Loader(weights, device, self.dtype)
@@ -101,11 +97,7 @@ class Whisper(Decoder):
             self._encoder = all_layers
 
     def _attend_and_widen(
-        self,
-        ops: EncoderOps[Activation],
-        layer: EncoderLayer,
-        x: torch.Tensor,
-        normed: Activation,
+        self, ops: EncoderOps[Activation], layer: EncoderLayer, x: torch.Tensor, normed: Activation
     ) -> Activation:
         """Compute an encoder layer without its last product.
 

@@ -142,13 +142,7 @@ class NativeRuntime:
                 ops.name, [decoder for decoder, _ in resources.decoders], encoder, prefill
             )
         self._scheduler = EncoderScheduler(
-            encoder,
-            prefill,
-            self._slots,
-            batch,
-            device,
-            streams,
-            concurrent=streams is not None,
+            encoder, prefill, self._slots, batch, device, streams, concurrent=streams is not None
         )
         self.description = (
             f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"

@@ -73,9 +73,8 @@ class UrgentStepPolicy:
     def __init__(self, waiting: WaitingQueue, slots: SlotPool) -> None:
         self._waiting = waiting
         self._slots = slots
-        self._urgent_balance_s = (
-            0.0  # seconds of urgent steps minus seconds of steps of all windows
-        )
+        # Seconds of urgent steps minus seconds of steps of all windows.
+        self._urgent_balance_s = 0.0
 
     def fit(self, decoding: Sequence[Job]) -> int:
         """Count the queued windows that can start now.

@@ -19,12 +19,7 @@ import torch
 
 from serve.contract.errors import RequestError, shown
 from serve.contract.messages import Samples
-from serve.speakers.inference import (
-    DiarizationModels,
-    SpeakerEmbeddings,
-    Vectors,
-    unit,
-)
+from serve.speakers.inference import DiarizationModels, SpeakerEmbeddings, Vectors, unit
 from serve.speakers.networks import HOP, OFFSET
 from serve.speech.rate import SAMPLE_RATE
 

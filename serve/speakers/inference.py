@@ -120,10 +120,7 @@ class DiarizationModels:
                 vectors.append(self._vectors(_features(windows, active_windows), frames))
             count, seconds = count + len(windows), samples / SAMPLE_RATE
         return SpeakerEmbeddings(
-            seconds,
-            tuple(spans),
-            np.asarray(speech_s, np.float32),
-            unit(np.concatenate(vectors)),
+            seconds, tuple(spans), np.asarray(speech_s, np.float32), unit(np.concatenate(vectors))
         )
 
     def _active(self, windows: Tensor, levels: Tensor) -> Active:

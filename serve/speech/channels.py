@@ -140,14 +140,11 @@ _RATE = 4_000  # approximate rate in Hz at which channels are compared
 _MAX_DELAY_S = 0.02
 # Minimum squared correlation of a repetition, after a window with speech and after a repetition.
 _MIN_COPY_CORRELATION = (0.9, 0.6)
-_MIN_LEAK_CORRELATION = (
-    0.4,
-    0.25,
-)  # the same for audio that is much quieter than the other channel's
+# The same for audio that is much quieter than the other channel's.
+_MIN_LEAK_CORRELATION = (0.4, 0.25)
 _MAX_LEAK_RATIO = 0.1  # energy ratio below which audio is much quieter
-_LOUDER_COPY_RATIO = (
-    4.0  # energy ratio above which the louder of two copies is kept, not the first one
-)
+# Energy ratio above which the louder of two copies is kept, not the first one.
+_LOUDER_COPY_RATIO = 4.0
 _REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
 _REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
 _LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy

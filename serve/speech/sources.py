@@ -38,11 +38,7 @@ _ORDERED = ("OGG", "CAF")
 """Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
-_LAYOUTS = {
-    "WAV": channels.wav_layout,
-    "WAVEX": channels.wav_layout,
-    "FLAC": channels.flac_layout,
-}
+_LAYOUTS = {"WAV": channels.wav_layout, "WAVEX": channels.wav_layout, "FLAC": channels.flac_layout}
 
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_HEADERS = 10  # consecutive headers: redirections, then the response

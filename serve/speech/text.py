@@ -73,9 +73,8 @@ def _ends(word: str, next_char: str, cased: bool) -> bool:
     word_core = stripped[:-1].lstrip(_OPENING).lower()
     if next_char.isdigit() and word_core in _BEFORE_NUMBERS:
         return False
-    is_initial = (
-        len(word_core) == 1 and word_core.islower()
-    )  # a letter of a script with upper and lower case
+    # A letter of a script with upper and lower case:
+    is_initial = len(word_core) == 1 and word_core.islower()
     return not (is_initial or word_core in _TITLES or _ABBREVIATION.fullmatch(word_core))
 
 

@@ -235,9 +235,8 @@ def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         np.add(prefix_sums[i], entry_cost, out=cost[i + 1, 1:])
     diagonal, above, previous = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
     enters = ((np.minimum(diagonal, above) < previous) & (diagonal != above)).tobytes()
-    diagonal_entries = (
-        diagonal < above
-    ).tobytes()  # entries into a row that come from the frame before
+    # Entries into a row that come from the frame before:
+    diagonal_entries = (diagonal < above).tobytes()
     begins = [0] * rows
     frame = frames - 1
     for i in range(rows - 1, 0, -1):

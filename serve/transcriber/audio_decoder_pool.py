@@ -283,9 +283,8 @@ class AudioDecoderPool:
                 decoding.n_started -= 1
             else:
                 decoding.all_decoded = isinstance(window, EarshotError) or window.last
-            decoding.working = (
-                decoding.request_ended or decoding.all_decoded
-            )  # this worker frees the audio
+            # True: this worker frees the audio below, and no other takes the request.
+            decoding.working = decoding.request_ended or decoding.all_decoded
             if not decoding.request_ended:
                 self._queue_if_allowed(decoding)
         if decoding.working:

@@ -15,13 +15,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
-from serve.contract.messages import (
-    SPEECH_OPTIONS,
-    AudioFile,
-    Request,
-    SearchOptions,
-    SpeechOptions,
-)
+from serve.contract.messages import SPEECH_OPTIONS, AudioFile, Request, SearchOptions, SpeechOptions
 from serve.contract.options import Switch, as_switch, checked
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import CLOSE_LANGUAGES, Script, named_language, script_of

@@ -44,12 +44,7 @@ from serve.speech.windows import AudioWindow
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
-from serve.transcriber.decoding_plan import (
-    audio_bytes,
-    check_config,
-    plan_request,
-    with_texts,
-)
+from serve.transcriber.decoding_plan import audio_bytes, check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.prompts import texts_of

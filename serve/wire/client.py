@@ -68,9 +68,8 @@ class TritonClient:
         self._timeout_s = timeout_s
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = triton_grpc.InferenceServerClient(address)
-        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = (
-            set()
-        )  # streams that have not ended
+        # The streams that have not ended.
+        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = set()
         self._closed = False
 
     def ready(self) -> bool:

@@ -138,7 +138,7 @@ def choose(
     Raises:
         UnavailableError: this machine cannot run a requested implementation.
     """
-    name = _name(kernels, device)
+    name = _kernels_name(kernels, device)
     if encoder_precision == "fp8" and not runs_fp8(kernels, device):
         problem = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
         raise UnavailableError(
@@ -157,7 +157,7 @@ def choose(
         fp8, why = takes_fp8(encoder_precision, device, proof)
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}; {why}"
         return _triton(reason, device, dims, rows, fp8)
-    reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
+    reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_obstacle(device)}"
     return torch_only(reason, dtype)
 
 
@@ -171,7 +171,7 @@ def compute_dtype(
     """
     if device.type == "cuda":
         return torch.float16
-    fast = _name(kernels, device) == "onednn" and has_bfloat16()
+    fast = _kernels_name(kernels, device) == "onednn" and has_bfloat16()
     if compute_type == "bfloat16" and not fast:
         raise UnavailableError(
             'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16; '
@@ -180,7 +180,7 @@ def compute_dtype(
     return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
 
 
-def _name(kernels: Kernels, device: torch.device) -> KernelsName:
+def _kernels_name(kernels: Kernels, device: torch.device) -> KernelsName:
     """Return which kernels run on a device.
 
     Raises:
@@ -189,19 +189,19 @@ def _name(kernels: Kernels, device: torch.device) -> KernelsName:
     fastest: KernelsName = "triton" if device.type == "cuda" else "onednn"
     if kernels == "torch":
         return kernels
-    missing = _why_not(device) if kernels in ("auto", fastest) else f"the device is {device}"
+    obstacle = _obstacle(device) if kernels in ("auto", fastest) else f"the device is {device}"
     if kernels == "auto":
-        return "torch" if missing else fastest
-    if missing:
+        return "torch" if obstacle else fastest
+    if obstacle:
         raise UnavailableError(
-            f'runtime.kernels = "{kernels}" cannot run here: {missing}; '
+            f'runtime.kernels = "{kernels}" cannot run here: {obstacle}; '
             'set runtime.kernels = "auto" or "torch"'
         )
     return kernels
 
 
-def _why_not(device: torch.device) -> str | None:
-    """Return why the kernels for this kind of device cannot run, or None if they can."""
+def _obstacle(device: torch.device) -> str | None:
+    """Return the reason why the kernels for this kind of device cannot run, or None if they can."""
     if device.type != "cuda":
         if platform.machine() != "x86_64":  # oneDNN has other kernels there, which are untested
             return f"the processor is {platform.machine()}, not x86_64"
@@ -232,7 +232,7 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the encoder can compute in FP8 on a device with these kernels."""
-    return _name(kernels, device) == "triton" and _has_bulk_copies(device)
+    return _kernels_name(kernels, device) == "triton" and _has_bulk_copies(device)
 
 
 def takes_fp8(

@@ -314,9 +314,8 @@ class TritonOps:
             for i in _SELF_TOKENS_PER_PROGRAM
             if i == 1 or (many_programs and batch.tokens_per_row % i == 0)
         )
-        append_first = batch.multi_token and tokens_per_program < max(
-            batch.tokens_per_row, 2
-        )  # several programs compute a row
+        # Then several programs compute a row.
+        append_first = batch.multi_token and tokens_per_program < max(batch.tokens_per_row, 2)
         sizes = (n_tokens, heads, n_ctx, head_dim)
         if append_first:
             launch(append_kernel, heads, n_tokens)(
@@ -391,11 +390,7 @@ class TritonOps:
         )
 
     def store_cross(
-        self,
-        x: torch.Tensor,
-        slots: torch.Tensor,
-        cache: torch.Tensor,
-        scale: torch.Tensor | None,
+        self, x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
     ) -> None:
         if scale is None:
             reference_ops.store_cross(x, slots, cache, scale)

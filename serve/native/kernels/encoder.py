@@ -21,12 +21,7 @@ from serve.native.kernels.flash import flash_attention
 from serve.native.kernels.launch import launch
 from serve.native.kernels.linear import exact_gelu
 from serve.native.kernels.reference_ops import FP8_MAX, Matrix, Norm, Scaled
-from serve.native.kernels.stream import (
-    empty_scaled,
-    scale_rows,
-    scaled_stream_norm,
-    stream_norm,
-)
+from serve.native.kernels.stream import empty_scaled, scale_rows, scaled_stream_norm, stream_norm
 
 _MIN_STEP = 1e-5  # minimum scale of GELU's outputs: 0.5 / step must fit into a float16
 
@@ -264,12 +259,7 @@ class TritonEncoder(_EncoderKernels):
         return out
 
     def add_linear_norm(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        matrix: Matrix,
-        shift: torch.Tensor,
-        params: Norm,
+        self, x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm
     ) -> torch.Tensor:
         x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), matrix.weight.t())
         return stream_norm(x, None, shift, params)

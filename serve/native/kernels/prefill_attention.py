@@ -20,9 +20,8 @@ _TILE, _BLOCK = 64, 64  # tokens per program; keys per iteration
 _WARPS, _STAGES = 4, 3
 _GROUPS = 16  # minimum number of groups that a kernel is compiled for
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_QUERY_SCALE = tl.constexpr(
-    16.0
-)  # factor of the queries of INT8 keys: keeps them in float16's range
+# Factor of the queries of INT8 keys: keeps them in float16's range.
+_QUERY_SCALE = tl.constexpr(16.0)
 
 
 @triton.jit

@@ -25,9 +25,8 @@ from serve.native.kernels.linear import Sums
 
 RUNS = gl.constexpr(4)  # runs per split
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_QUERY_SCALE = gl.constexpr(
-    16.0
-)  # factor of the queries of INT8 keys: keeps them in float16's range
+# Factor of the queries of INT8 keys: keeps them in float16's range.
+_QUERY_SCALE = gl.constexpr(16.0)
 # `fragments` converts INT8 to float16 as (number + INT8_OFFSET) / SUBNORMAL_SCALE.
 SUBNORMAL_SCALE, INT8_OFFSET = gl.constexpr(16777216.0), gl.constexpr(128.0)
 

@@ -37,9 +37,8 @@ class Tile:
 
 def part_depth(depth: int) -> int:
     """Return the depth of the parts in which a matrix is summed; the same for any row count."""
-    return min(
-        512 if depth >= _MIN_LARGE_PART_DEPTH else 256, depth & -depth
-    )  # the largest power of two in it
+    # `depth & -depth` is the largest power of two in `depth`.
+    return min(512 if depth >= _MIN_LARGE_PART_DEPTH else 256, depth & -depth)
 
 
 def choose_tile(rows: int, n_out: int, depth: int) -> Tile:

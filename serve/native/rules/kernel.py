@@ -22,9 +22,8 @@ from serve.native.rules.search_kernel import extend_search, sum_mass
 from serve.native.rules.state import LATER, Picks, RowState
 
 _TILE = tl.constexpr(2048)  # tokens per program
-_CANDIDATES_PER_TILE = max(
-    2 * WIDEST.value, LIKELIEST
-)  # tokens that a tile keeps for searches and phrases
+# Tokens that a tile keeps for searches and phrases.
+_CANDIDATES_PER_TILE = max(2 * WIDEST.value, LIKELIEST)
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _MARGIN = tl.constexpr(MARGIN)
 _LATER = tl.constexpr(LATER)

@@ -178,9 +178,8 @@ class TokenRules:
         state.tokens[rows, next_position] = chosen
         state.logprob_sum[rows] += logprob
         if (book := self._book_of(state, rows)) is not None:
-            boostable = torch.ones_like(
-                chosen, dtype=torch.bool
-            )  # the chosen token is always likely
+            # The chosen token is always likely.
+            boostable = torch.ones_like(chosen, dtype=torch.bool)
             after = steps(book, state, rows, chosen[:, None], boostable[:, None])
             state.node[rows] = after.nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin

@@ -220,14 +220,14 @@ class _DecodeTask:
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
         """Receive a message into two buffers; return its bytes, or 0 if the process has ended."""
-        end = time.monotonic() + STALL_S
+        deadline_s = time.monotonic() + STALL_S
         while not stopped():
             try:
                 return self._results.recvmsg_into([head, block.data])[0]
             except ConnectionError:
                 return 0
             except TimeoutError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline_s:
                     _server.stop()
                     raise DeadlineError(
                         f"the audio's decoder returned no sample for {STALL_S:g} s; try again"
