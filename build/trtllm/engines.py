@@ -143,11 +143,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
             encoder.
         EngineError: the builder or the disk failed.
     """
-    device, precision, dims = (
-        first_of(config.runtime).device,
-        config.build.precision,
-        checkpoint.dims,
-    )
+    device = first_of(config.runtime).device
+    precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
     if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
         raise UnavailableError(

@@ -88,7 +88,7 @@ class DecoderLayer:
 
 def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]:
     """Load the layers, with matrices in the layout of the operations."""
-    keep, store = ops.reads_int8, ops.decoder.store
+    keep_int8, store = ops.reads_int8, ops.decoder.store
 
     def stored(block: Attention) -> Attention:
         return dataclasses.replace(block, qkv=store(block.qkv), out=store(block.out))
@@ -96,11 +96,11 @@ def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]
     layers: list[DecoderLayer] = []
     for i in range(count):
         prefix = f"{side}.layers.{i}"
-        mlp = load.mlp(prefix, keep)
+        mlp = load.mlp(prefix, keep_int8)
         layers.append(
             DecoderLayer(
-                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep)),
-                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep)),
+                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep_int8)),
+                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep_int8)),
                 dataclasses.replace(mlp, fc1=store(mlp.fc1), fc2=store(mlp.fc2)),
             )
         )

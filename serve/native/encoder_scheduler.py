@@ -154,11 +154,9 @@ class EncoderScheduler:
                 break
             all_running = [*running, *started]
             concurrent = self._concurrent and bool(all_running) and self._has_drafts()
-            if not (
-                len(self._batches) < _MAX_CONCURRENT_BATCHES
-                if concurrent
-                else self._may_delay_steps(all_running, decoding)
-            ):
+            if concurrent and len(self._batches) >= _MAX_CONCURRENT_BATCHES:
+                break
+            if not concurrent and not self._may_delay_steps(all_running, decoding):
                 break
             self._encode(decoding)
             if not concurrent:

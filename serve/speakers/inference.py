@@ -173,11 +173,8 @@ class DiarizationModels:
         for start, end in piece:
             piece_frames[start:end] = True
         single_speaker = piece_frames & (active.sum(1) == 1)
-        return (
-            single_speaker
-            if single_speaker.sum() * HOP >= _MIN_ALONE_S * SAMPLE_RATE
-            else piece_frames
-        )
+        has_enough = single_speaker.sum() * HOP >= _MIN_ALONE_S * SAMPLE_RATE
+        return single_speaker if has_enough else piece_frames
 
     def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
         """Compute the vector of each piece from its feature frames.
@@ -193,10 +190,8 @@ class DiarizationModels:
             frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in group]))
             group_lengths = torch.tensor([len(piece) for piece in group])[:, None]
             weights = (torch.arange(length) < group_lengths) / group_lengths
-            device_weights, batch_size = (
-                weights[..., None].to(self._device),
-                _VECTOR_FRAMES // length,
-            )
+            device_weights = weights[..., None].to(self._device)
+            batch_size = _VECTOR_FRAMES // length
             for first in range(0, len(group), batch_size):
                 batch = features[frames[first : first + batch_size].to(self._device)]
                 means = (batch * device_weights[first : first + batch_size]).sum(1, keepdim=True)

@@ -35,12 +35,10 @@ class _SpeakerTurns:
             if (seconds := min(end, turn.end_s) - max(start, turn.start_s)) > 0:
                 spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + seconds
         if not spoken:
+            if not self._turns:
+                return None
             adjacent = self._turns[max(0, first - 1) : first + 1]
-            return (
-                min(adjacent, key=lambda turn: _distance_s(turn, start, end)).speaker
-                if adjacent
-                else None
-            )
+            return min(adjacent, key=lambda turn: _distance_s(turn, start, end)).speaker
         return max(spoken, key=lambda speaker: (round(spoken[speaker], 3), speaker == previous))
 
 

@@ -347,15 +347,10 @@ class _OwnChannel:
                 rate, samples, repeats = window
                 now_silent = repeats and (previous or window)[2] and (following or window)[2]
                 silence = np.zeros_like(samples)
-                old_output, new_output = (
-                    silence if is_silent else samples for is_silent in (was_silent, now_silent)
-                )
-                yield (
-                    rate,
-                    new_output
-                    if now_silent == was_silent
-                    else crossfade(old_output, new_output, rate),
-                )
+                output = silence if now_silent else samples
+                if now_silent != was_silent:
+                    output = crossfade(silence if was_silent else samples, output, rate)
+                yield rate, output
                 was_silent = now_silent
             previous, window = window, following
         if self._copied:
@@ -484,13 +479,10 @@ def select_column(
         if len(buffered):
             yield choose(buffered)
         if column_samples[_CENTRE]:
-            centre_s, total_s = (
-                samples / SAMPLE_RATE
-                for samples in (column_samples[_CENTRE], sum(column_samples.values()))
-            )
+            centre_s = column_samples[_CENTRE] / SAMPLE_RATE
+            total_s = sum(column_samples.values()) / SAMPLE_RATE
             warn(
-                "only the front centre channel has speech in "
-                f"{centre_s:.1f} of {total_s:.1f} s; "
+                f"only the front centre channel has speech in {centre_s:.1f} of {total_s:.1f} s; "
                 "the other channels are dropped there"
             )
 

@@ -98,17 +98,18 @@ def _speaker_pieces(
         for parts in [_cut_segment(segment, max_width)]
         for index, part in enumerate(parts)
     ]
-    bare = [" ".join(text.split()) for *_, (text, _, _) in cut]
+    stripped = [" ".join(text.split()) for *_, (text, _, _) in cut]
     min_start = 0.0
-    for (number, begins, ends, (text, start, end)), word, sentence in zip(
-        cut, bare, sentence_ends(bare), strict=True
+    for (number, begins, ends, (text, start, end)), stripped_text, sentence in zip(
+        cut, stripped, sentence_ends(stripped), strict=True
     ):
         min_start = max(min_start, start)
-        cost = 0.0 if sentence else _split_cost(word, ends)
-        space = text[0].isspace() or (begins and not _is_spaceless(word[0]))
+        cost = 0.0 if sentence else _split_cost(stripped_text, ends)
+        space = text[0].isspace() or (begins and not _is_spaceless(stripped_text[0]))
+        width = width_of(stripped_text)
         yield (
             number,
-            Piece(word, space, min_start, max(min_start, end), width_of(word), cost, speaker),
+            Piece(stripped_text, space, min_start, max(min_start, end), width, cost, speaker),
         )
 
 

@@ -90,10 +90,8 @@ def texts_kernel(
     factor = _LOG2_E
     row = tl.load(slots + group) * heads + head
     if causal:
-        first_key, end = (
-            start * k_stride + head * head_dim,
-            tl.minimum(n_tokens, (tile_index + 1) * tile),
-        )
+        first_key = start * k_stride + head * head_dim
+        end = tl.minimum(n_tokens, (tile_index + 1) * tile)
     else:
         first_key, end = row * n_keys * k_stride, n_keys
     if int8:

@@ -46,11 +46,9 @@ def choose_tile(rows: int, n_out: int, depth: int) -> Tile:
     block_k = min(128, part_depth(depth))
     padded_rows = max(16, triton.next_power_of_2(rows))
     if n_out >= _MANY_OUTPUTS:
-        return (
-            Tile(16, 128, block_k, 4, 3)
-            if rows <= 16
-            else Tile(min(128, padded_rows), 64, block_k, 4, 3)
-        )
+        if rows <= 16:
+            return Tile(16, 128, block_k, 4, 3)
+        return Tile(min(128, padded_rows), 64, block_k, 4, 3)
     max_rows = 32 if n_out <= _FEW_OUTPUTS and rows <= 128 else 64
     return Tile(min(max_rows, padded_rows), 64, block_k, 4, 4)
 

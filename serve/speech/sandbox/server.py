@@ -184,10 +184,8 @@ class _SampleWriter:
         """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
         max_samples = client.BLOCK_SAMPLES
         if samples.ndim > 1:
-            self._kind, max_samples = (
-                client.MessageType.COLUMNS,
-                max_samples - max_samples % samples.shape[1],
-            )
+            self._kind = client.MessageType.COLUMNS
+            max_samples -= max_samples % samples.shape[1]
         samples = samples.reshape(-1)
         while len(samples):
             part = samples[: max_samples - self._count]

@@ -202,7 +202,7 @@ class TestDetection(TranscriberTests):
         transcriber.transcribe(request("so", audio=noise(70.0), **{"language": None, **options}))
         assert len(runtime.jobs) > 1
         found = [job.detection for job in runtime.jobs if DETECT_LANGUAGE in job.prompt]
-        return {dataclasses.replace(detection, close=()) for detection in found}
+        return {dataclasses.replace(detection, close_languages=()) for detection in found}
 
     @pytest.mark.parametrize("each", [False, True])
     def test_those_of_the_request_reach_the_runtime(self, start, echo, tokenizer, each):
