@@ -356,11 +356,9 @@ def _renamed(
     expected = {
         source_tensor_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)
     }
-    encoder = {
-        source_name for source_name, (name, _) in expected.items() if name.startswith("encoder.")
-    }
+    encoder = {source for source, (name, _) in expected.items() if name.startswith("encoder.")}
     if decoder_alone and not encoder & stored.keys():
-        expected = {source_name: expected[source_name] for source_name in expected.keys() - encoder}
+        expected = {source: expected[source] for source in expected.keys() - encoder}
     stored = dict(stored)
     _drop_tied(stored, naming, where)
     missing, unknown = expected.keys() - stored.keys(), stored.keys() - expected.keys()
@@ -370,14 +368,14 @@ def _renamed(
             f"unknown tensors: {_join_names(unknown)}"
         )
     tensors = {}
-    for source_name, (name, shape) in expected.items():
-        tensor = stored[source_name]
+    for source, (name, shape) in expected.items():
+        tensor = stored[source]
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise CheckpointError(f"{where}: {source_name} is {kind}; expected floating point")
+            raise CheckpointError(f"{where}: {source} is {kind}; expected floating point")
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{where}: {source_name} has shape {list(tensor.shape)}; expected {list(shape)}"
+                f"{where}: {source} has shape {list(tensor.shape)}; expected {list(shape)}"
             )
         tensors[name] = tensor
     return tensors

@@ -39,9 +39,8 @@ def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
     for path in paths:
         content = read_bytes(path)
         try:
-            recordings.append(
-                VerificationAudio(path, join_blocks(decode(content, AudioLimits(_MAX_AUDIO_S))))
-            )
+            samples = join_blocks(decode(content, AudioLimits(_MAX_AUDIO_S)))
+            recordings.append(VerificationAudio(path, samples))
         except AudioError as error:
             raise AudioError(f"{path}: {error}") from error
     return recordings

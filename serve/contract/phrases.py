@@ -64,7 +64,7 @@ def _with_shortcuts(
 ) -> Trie:
     """Build the trie, with edges from a match that breaks off to its longest suffix match."""
     # The part of `path_boosts` that stays if the match breaks off.
-    kept_boosts = [0.0] * len(children)
+    kept_boost = [0.0] * len(children)
     suffix_nodes, parents = [0] * len(children), [0] * len(children)
     transitions = list(children)
     order, count = [0], 0
@@ -76,9 +76,7 @@ def _with_shortcuts(
         count += len(transitions[node])
         _require_room(count - 1)
         for token, target in children[node].items():
-            kept_boosts[target] = (
-                path_boosts[target] if phrase_boosts[target] else kept_boosts[node]
-            )
+            kept_boost[target] = path_boosts[target] if phrase_boosts[target] else kept_boost[node]
             parents[target] = node
             if node:
                 suffix_nodes[target] = inherited.get(token) or transitions[0].get(token, 0)
@@ -90,7 +88,7 @@ def _with_shortcuts(
     ]
     nodes, tokens, targets = np.array(edges, np.int64).reshape(-1, 3).T.copy()
     boosts = np.array(path_boosts)
-    refunds = np.array(kept_boosts) - boosts
+    refunds = np.array(kept_boost) - boosts
     is_own_edge = np.array(parents)[targets] == nodes
     gains = boosts[targets] + np.where(is_own_edge, -boosts[nodes], refunds[nodes])
     return Trie(

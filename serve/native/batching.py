@@ -38,9 +38,8 @@ def decode_groups(
     """Return the rows of some slots, int64 (n,), and their groups by slot, for one token a row."""
     rows = [row for allocation in allocations for row in allocation.rows]
     counts = [allocation.count for allocation in allocations]
-    return upload(rows, device), _groups(
-        [allocation.slot for allocation in allocations], counts, device
-    )
+    slots = [allocation.slot for allocation in allocations]
+    return upload(rows, device), _groups(slots, counts, device)
 
 
 def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.device) -> StepBatch:

@@ -185,9 +185,8 @@ class Decoder:
             rows = slice(begin * width, end * width)
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
-            self.ops.decoder.store_cross(
-                linear(encoded, part), slots, cross[begin:end, ..., :n_frames, :], scale
-            )
+            cross_part = cross[begin:end, ..., :n_frames, :]
+            self.ops.decoder.store_cross(linear(encoded, part), slots, cross_part, scale)
 
     def step(
         self,

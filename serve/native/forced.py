@@ -100,19 +100,15 @@ class TeacherForcedStep:
         """
         n_tokens = sum(len(window.tokens) for window in windows)
         n_text = sum(len(window.text) for window in windows)
-        fits = [
-            size
-            for size, max_windows in self._sizes
-            if size >= n_tokens and max_windows >= len(windows)
-        ]
-        size, max_windows = min(fits, default=0), max(len(window.tokens) for window in windows)
+        fits = [size for size, limit in self._sizes if size >= n_tokens and limit >= len(windows)]
+        size, longest = min(fits, default=0), max(len(window.tokens) for window in windows)
         batch = self._fixed.get(size) or FixedBatch([n_tokens] * 5, len(windows), self._device)
         _write(batch, windows)
         if size in self.replay:
             self.replay.launch(size)
             probs, queries = self._results[size]
         else:
-            probs, queries = self._step(batch, size or max_windows)
+            probs, queries = self._step(batch, size or longest)
         return probs[:n_text].clone(), queries  # another stream reads the probabilities later
 
     def _run_recorded(self, size: int) -> None:

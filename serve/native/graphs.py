@@ -28,28 +28,8 @@ _MIN_BEAMS = 2  # the minimum number of rows of a beam search
 # A launch has enough steps for this many bytes of cross-attention keys and values: an H200 reads
 # them in 1.5 to 2 ms, in which the host prepares the next launch.
 _LAUNCH_BYTES = 4 << 30
-ROW_COUNTS = (
-    1,
-    2,
-    4,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-)
+# Numbers of rows that have graphs.
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +66,8 @@ class EagerLoop:
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
-            rows, self._groups = decode_groups(
-                [allocation for allocation, _ in owners], self._cache.device
-            )
+            allocations = [allocation for allocation, _ in owners]
+            rows, self._groups = decode_groups(allocations, self._cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows, state = self._picks.rows, self._state
         positions = state.position[rows]
@@ -122,7 +101,7 @@ class GraphLoop(EagerLoop):
     """A loop that replays several steps per launch from CUDA graphs.
 
     The host reads a launch's results after the next launch. There is a graph for every number of
-    rows in `ROW_COUNTS` and every `_StepVariant`.
+    rows in `BUCKETS` and every `_StepVariant`.
 
     Args:
         resources: the network, its caches and its samplers; all rows are free.
@@ -156,7 +135,7 @@ class GraphLoop(EagerLoop):
         for variant, max_rows in (
             {_StepVariant.DIRECT: slots} if rows == slots else variants
         ).items():
-            self._row_counts[variant] = [n_rows for n_rows in ROW_COUNTS if n_rows < max_rows] + [
+            self._row_counts[variant] = [n_rows for n_rows in BUCKETS if n_rows < max_rows] + [
                 max_rows
             ]
             for n_rows in reversed(self._row_counts[variant]):
@@ -200,15 +179,8 @@ class GraphLoop(EagerLoop):
         )
         source = state.source if variant is _StepVariant.SEVERAL else None
         length = state.tokens.shape[1]
-        return StepBatch(
-            state.tokens,
-            self._rows[:n_rows],
-            state.position[:n_rows],
-            groups,
-            source,
-            False,
-            length,
-        )
+        rows, positions = self._rows[:n_rows], state.position[:n_rows]
+        return StepBatch(state.tokens, rows, positions, groups, source, False, length)
 
     def discard_launched(self) -> None:
         self._launched.clear()
@@ -224,9 +196,8 @@ class GraphLoop(EagerLoop):
         host_state.follow(self._state, row_end, searched=variant is _StepVariant.SEVERAL)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._launched.append(
-            (copied, self._uses_draft(variant), Snapshot(host_state, slots.owners()))
-        )
+        snapshot = Snapshot(host_state, slots.owners())
+        self._launched.append((copied, self._uses_draft(variant), snapshot))
         return self._steps_per_launch(n_rows, variant)
 
     def _variant_of(self, slots: SlotPool) -> _StepVariant:
@@ -240,10 +211,7 @@ class GraphLoop(EagerLoop):
         if slots.version == self._version:
             return
         self._version = slots.version
-        columns = [
-            (allocation.slot, allocation.first_row, allocation.count)
-            for allocation, _ in slots.owners()
-        ]
+        columns = [(a.slot, a.first_row, a.count) for a, _ in slots.owners()]
         columns += [(0, 0, 0)] * (slots.slots - len(columns))
         table = upload(
             [number for row in zip(*columns, strict=True) for number in row], self._device

@@ -56,9 +56,8 @@ def plan_memory(
     if needed_bytes > allowed_bytes:
         # Keep the number of rows per slot.
         slots_bytes = cache_bytes + phrase_bytes
-        fitting_slots = max(
-            0, int((allowed_bytes - (needed_bytes - slots_bytes)) / (slots_bytes / slots))
-        )
+        other_bytes = needed_bytes - slots_bytes
+        fitting_slots = max(0, int((allowed_bytes - other_bytes) / (slots_bytes / slots)))
         advice = "use a larger GPU or a smaller model"
         if fitting_slots:
             advice = f"set runtime.slots = {fitting_slots}"

@@ -165,9 +165,7 @@ class Prefill:
             return None
         languages = self._rules.languages
         allowed = [window.job.detection.languages or languages for window in started]
-        rows = torch.tensor(
-            [[language in row_languages for language in languages] for row_languages in allowed]
-        )
+        rows = torch.tensor([[language in row for language in languages] for row in allowed])
         rows = rows.pin_memory() if self._device.type == "cuda" else rows
         return rows.to(self._device, non_blocking=True)
 
@@ -196,15 +194,12 @@ class Prefill:
         # Rows of logits: after each start-of-transcript, after each prompt, after the drafts.
         rows = [row for window in started for row in window.allocation.rows]
         first = len(without_detection)
-        logit_rows: list[Sequence[int]]
-        logit_rows = [
-            [first + i for i, window in enumerate(started) for _ in window.allocation.rows]
+        prompt_rows = [
+            first + i for i, window in enumerate(started) for _ in window.allocation.rows
         ]
-        first_draft_rows = itertools.accumulate(draft_lengths[:-1], initial=first + len(started))
-        logit_rows += zip(
-            *(range(begin_row, begin_row + max(draft_lengths)) for begin_row in first_draft_rows),
-            strict=True,
-        )
+        begins = itertools.accumulate(draft_lengths[:-1], initial=first + len(started))
+        draft_rows = (range(begin, begin + max(draft_lengths)) for begin in begins)
+        logit_rows: list[Sequence[int]] = [prompt_rows, *zip(*draft_rows, strict=True)]
         self._choose(prompts if len(rows) == len(started) else None, rows, logit_rows, logits)
 
     def _draft_length(self, window: StartedJob) -> int:

@@ -87,9 +87,8 @@ class PrefillBatch(FixedBatch):
         counts = [len(span) for span in spans]
         rows = np.repeat([span.allocation.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
-        self.write(
-            [rows, positions, logit_indices], [span.allocation.slot for span in spans], counts
-        )
+        slots = [span.allocation.slot for span in spans]
+        self.write([rows, positions, logit_indices], slots, counts)
 
     def choose(self, rows: Sequence[int], logit_rows: Sequence[Sequence[int]]) -> int | None:
         """Write the rows that choose tokens and the rows of logits that they read.

@@ -138,9 +138,8 @@ class NativeRuntime:
                 resources.network, resources.cache, self._facts, rows, graphs=resources.graphs
             )
         if device.type == "cuda":
-            self._warm_up(
-                ops.name, [decoder for decoder, _ in resources.decoders], encoder, prefill
-            )
+            decoders = [decoder for decoder, _ in resources.decoders]
+            self._warm_up(ops.name, decoders, encoder, prefill)
         self._scheduler = EncoderScheduler(
             encoder, prefill, self._slots, batch, device, streams, concurrent=streams is not None
         )

@@ -66,11 +66,7 @@ class SlotPool:
     def owners(self) -> Sequence[tuple[SlotAllocation, int]]:
         """Return (allocation, job id) of every job that is not paused, ordered by slot."""
         if self._owners_version != self.version:
-            pairs = (
-                (allocation, id)
-                for id, allocation in self._allocations.items()
-                if id not in self._paused
-            )
+            pairs = ((a, id) for id, a in self._allocations.items() if id not in self._paused)
             self._owners = sorted(pairs, key=lambda pair: pair[0].slot)
             self._owners_version = self.version
         return self._owners
@@ -94,9 +90,8 @@ class SlotPool:
 
     def acquire(self, job_id: int, count: int = 1) -> SlotAllocation:
         """Allocate the lowest free slot and rows to a job, which must fit and own nothing yet."""
-        assert job_id not in self._allocations, (
-            f"job {job_id} has {self._allocations[job_id]} already"
-        )
+        owned = self._allocations.get(job_id)
+        assert owned is None, f"job {job_id} has {owned} already"
         first = _first_run(self._row_is_free, count)
         assert first is not None, f"job {job_id} needs {count} rows side by side"
         allocation = SlotAllocation(heapq.heappop(self._free_slots), first, count)
@@ -110,9 +105,8 @@ class SlotPool:
 
         The new id separates steps that were launched for the first job from later ones.
         """
-        assert next_id not in self._allocations, (
-            f"job {next_id} has {self._allocations[next_id]} already"
-        )
+        owned = self._allocations.get(next_id)
+        assert owned is None, f"job {next_id} has {owned} already"
         self._allocations[next_id] = allocation = self._allocations.pop(job_id)
         self.version += 1
         return allocation
@@ -122,9 +116,8 @@ class SlotPool:
         allocation = self._allocations.pop(job_id, None)
         if allocation is not None:
             heapq.heappush(self._free_slots, allocation.slot)
-            self._row_is_free[allocation.first_row : allocation.rows.stop] = [
-                True
-            ] * allocation.count
+            rows = allocation.rows
+            self._row_is_free[rows.start : rows.stop] = [True] * len(rows)
             self.version += 1
 
 

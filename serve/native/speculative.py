@@ -120,30 +120,23 @@ class SpeculativeLoop(EagerLoop):
     def _speculative_step(self, owners: Owners, rows: list[int]) -> float:
         """Draft, verify and choose; return the number of new tokens of an average row."""
         count = self._step.count
-        positions_before: list[int] = self._state.position[rows].tolist()
+        begins: list[int] = self._state.position[rows].tolist()
         room = (self._state.limit[rows] - self._state.position[rows] - 2).clamp(0, count)
-        self._catch_up(owners, positions_before)
-        slot_columns = [
-            [allocation.slot for allocation, _ in owners],
-            range(len(rows)),
-            [1] * len(rows),
-        ]
-        unused = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
-        length = min(max(positions_before) + count + 1, self._state.tokens.shape[1])
-        table = torch.tensor(
-            [[*column, *unused] for column in slot_columns], device=self._network.device
-        )
+        self._catch_up(owners, begins)
+        slots = [allocation.slot for allocation, _ in owners]
+        columns = [slots, range(len(rows)), [1] * len(rows)]
+        empty = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
+        length = min(max(begins) + count + 1, self._state.tokens.shape[1])
+        table = torch.tensor([[*column, *empty] for column in columns], device=self._network.device)
         self._step.run(self._step.layout_of(rows), table, length)
-        positions_after: list[int] = self._state.position[rows].tolist()
+        ends: list[int] = self._state.position[rows].tolist()
         # If all draft tokens are accepted, the draft decoder has not computed the last one.
-        for (allocation, job_id), begin, end in zip(
-            owners, positions_before, positions_after, strict=True
-        ):
+        for (allocation, job_id), begin, end in zip(owners, begins, ends, strict=True):
             self._cached[allocation.first_row] = job_id, min(end, begin + count)
         self._snapshot = Snapshot(self._state, list(owners))
         self.drafted += int(room.sum())
-        self.accepted += sum(positions_after) - sum(positions_before) - len(positions_before)
-        return (sum(positions_after) - sum(positions_before)) / len(positions_before)
+        self.accepted += sum(ends) - sum(begins) - len(begins)
+        return (sum(ends) - sum(begins)) / len(begins)
 
     def _catch_up(self, owners: Owners, positions: Sequence[int]) -> None:
         """Compute tokens, such as prompts, that the draft decoder's cache lacks.

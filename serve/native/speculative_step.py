@@ -78,9 +78,8 @@ class SpeculativeStep:
         self._decoder, self._draft_cache = resources.draft
         self.count = count
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
-        self._tokens_per_row = torch.tensor(
-            [2, 1, count + 1], device=resources.state.tokens.device
-        )[:, None, None]
+        device = resources.state.tokens.device
+        self._tokens_per_row = torch.tensor([2, 1, count + 1], device=device)[:, None, None]
 
     def layout_of(self, rows: Sequence[int]) -> StepLayout:
         """Make the layout of a step of some rows."""

@@ -55,9 +55,7 @@ class Threads:
         if self.max_count == 1 or time.perf_counter() - self._last[0] < _READ_INTERVAL_S:
             return
         reading = _reading()
-        elapsed, busy, own_busy = (
-            current - last for current, last in zip(reading, self._last, strict=True)
-        )
+        elapsed, busy, own_busy = (new - old for new, old in zip(reading, self._last, strict=True))
         self._last = reading
         free_cores = len(os.sched_getaffinity(0)) - max(0.0, busy - own_busy) / elapsed
         count = max(1, min(self.max_count, math.floor(free_cores + _IGNORED)))

@@ -98,9 +98,8 @@ def _voices(
     """Return the directions of the clusters that are voices: large ones and distinct small ones."""
     totals = np.bincount(labels, weights=seconds)
     weighted = vectors * seconds[:, None]
-    directions = unit(
-        np.stack([weighted[labels == cluster].sum(0) for cluster in range(len(totals))])
-    )
+    sums = [weighted[labels == cluster].sum(0) for cluster in range(len(totals))]
+    directions = unit(np.stack(sums))
     voice_clusters = np.flatnonzero(totals >= large_s).tolist()
     distinct_s = max(settings.min_distinct_s, settings.min_share * float(seconds.sum()))
     for cluster in np.argsort(-totals, kind="stable").tolist():
@@ -174,12 +173,9 @@ def _cut(
     n_large = [int((totals >= large_s).sum())]
     for merge in merges:
         target_s, source_s = totals[merge.target], totals[merge.source]
-        totals[merge.target], totals[merge.source] = target_s + source_s, 0.0
-        change = (
-            int(target_s + source_s >= large_s)
-            - int(target_s >= large_s)
-            - int(source_s >= large_s)
-        )
+        joined_s = target_s + source_s
+        totals[merge.target], totals[merge.source] = joined_s, 0.0
+        change = int(joined_s >= large_s) - int(target_s >= large_s) - int(source_s >= large_s)
         n_large.append(n_large[-1] + change)
     excess = [max(min_voices - count, count - max_voices, 0) for count in n_large]
     count = min(range(len(n_large)), key=lambda n: (excess[n], abs(n - n_similar)))
@@ -305,20 +301,18 @@ class Diarizer:
     def _reference(self, speaker: KnownSpeaker) -> Vectors:
         """Return the vector of a known speaker's voice, (size,)."""
         seconds, (min_s, max_s) = len(speaker.samples) / SAMPLE_RATE, REFERENCE_S
-        subject = f"the reference of {shown(speaker.name)}"
+        sample = f"the reference of {shown(speaker.name)}"
         if not min_s <= seconds <= max_s:
-            raise RequestError(
-                f"{subject} lasts {seconds:.1f} s; expected {min_s:g} to {max_s:g} s"
-            )
+            raise RequestError(f"{sample} lasts {seconds:.1f} s; expected {min_s:g} to {max_s:g} s")
         pieces = self._models.embed([speaker.samples])
         if pieces.speech_s.sum() < _MIN_REFERENCE_SPEECH_S:
             raise RequestError(
-                f"{subject} has no speech; expected at least {_MIN_REFERENCE_SPEECH_S:g} s of it"
+                f"{sample} has no speech; expected at least {_MIN_REFERENCE_SPEECH_S:g} s of it"
             )
         settings = ClusteringSettings(min_voice_s=_MIN_REFERENCE_SPEECH_S)
         voices = centroids(pieces.vectors, pieces.speech_s, 1, 2, settings)
         if len(voices) > 1:
-            raise RequestError(f"{subject} has two voices; expected a single speaker")
+            raise RequestError(f"{sample} has two voices; expected a single speaker")
         return np.asarray(voices[0])
 
 

@@ -110,12 +110,10 @@ class DiarizationModels:
             for position, index in enumerate(active_windows):
                 window, first_feature = count + int(index), position * _FEATURES
                 for speaker, piece in self._pieces(active[index]):
-                    piece_features = _features_of(
-                        self._embedding_frames(active[index], speaker, piece)
-                    )
-                    frames.append(first_feature + piece_features)
+                    indices = _features_of(self._embedding_frames(active[index], speaker, piece))
+                    frames.append(first_feature + indices)
                     spans.append(tuple((a + window * _STEP, b + window * _STEP) for a, b in piece))
-                    speech_s.append(len(piece_features) * FBANK_HOP / SAMPLE_RATE)
+                    speech_s.append(len(indices) * FBANK_HOP / SAMPLE_RATE)
             if frames:
                 vectors.append(self._vectors(_features(windows, active_windows), frames))
             count, seconds = count + len(windows), samples / SAMPLE_RATE
@@ -222,9 +220,8 @@ def runs(active: Active) -> list[Span]:
 
 def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
     """Compute log-mel energies of the selected windows, (m * _FEATURES, BANDS)."""
-    batches = (
-        indices[first : first + _FEATURE_BATCH] for first in range(0, len(indices), _FEATURE_BATCH)
-    )
+    firsts = range(0, len(indices), _FEATURE_BATCH)
+    batches = (indices[first : first + _FEATURE_BATCH] for first in firsts)
     return torch.cat([fbank(windows[batch]).flatten(0, 1) for batch in batches])
 
 

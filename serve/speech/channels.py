@@ -132,7 +132,7 @@ _PAUSE = 0.01  # energy relative to the previous windows; a window below it has 
 # The mix's energy, relative to the sum of the channels' energies.
 _CANCELS_BELOW = 0.15
 _CANCELS_NOT_ABOVE = 0.4
-_MIN_SWITCH_RATIO = 2.0  # energy ratio above which another channel replaces the selected one
+_SWITCH_RATIO = 2.0  # energy ratio above which another channel replaces the selected one
 _SILENCE = 1e-8  # mean square: 80 dB below full scale
 
 _REPEAT_WINDOWS_PER_S = 4
@@ -211,11 +211,9 @@ def _windows(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
 
 def crossfade(old: Samples, new: Samples, rate: int) -> Samples:
     """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
-    fade_samples = min(len(new), max(1, rate // 100))
-    ramp = np.linspace(0, 1, fade_samples, dtype=np.float32)
-    return np.concatenate(
-        [old[:fade_samples] * (1 - ramp) + new[:fade_samples] * ramp, new[fade_samples:]]
-    )
+    n_fade = min(len(new), max(1, rate // 100))
+    ramp = np.linspace(0, 1, n_fade, dtype=np.float32)
+    return np.concatenate([old[:n_fade] * (1 - ramp) + new[:n_fade] * ramp, new[n_fade:]])
 
 
 class _Downmix:
@@ -251,54 +249,40 @@ class _Downmix:
 
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
         channels = window.shape[1]
-        channel_weights = weights(layout, channels)
-        mean: Samples = (
-            window.mean(axis=1, dtype=np.float32)
-            if channel_weights is None
-            else window @ channel_weights
-        )
-        mono = self._mix_or_fallback(rate, window, mean, channel_weights)
+        gains = weights(layout, channels)
+        mean: Samples = window.mean(axis=1, dtype=np.float32) if gains is None else window @ gains
+        mono = self._mix_or_fallback(rate, window, mean, gains)
         if not self._columns:
             return mono
         centre_index = centre(layout, channels)
         if centre_index is None:  # the layout has changed
             return np.stack([mono, np.zeros_like(mono), mono], axis=1)
-        centre_weight = (
-            1 / channels if channel_weights is None else float(channel_weights[centre_index])
-        )
-        rest = (
-            (mean - centre_weight * window[:, centre_index]) / (1 - centre_weight)
-            if centre_weight < 1
-            else 0 * mean
-        )
+        gain = 1 / channels if gains is None else float(gains[centre_index])
+        rest = (mean - gain * window[:, centre_index]) / (1 - gain) if gain < 1 else 0 * mean
         return np.stack([mono, window[:, centre_index], rest], axis=1)
 
     def _mix_or_fallback(
-        self, rate: int, window: Samples, mean: Samples, channel_weights: Samples | None
+        self, rate: int, window: Samples, mean: Samples, gains: Samples | None
     ) -> Samples:
         """Return the mix, or one channel if the channels cancel each other."""
         channels = window.shape[1]
         self._total_s += len(window) / rate
         if channels == 1:
             return mean
-        squared_base = (
-            np.full(channels, 1 / channels) if channel_weights is None else channel_weights
-        )
+        channel_gains = np.full(channels, 1 / channels) if gains is None else gains
         if len(self._energies) != channels:
             self._energies, self._loudness, self._fallback = np.zeros(channels), 0.0, None
-        previous_fallback = self._fallback
+        previous = self._fallback
         with np.errstate(all="ignore"):  # invalid values are rejected later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
             if energies.max() > _SILENCE * len(window):
-                self._choose_fallback(float(np.dot(mean, mean)), energies * squared_base**2)
+                self._choose_fallback(float(np.dot(mean, mean)), energies * channel_gains**2)
         if self._fallback is not None:
             self._cancelled_s += len(window) / rate
         output = mean if self._fallback is None else window[:, self._fallback]
-        if previous_fallback == self._fallback:
+        if previous == self._fallback:
             return output
-        return crossfade(
-            mean if previous_fallback is None else window[:, previous_fallback], output, rate
-        )
+        return crossfade(mean if previous is None else window[:, previous], output, rate)
 
     def _choose_fallback(self, mix_energy: float, energies: npt.NDArray[np.float64]) -> None:
         """Select the mix or one channel from a window's energies."""
@@ -309,10 +293,7 @@ class _Downmix:
         self._energies = _ENERGY_DECAY * self._energies + energies
         if mix_energy < _CANCELS_BELOW * channel_energy:
             loudest, current = int(self._energies.argmax()), self._fallback
-            if (
-                current is None
-                or self._energies[loudest] > _MIN_SWITCH_RATIO * self._energies[current]
-            ):
+            if current is None or self._energies[loudest] > _SWITCH_RATIO * self._energies[current]:
                 self._fallback = loudest
         elif not mix_energy < _CANCELS_NOT_ABOVE * channel_energy:
             self._fallback = None
@@ -410,10 +391,8 @@ class _OwnChannel:
         if own_energy < _MAX_LEAK_RATIO * other_energy:
             return correlation > _MIN_LEAK_CORRELATION[self._repeats]
         is_original = self._is_original.get(other, self._channel < other)
-        much_louder = own_energy > _LOUDER_COPY_RATIO * other_energy
-        return correlation > _MIN_COPY_CORRELATION[self._repeats] and not (
-            is_original or much_louder
-        )
+        is_louder = own_energy > _LOUDER_COPY_RATIO * other_energy
+        return correlation > _MIN_COPY_CORRELATION[self._repeats] and not (is_original or is_louder)
 
 
 def _downsample(window: Samples, rate: int) -> _Signals:
@@ -422,9 +401,8 @@ def _downsample(window: Samples, rate: int) -> _Signals:
     n_steps = max(1, len(window) // step)
     if len(window) < step:
         step = len(window)
-    downsampled: _Signals = (
-        window[: n_steps * step].reshape(n_steps, step, -1).mean(axis=1, dtype=np.float64)
-    )
+    blocks = window[: n_steps * step].reshape(n_steps, step, -1)
+    downsampled: _Signals = blocks.mean(axis=1, dtype=np.float64)
     downsampled -= downsampled.mean(axis=0)
     return downsampled
 
@@ -433,10 +411,8 @@ def _max_correlation(a: _Signals, b: _Signals, delay: int) -> float:
     """Return the maximum squared correlation of two signals at delays of up to `delay` samples."""
     size = 1 << (2 * len(a) - 1).bit_length()
     products = np.fft.irfft(np.fft.rfft(a, size) * np.conj(np.fft.rfft(b, size)), size)
-    at_delays = (
-        np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]
-    )
-    return float((at_delays**2).max())
+    delayed = np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]
+    return float((delayed**2).max())
 
 
 def select_column(
@@ -490,12 +466,8 @@ def select_column(
 def _choose_column(centre: Probabilities, rest: Probabilities, previous: int) -> int:
     """Choose a block's column from the speech probabilities of the centre and the rest."""
     centre_speech, rest_speech = centre >= _MIN_CENTRE_PROB, rest >= _MIN_REST_PROB
-    near_centre_speech = (
-        np.convolve(centre_speech, np.ones(2 * _ECHO_FRAMES + 1))[
-            _ECHO_FRAMES : _ECHO_FRAMES + len(centre_speech)
-        ]
-        > 0
-    )
+    n_near = np.convolve(centre_speech, np.ones(2 * _ECHO_FRAMES + 1))
+    near_centre_speech = n_near[_ECHO_FRAMES : _ECHO_FRAMES + len(centre_speech)] > 0
     if np.count_nonzero(rest_speech & ~near_centre_speech) >= _MIN_OTHER_FRAMES:
         return _MIX
     n_voice = np.count_nonzero(centre_speech)

@@ -365,15 +365,8 @@ def is_cut_off(audio: Bytes) -> bool:
     This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
     """
     head = audio[:16]
-    is_truncated = next(
-        (
-            is_truncated
-            for offset, signature, is_truncated in _KNOWN
-            if head.startswith(signature, offset)
-        ),
-        None,
-    )
-    return is_truncated is not None and is_truncated(audio)
+    check = next((check for offset, magic, check in _KNOWN if head.startswith(magic, offset)), None)
+    return check is not None and check(audio)
 
 
 def _mp4(audio: Bytes) -> bool:

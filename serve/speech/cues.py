@@ -107,10 +107,8 @@ def _speaker_pieces(
         cost = 0.0 if sentence else _split_cost(stripped_text, ends)
         space = text[0].isspace() or (begins and not _is_spaceless(stripped_text[0]))
         width = width_of(stripped_text)
-        yield (
-            number,
-            Piece(stripped_text, space, min_start, max(min_start, end), width, cost, speaker),
-        )
+        piece = Piece(stripped_text, space, min_start, max(min_start, end), width, cost, speaker)
+        yield number, piece
 
 
 def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, float]]:
@@ -137,12 +135,9 @@ def _timed_texts(segment: Segment) -> Iterator[tuple[str, float, float]]:
     seconds_per_width = min(segment.end - segment.start, total / _MIN_CHARS_PER_S) / total
     width_so_far = 0
     for text, width in zip(texts, widths, strict=True):
-        yield (
-            text,
-            segment.start + width_so_far * seconds_per_width,
-            segment.start + (width_so_far + width) * seconds_per_width,
-        )
+        start = segment.start + width_so_far * seconds_per_width
         width_so_far += width
+        yield text, start, segment.start + width_so_far * seconds_per_width
 
 
 def _characters(word: str) -> Iterator[str]:
@@ -183,12 +178,9 @@ def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[
         parts[-1] += char
     seconds_per_char, chars_so_far = (end - start) / sum(map(len, parts)), 0
     for part in parts:
-        yield (
-            part,
-            start + chars_so_far * seconds_per_char,
-            start + (chars_so_far + len(part)) * seconds_per_char,
-        )
+        part_start = start + chars_so_far * seconds_per_char
         chars_so_far += len(part)
+        yield part, part_start, start + chars_so_far * seconds_per_char
 
 
 def _split_cost(text: str, ends_segment: bool) -> float:
@@ -342,12 +334,8 @@ def _split_costs(pieces: Sequence[Piece]) -> list[float]:
 
 def _answered(piece: Piece, next_any: Piece, next_piece: Piece) -> bool:
     """Return whether another speaker speaks in the pause between two pieces of a speaker."""
-    other_speaks = next_any.speaker != piece.speaker
-    return (
-        other_speaks
-        and piece.end - _MAX_OVERLAP_S <= next_any.start
-        and next_any.end <= next_piece.start
-    )
+    in_pause = piece.end - _MAX_OVERLAP_S <= next_any.start and next_any.end <= next_piece.start
+    return next_any.speaker != piece.speaker and in_pause
 
 
 def _ends(

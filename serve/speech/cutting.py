@@ -253,9 +253,8 @@ class _Packer:
 
     def push(self, start: int, samples: Samples) -> Iterator[AudioWindow]:
         """Add the next speech, which begins at sample `start` of the recording."""
-        if (
-            start - self._speech_end
-        ) / SAMPLE_RATE >= NEW_WINDOW_PAUSE_S and self._received > self._in_windows:
+        pause_s = (start - self._speech_end) / SAMPLE_RATE
+        if pause_s >= NEW_WINDOW_PAUSE_S and self._received > self._in_windows:
             for window in self._cutter.finish():
                 yield self._map_window(dataclasses.replace(window, last=False), 0)
             self._cutter = Cutter()
@@ -269,9 +268,8 @@ class _Packer:
     def finish(self) -> Iterator[AudioWindow]:
         """Yield the remaining windows at the audio's end."""
         for window in self._cutter.finish():
-            yield self._map_window(
-                window, self._filter.received - self._speech_end if window.last else 0
-            )
+            skipped = self._filter.received - self._speech_end if window.last else 0
+            yield self._map_window(window, skipped)
 
     def _map_window(self, window: AudioWindow, silence_after: int) -> AudioWindow:
         """Map a window of speech to the recording.

@@ -167,11 +167,9 @@ def choose_track(tracks: Sequence[Track], requested: str) -> int:
             return number - 1
     else:
         code = _code(requested)
-        same_language = [
-            i for i, track in enumerate(tracks) if code and _code(track.language) == code
-        ]
-        if same_language:
-            return min(same_language, key=lambda i: _rank(tracks[i]))
+        matching = [i for i, track in enumerate(tracks) if code and _code(track.language) == code]
+        if matching:
+            return min(matching, key=lambda i: _rank(tracks[i]))
     raise OptionError(
         f"audio_track = {shown(requested)}, but the file has no such track; expected one of "
         f"{_list_tracks(tracks)}"
@@ -322,11 +320,8 @@ class FFmpegFile:
     def _declared_s(self, size: int) -> float | None:
         """Return the declared seconds, from the file's first timestamp on."""
         declared_s = None
-        if (
-            self.format.startswith(_TRACK_LENGTH_FORMATS)
-            and self._stream.duration
-            and self._stream.time_base
-        ):
+        has_length = self.format.startswith(_TRACK_LENGTH_FORMATS)
+        if has_length and self._stream.duration and self._stream.time_base:
             declared_s = float(self._stream.duration * self._stream.time_base)
         is_single = len(self._file.streams) == 1
         if self.format.startswith(_FILE_LENGTH_FORMATS) and is_single and self._file.duration:

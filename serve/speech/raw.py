@@ -20,7 +20,7 @@ _CODINGS = {
     **dict.fromkeys(("pcma", "alaw", "x-alaw"), _ALAW),
 }
 _WAV_TAGS = {_PCM: 1, _ALAW: 6, _MULAW: 7}
-_AU_PCM, _AU_UNKNOWN_SIZE = 3, 0xFFFFFFFF
+_AU_PCM, _AU_UNKNOWN = 3, 0xFFFFFFFF
 _EXPECTED = "expected a type such as audio/L16; rate=16000; channels=1"
 _MAXIMUM = {"rate": 1_000_000, "channels": 255}
 
@@ -49,9 +49,7 @@ def header(media_type: str, size: int) -> bytes:
         )
     width = 2 if coding == _PCM else 1
     if coding == _PCM and order == "big-endian":
-        return struct.pack(
-            ">4s5I", b".snd", 24, min(size, _AU_UNKNOWN_SIZE), _AU_PCM, rate, channels
-        )
+        return struct.pack(">4s5I", b".snd", 24, min(size, _AU_UNKNOWN), _AU_PCM, rate, channels)
     return wav_header(rate, channels, width, size, _WAV_TAGS[coding])
 
 

@@ -101,8 +101,7 @@ def sound_chunk(audio: Bytes) -> SoundChunk | None:
     """
     head = audio[:16]
     return next(
-        (read(audio) for begin, signature, read in _READERS if head.startswith(signature, begin)),
-        None,
+        (read(audio) for begin, magic, read in _READERS if head.startswith(magic, begin)), None
     )
 
 
@@ -282,11 +281,8 @@ def _aiff(audio: Bytes) -> SoundChunk | None:
         size -= size % frame
         new_common = common[:2] + struct.pack(">I", size // frame) + common[6:]
         parts = b"FVER\0\0\0\4\xa2\x80\x51\x40" if name == b"AIFC" else b""
-        parts += (
-            struct.pack(">4sI", b"COMM", len(new_common))
-            + new_common
-            + b"\0" * (len(new_common) % 2)
-        )
+        padding = b"\0" * (len(new_common) % 2)
+        parts += struct.pack(">4sI", b"COMM", len(new_common)) + new_common + padding
         parts += struct.pack(">4sIII", b"SSND", 8 + size, 0, 0)
         return struct.pack(">4sI4s", b"FORM", 4 + len(parts) + size, name) + parts
 
@@ -461,33 +457,27 @@ def _after_segment(part: Bytes) -> int:
     return end if length <= 8 and end <= len(part) else 0
 
 
-def _header_pattern(pattern: bytes) -> re.Pattern[bytes]:
+def _header(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.DOTALL)
 
 
-_OGG_MARK = _header_pattern(rb"OggS\0[\x02\x06]")
+_OGG_MARK = _header(rb"OggS\0[\x02\x06]")
 # Header patterns, and functions that return how many bytes of a part cannot hold another header.
 _JOINABLE: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int]], ...] = (
-    (_header_pattern(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
-    (_header_pattern(rb"FORM....AIF[FC]"), _after_sound),
-    (_header_pattern(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
-    (_header_pattern(rb"caff\0\x01..desc"), _after_sound),
-    (
-        _header_pattern(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"),
-        _after_sound,
-    ),
-    (_header_pattern(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
+    (_header(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
+    (_header(rb"FORM....AIF[FC]"), _after_sound),
+    (_header(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
+    (_header(rb"caff\0\x01..desc"), _after_sound),
+    (_header(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
+    (_header(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
     (_OGG_MARK, _after_ogg_begin),
-    (_header_pattern(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
-    (_header_pattern(rb"\0\0..ftyp"), _after_boxes),
-    (_header_pattern(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
-    (_header_pattern(rb"RIFF....AVI LIST"), _after_riff),
-    (_header_pattern(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
-    (
-        _header_pattern(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"),
-        lambda part: 0,
-    ),
-    (_header_pattern(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
-    (_header_pattern(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
-    (_header_pattern(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
+    (_header(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
+    (_header(rb"\0\0..ftyp"), _after_boxes),
+    (_header(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
+    (_header(rb"RIFF....AVI LIST"), _after_riff),
+    (_header(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
+    (_header(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), lambda part: 0),
+    (_header(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
+    (_header(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
+    (_header(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
 )

@@ -244,11 +244,8 @@ class SpeechFilter:
             start, end = max(start, self._n_returned), min(end, self.received)
             if start < end:
                 buffer_start = self._buffer_start
-                speech.append(
-                    SpeechAudio(
-                        start, self._buffer[start - buffer_start : end - buffer_start].copy()
-                    )
-                )
+                samples = self._buffer[start - buffer_start : end - buffer_start].copy()
+                speech.append(SpeechAudio(start, samples))
                 self._n_returned = end
         del self._speech[:-1]  # the last one may grow
         # Keep the padding of speech that may begin at the first uncertain sample.

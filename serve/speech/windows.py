@@ -308,9 +308,8 @@ def find_uncovered(
             return number, _cut_in_two(window, piece)
         gap = voice_in(window, piece.end_s + _TIMESTAMP_ERROR_S, next_s - _TIMESTAMP_ERROR_S)
         if _seconds(gap) >= _MIN_UNCOVERED_S:
-            return number + 1, [
-                sub_window(window, _remainder_begin(window.samples, piece.end_s, gap[0][0]))
-            ]
+            begin = _remainder_begin(window.samples, piece.end_s, gap[0][0])
+            return number + 1, [sub_window(window, begin)]
     return len(pieces), []
 
 

@@ -88,10 +88,8 @@ def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[begin:end])
         invalid_index = text.find("\ufffd")
-        if (
-            invalid_index < 0
-            or full_text[n_chars + invalid_index : n_chars + invalid_index + 1] == "\ufffd"
-        ):
+        position = n_chars + invalid_index
+        if invalid_index < 0 or full_text[position : position + 1] == "\ufffd":
             yield text, end - begin
             begin, n_chars = end, n_chars + len(text)
 

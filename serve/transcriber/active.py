@@ -88,9 +88,8 @@ class Phases:
         recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
         phases, begins = list[Phase](), dict[str, float]()
         for name in dict.fromkeys(name for name, *_ in recorded):
-            _, starts, ends, windows = zip(
-                *(entry for entry in recorded if entry[0] == name), strict=True
-            )
+            named = [entry for entry in recorded if entry[0] == name]
+            _, starts, ends, windows = zip(*named, strict=True)
             begins[name] = min(starts)
             phases.append(Phase(name, min(starts), max(ends), self.seconds(name), sum(windows)))
         ready_s = [end_s for name, _, end_s, windows in recorded if name == "decode" and windows]
@@ -478,11 +477,8 @@ class ActiveRequest:
             timestamps = plan.options.timestamps and plan.texts.timestamps
             tokens = windows.written(spoken_pieces, tokenizer.facts, timestamps)
             # A failed text makes the model repeat itself.
-            resets_prompt = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
-            text_before = (
-                () if resets_prompt else (*self._text_before, *tokens)[-plan.texts.limit :]
-            )
-            self._text_before = text_before
+            failed = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
+            self._text_before = () if failed else (*self._text_before, *tokens)[-plan.texts.limit :]
         return segments
 
     def transcript(self) -> Transcript:
@@ -506,10 +502,8 @@ class ActiveRequest:
         # Only audio without speech has no window, and thus no language.
         assert language is not None or not self._windows
         if self._languages.is_mixed:
-            common_code = self._languages.common_code
-            segments = [
-                dataclasses.replace(s, language=s.language or common_code) for s in segments
-            ]
+            code = self._languages.common_code
+            segments = [dataclasses.replace(s, language=s.language or code) for s in segments]
         timelines = {
             index: (self._windows[index].audio.timeline, self._windows[index].duration_s)
             for index in self._order

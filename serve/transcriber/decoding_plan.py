@@ -444,12 +444,10 @@ def _short_encoder(
 def _from_request(request: Request, defaults: T) -> T:
     """Return `defaults` with the request's options of the same names."""
     options = dataclasses.asdict(defaults)
-    request_options = {
-        name: value for name in options if (value := getattr(request, name)) is not None
-    }
-    if not request_options:
+    overrides = {name: value for name in options if (value := getattr(request, name)) is not None}
+    if not overrides:
         return defaults
-    return from_table(type(defaults), options | request_options, "the request", error=OptionError)
+    return from_table(type(defaults), options | overrides, "the request", error=OptionError)
 
 
 def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOptions:
@@ -481,10 +479,8 @@ def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
 
 def _script(request: Request, config: TranscriberConfig) -> Script | None:
     """Return the first Chinese script that the request's language tags name."""
-    language_tags = (
-        (request.language,) if request.language else request.languages or config.languages
-    )
-    return next((script for tag in language_tags if (script := script_of(tag))), None)
+    tags = (request.language,) if request.language else request.languages or config.languages
+    return next((script for tag in tags if (script := script_of(tag))), None)
 
 
 def _intervals(name: str, times: Sequence[float]) -> tuple[Interval, ...]:

@@ -246,11 +246,9 @@ class Dispatcher:
         job = decoding.job
         active, index = decoding.active, decoding.index
         features = with_silence(job.features, active.encoder_frames(index))
-        starts_over = temperature != job.options.temperature or features.shape != job.features.shape
-        draft = () if starts_over else tuple(decoding.tokens)
-        self._submit(
-            active, index, features, temperature, job.urgent, draft, stop_loops=starts_over
-        )
+        restarts = temperature != job.options.temperature or features.shape != job.features.shape
+        draft = () if restarts else tuple(decoding.tokens)
+        self._submit(active, index, features, temperature, job.urgent, draft, stop_loops=restarts)
         self.retries += 1
 
     def record(self, event: JobEvent) -> DecodingWindow | None:
@@ -371,7 +369,5 @@ def _is_urgent(active: ActiveRequest, index: int, window: AudioWindow, streaming
     that live text needs.
     Jobs are never urgent.
     """
-    is_single = index == 0 and window.last
-    return is_single and (
-        active.priority == "live" or (active.priority == "file" and not streaming)
-    )
+    is_only = index == 0 and window.last
+    return is_only and (active.priority == "live" or (active.priority == "file" and not streaming))

@@ -43,7 +43,7 @@ class Languages:
         self._start, self._per_window, self._script = start, per_window, script
         self._by_client = requested_code is not None
         self._prob: float | None = None
-        self._common_token: int | None = None  # once the detected language is certain
+        self._common_id: int | None = None  # once the detected language is certain
         self._tokens: dict[int, int] = {}  # tokens of windows with their own language
         self._detected: dict[int, tuple[str, float | None]] = {}  # code and probability, by window
         self._silent: set[int] = set()  # the silent windows in `_detected`
@@ -55,9 +55,7 @@ class Languages:
     @property
     def detecting(self) -> bool:
         """Whether the next window must detect the language of all windows."""
-        return (
-            DETECT_LANGUAGE in self._start and not self._per_window and self._common_token is None
-        )
+        return DETECT_LANGUAGE in self._start and not self._per_window and self._common_id is None
 
     @property
     def is_mixed(self) -> bool:
@@ -66,7 +64,7 @@ class Languages:
 
     def start(self, index: int) -> tuple[int, ...]:
         """Return the ids of a window's prompt from start-of-transcript on."""
-        token = self._tokens.get(index, self._common_token)
+        token = self._tokens.get(index, self._common_id)
         if token is None:
             return self._start
         return tuple(token if id == DETECT_LANGUAGE else id for id in self._start)
@@ -104,7 +102,7 @@ class Languages:
         certain = self._prob is None or self._prob >= certainty or len(not_silent) >= _MAX_UNSURE
         if not silence and certain:
             self._tokens.clear()
-            self._common_token = tokenizer.facts.languages[self.common_code]
+            self._common_id = tokenizer.facts.languages[self.common_code]
 
     def set_remainder(self, index: int, window: int) -> None:
         """Give the remainder of a window the window's language, unless each window has its own."""

@@ -152,11 +152,9 @@ class Transcriber:
         self._decoders.add(active, request)
         if plan.speakers is not None:
             diarize = functools.partial(self._decoders.diarize, active, request)
-            diarize_in_thread = functools.partial(run_in_fresh_thread, diarize)
+            work = functools.partial(run_in_fresh_thread, diarize)
             receive = functools.partial(self._receive_turns, active)
-            self._speaker_threads.submit(
-                self._run_phase, "speakers", active, diarize_in_thread, receive
-            )
+            self._speaker_threads.submit(self._run_phase, "speakers", active, work, receive)
         # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -432,12 +430,10 @@ class Transcriber:
         A broken invariant stops the server, because the state of all requests may be wrong.
         """
         # Read the pool first: `submit` adds a request to the tracker before the pool.
-        ids_in_pool = self._decoders.held_ids()
+        held_ids = self._decoders.held_ids()
         pending, stats = {active.id for active in self._tracker.pending()}, self.stats()
         assert stats.accepted == stats.ended + stats.pending, str(stats)
-        assert ids_in_pool <= pending, (
-            f"audio of the ended requests {ids_in_pool - pending} is kept"
-        )
+        assert held_ids <= pending, f"audio of the ended requests {held_ids - pending} is kept"
         self._dispatcher.check_invariants(pending)
 
 

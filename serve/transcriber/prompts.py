@@ -170,7 +170,5 @@ def _sequences(
             texts = dict.fromkeys((text, text[0].upper() + text[1:]))
             forms += texts
             boosts += [weight * BOOST] * len(texts)
-        for tokenizations, boost in zip(
-            tokenizer.phrases_ids("phrases", forms), boosts, strict=True
-        ):
-            yield from ((ids, boost) for ids in tokenizations)
+        for variants, boost in zip(tokenizer.phrases_ids("phrases", forms), boosts, strict=True):
+            yield from ((ids, boost) for ids in variants)

@@ -89,9 +89,7 @@ class CancellationRegistry:
         Also end the requests of a process that the key's sender has replaced.
         """
         with self._lock:
-            abandoned = [
-                running_key for running_key in self._running if _is_abandoned(running_key, key)
-            ]
+            abandoned = [other for other in self._running if _is_abandoned(other, key)]
             handles = {ended_key: self._running.get(ended_key) for ended_key in (key, *abandoned)}
             for ended_key, handle in handles.items():
                 if handle is None:

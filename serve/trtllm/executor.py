@@ -84,8 +84,8 @@ class RulesCallback:
             client_ids: the id that `CppExecutor` gave each request.
         """
         active = [  # without cancelled requests
-            (request_logits, [_window_tokens(beam, request) for beam in beams], request)
-            for request_logits, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
+            (part, [_window_tokens(beam, request) for beam in beams], request)
+            for part, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
         if not active:
@@ -114,8 +114,8 @@ class RulesCallback:
                 len(tokens),
                 int(request.timestamps),
             ]
-            for request_logits, beams, request in active
-            for tokens in beams[: request_logits.shape[-2]]
+            for part, beams, request in active
+            for tokens in beams[: part.shape[-2]]
         ]
         table = torch.tensor(rows).to(device)  # one copy to the device
         state = new_state(len(rows), 2, device)
@@ -124,16 +124,12 @@ class RulesCallback:
         state.last_timestamp.copy_(table[:, 2])
         state.text_begin.copy_(2 - table[:, 3])
         state.timestamps.copy_(table[:, 4])
-        logits = torch.cat(
-            [request_logits.reshape(-1, self._dims.n_vocab) for request_logits, _, _ in active]
-        )
+        logits = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
         allowed = logits.float()
         rules.apply(state, torch.arange(len(rows), device=device), allowed)
-        masked = torch.split(
-            allowed.to(logits.dtype), [request_logits.shape[-2] for request_logits, _, _ in active]
-        )
-        for request_masked, (request_logits, _, _) in zip(masked, active, strict=True):
-            request_logits.copy_(request_masked.view_as(request_logits))
+        masked = torch.split(allowed.to(logits.dtype), [part.shape[-2] for part, _, _ in active])
+        for request_masked, (part, _, _) in zip(masked, active, strict=True):
+            part.copy_(request_masked.view_as(part))
 
 
 def _window_tokens(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:

@@ -72,9 +72,8 @@ def _check_numpy(version: str) -> None:
     numpy = importlib.metadata.version("numpy")
     for line in importlib.metadata.requires("tensorrt_llm") or []:
         requirement = Requirement(line)
-        if requirement.name == "numpy" and not requirement.specifier.contains(
-            numpy, prereleases=True
-        ):
+        is_numpy = requirement.name == "numpy"
+        if is_numpy and not requirement.specifier.contains(numpy, prereleases=True):
             raise UnavailableError(
                 f"TensorRT-LLM {version} needs numpy{requirement.specifier}, but the environment "
                 f"of {sys.executable} has {numpy}, as tritonserver's Python backend requires; set "

@@ -37,9 +37,8 @@ def _load_qkv(
         for part in tl.static_range(1, parts):
             value += tl.load(qkv.values + part * stride + offsets)
         scale = tl.load(qkv.scale + n) if quantized else 1.0
-        value = apply_epilogue(
-            value, scale, tl.load(qkv.bias + n).to(tl.float32), quantized, True, False
-        )
+        bias = tl.load(qkv.bias + n).to(tl.float32)
+        value = apply_epilogue(value, scale, bias, quantized, True, False)
     return value.to(dtype)
 
 
@@ -112,10 +111,8 @@ def _load_past(
     positions = start + tl.arange(0, block)
     mask = positions < end
     if has_source:
-        entries = (
-            tl.load(source + row_begin + positions, mask=mask, other=0).to(tl.int64) * n_ctx
-            + positions
-        )
+        entries = tl.load(source + row_begin + positions, mask=mask, other=0).to(tl.int64)
+        entries = entries * n_ctx + positions
     else:
         entries = row_begin + positions
     offsets = entries[:, None] * width + n[None, :]

@@ -127,9 +127,8 @@ def _add_runs(peaks, totals, accs, layout: gl.constexpr) -> tuple[gl.tensor, gl.
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     peaks = gl.allocate_shared_memory(gl.float32, [n_rows], flat, gl.reshape(peaks, [n_rows]))
     totals = gl.allocate_shared_memory(gl.float32, [n_rows], flat, gl.reshape(totals, [n_rows]))
-    accs = gl.allocate_shared_memory(
-        gl.float32, [n_rows, 64], swizzled, gl.reshape(accs, [n_rows, 64])
-    )
+    accs = gl.reshape(accs, [n_rows, 64])
+    accs = gl.allocate_shared_memory(gl.float32, [n_rows, 64], swizzled, accs)
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     peak = gl.full([rows], -1e35, gl.float32, row_layout)
     total = gl.zeros([rows], gl.float32, row_layout)
@@ -173,14 +172,8 @@ def _next_split(
         high = gl.where(item < items, high, low)
     row = slot * heads + item // splits % heads
     keys_left = gl.where(item < items, n_keys - item % splits * keys_per_split, 0)
-    return (
-        item,
-        low,
-        high,
-        row,
-        row.to(gl.int64) * n_keys + item % splits * keys_per_split,
-        keys_left,
-    )
+    first_key = row.to(gl.int64) * n_keys + item % splits * keys_per_split
+    return item, low, high, row, first_key, keys_left
 
 
 @gluon.jit
@@ -218,9 +211,8 @@ def _attend(
         next_run = gl.where(last, next_key, first_key + (index + 1) * run)
         next_run_keys = gl.where(last, next_left, keys_left - (index + 1) * run)
         keys = load_run(cache.k, next_run, next_run_keys, k_layout, "evict_first")
-        weights, new_peak = softmax_weights(
-            top_rows(score, 8), keys_left - index * run, config.int8
-        )
+        run_left = keys_left - index * run
+        weights, new_peak = softmax_weights(top_rows(score, 8), run_left, config.int8)
         new_acc, new_total = weighted_values(weights, values, mma, 8)
         values = load_run(cache.v, next_run, next_run_keys, v_layout, "evict_first")
         new_peak = gl.convert_layout(new_peak, row_layout, assert_trivial=True)
@@ -282,12 +274,10 @@ def cross_stream_kernel(
     item, low, high, row, first_key, keys_left = _next_split(
         groups, gl.program_id(0), items, begin, end, heads, n_keys, config
     )
-    keys = load_run(
-        cache.k, first_key, keys_left, keys_layout(1, config.run, config.int8), "evict_first"
-    )
-    values = load_run(
-        cache.v, first_key, keys_left, values_layout(1, config.run, config.int8), "evict_first"
-    )
+    k_layout: gl.constexpr = keys_layout(1, config.run, config.int8)
+    keys = load_run(cache.k, first_key, keys_left, k_layout, "evict_first")
+    v_layout: gl.constexpr = values_layout(1, config.run, config.int8)
+    values = load_run(cache.v, first_key, keys_left, v_layout, "evict_first")
     if config.pdl:  # safe: the step's first kernel waited for the kernel that wrote the caches
         gdc_launch_dependents()
         gdc_wait()

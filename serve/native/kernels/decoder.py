@@ -154,9 +154,8 @@ class TritonOps:
         normed = self._normalise(x, params)
         if len(normed) > FEW_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
-        return self._finish(
-            PartialSums(self._multiply_parts(normed, matrix), matrix, normed.dtype), gelu=True
-        )
+        sums = PartialSums(self._multiply_parts(normed, matrix), matrix, normed.dtype)
+        return self._finish(sums, gelu=True)
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
         """Compute `reference_ops.linear_residual`; x is (rows, in)."""
@@ -194,17 +193,9 @@ class TritonOps:
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
         epilogue_steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
         pdl = self._overlap.gains(rows)
+        tensors, sizes = (x.sums, out), (rows, n_out, parts)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
-            x.sums,
-            out,
-            rows,
-            n_out,
-            parts,
-            *epilogue_steps,
-            _FINISH_BLOCK,
-            pdl,
-            num_warps=4,
-            launch_pdl=pdl,
+            *tensors, *sizes, *epilogue_steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
         )
         return out
 
@@ -252,11 +243,8 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        epilogue = Epilogue(
-            or_unused(matrix.scale, matrix.weight),
-            or_unused(matrix.bias, x),
-            or_unused(residual, x),
-        )
+        scale, bias = or_unused(matrix.scale, matrix.weight), or_unused(matrix.bias, x)
+        epilogue = Epilogue(scale, bias, or_unused(residual, x))
         has_scale_and_bias = (matrix.scale is not None, matrix.bias is not None)
         steps = EpilogueSteps(*has_scale_and_bias, gelu, has_residual=residual is not None)
         sizes = (rows, n_out, depth, part_depth(depth))
@@ -264,17 +252,9 @@ class TritonOps:
         if half_weight is None:
             tile, pdl = choose_tile(rows, n_out, depth), self._overlap.gains(rows)
             options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl}
+            tensors = (x, matrix.weight, epilogue, out)
             launch(many_rows_kernel, *tile.grid(rows, n_out))(
-                x,
-                matrix.weight,
-                epilogue,
-                out,
-                *sizes,
-                steps,
-                *tile.sizes,
-                self._on_gpu,
-                pdl,
-                **options,
+                *tensors, *sizes, steps, *tile.sizes, self._on_gpu, pdl, **options
             )
             return out
         # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
@@ -309,11 +289,8 @@ class TritonOps:
         pdl = self._overlap.gains(n_tokens)
         inputs = (sums, k_cache, v_cache, batch.rows, batch.positions)
         many_programs = n_tokens * heads >= _SELF_PROGRAMS_PER_PROCESSOR * self.processors
-        tokens_per_program = max(
-            i
-            for i in _SELF_TOKENS_PER_PROGRAM
-            if i == 1 or (many_programs and batch.tokens_per_row % i == 0)
-        )
+        fitting = (i for i in _SELF_TOKENS_PER_PROGRAM if batch.tokens_per_row % i == 0)
+        tokens_per_program = max(fitting) if many_programs else 1
         # Then several programs compute a row.
         append_first = batch.multi_token and tokens_per_program < max(batch.tokens_per_row, 2)
         sizes = (n_tokens, heads, n_ctx, head_dim)
@@ -409,9 +386,7 @@ class TritonOps:
         assert batch.ids.is_contiguous()
         assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
         n_tokens, width = len(batch.rows), token_embedding.shape[1]
-        out = torch.empty(
-            (n_tokens, width), dtype=token_embedding.dtype, device=token_embedding.device
-        )
+        out = token_embedding.new_empty((n_tokens, width))
         sizes = (batch.ids.shape[1], width, triton.next_power_of_2(width))
         launch(embed_kernel, n_tokens)(
             batch.ids, batch.rows, batch.positions, token_embedding, position_embedding, out, *sizes

@@ -82,9 +82,8 @@ def _fetch(
     shape: gl.constexpr = source.block_type.shape
     mbarrier.wait(ring.free.index(i), phase)
     mbarrier.expect(ring.loaded.index(i), shape[1] * shape[2] * 2)
-    tma.async_copy_global_to_shared(
-        source, coordinates, ring.loaded.index(i), ring.buffers.index(i)
-    )
+    buffer = ring.buffers.index(i)
+    tma.async_copy_global_to_shared(source, coordinates, ring.loaded.index(i), buffer)
 
 
 @gluon.jit
@@ -159,12 +158,8 @@ def _softmax_block(scores, largest, sums) -> tuple[gl.tensor, gl.tensor, gl.tens
     rescale = gl.exp2(largest - new_largest)
     weights = gl.exp2(scores * _LOG2_E - gl.expand_dims(new_largest, 1))
     layout: gl.constexpr = sums.type.layout
-    return (
-        weights,
-        new_largest,
-        sums * _broadcast_rows(rescale, layout) + _sums_per_thread(weights),
-        rescale,
-    )
+    sums = sums * _broadcast_rows(rescale, layout) + _sums_per_thread(weights)
+    return weights, new_largest, sums, rescale
 
 
 @gluon.jit

@@ -111,9 +111,8 @@ def rows_layout(config: PackedConfig) -> gl.DistributedLinearLayout:
     registers = [[0, bit] for bit in [1, 8, *_bits(16, config.block_k)]]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
     warps = [[0, bit * config.block_k] for bit in _bits(1, config.warps)]
-    return gl.DistributedLinearLayout(
-        registers, lanes, warps, [], [8, config.warps * config.block_k]
-    )
+    shape = [8, config.warps * config.block_k]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], shape)
 
 
 @gluon.jit

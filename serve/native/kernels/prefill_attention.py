@@ -40,12 +40,8 @@ def _tile_of(
     group = tl.minimum(tl.sum(before.to(tl.int32), 0), groups - 1)
     tile_index = tl.program_id(0) - tl.max(tl.where(before, ends, 0), 0)
     n_tokens = tl.where(tl.sum(tiles, 0) > tl.program_id(0), tl.load(count + group), 0)
-    return (
-        group,
-        tl.load(first + group).to(tl.int32),
-        n_tokens.to(tl.int32),
-        tile_index.to(tl.int32),
-    )
+    first_token = tl.load(first + group).to(tl.int32)
+    return group, first_token, n_tokens.to(tl.int32), tile_index.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=("groups", "n_keys"))
@@ -82,11 +78,8 @@ def texts_kernel(
     head = tl.program_id(1)
     m, d = tile_index * tile + tl.arange(0, tile), tl.arange(0, head_dim)
     row_index = (start + m)[:, None]
-    query = tl.load(
-        q + row_index * q_stride + head * head_dim + d[None, :],
-        mask=m[:, None] < n_tokens,
-        other=0.0,
-    )
+    pointers = q + row_index * q_stride + head * head_dim + d[None, :]
+    query = tl.load(pointers, mask=m[:, None] < n_tokens, other=0.0)
     factor = _LOG2_E
     row = tl.load(slots + group) * heads + head
     if causal:

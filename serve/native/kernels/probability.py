@@ -32,7 +32,6 @@ def probability_kernel(logits, text, out, n_vocab: int, n_ids: int, block: tl.co
 def token_probability(logits: torch.Tensor, text: torch.Tensor, n_ids: int) -> torch.Tensor:
     assert logits.is_contiguous() and text.is_contiguous()
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    launch(probability_kernel, len(logits))(
-        logits, text, out, logits.shape[1], n_ids, _BLOCK, num_warps=8
-    )
+    sizes = (logits.shape[1], n_ids, _BLOCK)
+    launch(probability_kernel, len(logits))(logits, text, out, *sizes, num_warps=8)
     return out

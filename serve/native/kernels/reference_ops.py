@@ -196,10 +196,8 @@ def embed(
     Returns:
         (n, d).
     """
-    return (
-        token_embedding[batch.ids[batch.rows, batch.positions]]
-        + position_embedding[batch.positions]
-    )
+    tokens = token_embedding[batch.ids[batch.rows, batch.positions]]
+    return tokens + position_embedding[batch.positions]
 
 
 def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:

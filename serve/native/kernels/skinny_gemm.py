@@ -145,9 +145,8 @@ def _normed_row(x, norm: NormWeights, config: gl.constexpr) -> gl.tensor:
     The program requests the norm's weights before it waits for x.
     """
     block: gl.constexpr = config.block
-    layout: gl.constexpr = gl.BlockedLayout(
-        [1, config.per_thread], [1, 32], [1, config.warps], [1, 0]
-    )
+    warps: gl.constexpr = config.warps
+    layout: gl.constexpr = gl.BlockedLayout([1, config.per_thread], [1, 32], [1, warps], [1, 0])
     column = gl.expand_dims(gl.arange(0, block, gl.SliceLayout(0, layout)), 0)
     mask = column < config.depth
     gain = gl.load(norm.weight + column, mask=mask, other=0.0)
@@ -166,9 +165,8 @@ def _normed_row(x, norm: NormWeights, config: gl.constexpr) -> gl.tensor:
     normed = gl.fma(normalised, gain, shift).to(gl.float16)
     shared_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     operand_layout: gl.constexpr = rows_layout(config)
-    row = gl.allocate_shared_memory(gl.float16, [1, block], shared_layout, normed).load(
-        operand_layout
-    )
+    shared = gl.allocate_shared_memory(gl.float16, [1, block], shared_layout, normed)
+    row = shared.load(operand_layout)
     # The operand has eight rows. They are all this row, and the caller stores only one result.
     repeated, _ = gl.broadcast(row, gl.zeros([8, block], gl.float16, operand_layout))
     return rows_operand(repeated, config)
@@ -177,9 +175,8 @@ def _normed_row(x, norm: NormWeights, config: gl.constexpr) -> gl.tensor:
 @gluon.jit
 def _output_index(tile: int, config: gl.constexpr) -> gl.tensor:
     """Return the indices of a tile's outputs, (16, 1)."""
-    return tile * OUTPUTS + gl.expand_dims(
-        gl.arange(0, 16, gl.SliceLayout(1, tile_layout(config))), 1
-    )
+    index = gl.arange(0, 16, gl.SliceLayout(1, tile_layout(config)))
+    return tile * OUTPUTS + gl.expand_dims(index, 1)
 
 
 @gluon.jit
@@ -244,14 +241,8 @@ def _store_tile(
     total = sums.slice(0, 16).load(layout)
     for part in gl.static_range(1, parts):
         total += sums.slice(part * 16, 16).load(layout)
-    total = apply_epilogue(
-        total,
-        broadcast_like(scale, total),
-        broadcast_like(bias, total),
-        True,
-        config.has_bias,
-        config.gelu,
-    )
+    scale, bias = broadcast_like(scale, total), broadcast_like(bias, total)
+    total = apply_epilogue(total, scale, bias, True, config.has_bias, config.gelu)
     if config.has_residual:
         total += residual
     gl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)

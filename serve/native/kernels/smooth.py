@@ -121,14 +121,7 @@ def _median(row, frame, last) -> tl.tensor:
 
 @triton.jit(do_not_specialize=_SIZES)
 def mean_kernel(
-    z_scores,
-    tokens,
-    frames,
-    matrix,
-    n_heads: int,
-    n_tokens: int,
-    n_frames: int,
-    block: tl.constexpr,
+    z_scores, tokens, frames, means, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
 ) -> None:
     """Smooth a token's z-scores with a median over adjacent frames, and average them over heads.
 
@@ -147,7 +140,7 @@ def mean_kernel(
                 total += _median(head_row, clamped_frame, last)
             else:  # too short to be mirrored at its ends
                 total += tl.load(head_row + clamped_frame)
-        tl.store(matrix + row * n_frames + frame, total / n_heads, mask=frame <= last)
+        tl.store(means + row * n_frames + frame, total / n_heads, mask=frame <= last)
 
 
 def smooth(

@@ -101,9 +101,8 @@ def load_queries(
             value += gl.load(begin + offsets, mask=tokens < end, other=0.0)
         bias = gl.load(q.bias + n).to(gl.float32)
         if config.quantized:
-            value = gl.fma(
-                value, broadcast_like(gl.load(q.scale + n), value), broadcast_like(bias, value)
-            )
+            scale = broadcast_like(gl.load(q.scale + n), value)
+            value = gl.fma(value, scale, broadcast_like(bias, value))
         else:
             value = value + bias
         value = value.to(gl.float16)
@@ -130,9 +129,8 @@ def softmax_weights(score, keys_left: int, int8: gl.constexpr) -> tuple[gl.tenso
         score = gl.where(key < keys_left, score, -1e30)
     peak = gl.max(score, 2) * score_scale
     scale = gl.full(score.shape, score_scale, gl.float32, layout)
-    return exp2(gl.fma(score, scale, broadcast_like(-gl.expand_dims(peak, 2), score))).to(
-        gl.float16
-    ), peak
+    shifted = gl.fma(score, scale, broadcast_like(-gl.expand_dims(peak, 2), score))
+    return exp2(shifted).to(gl.float16), peak
 
 
 @gluon.jit
@@ -146,9 +144,8 @@ def weighted_values(
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
     weights_operand = left_operand(weights, mma)
-    acc = mma_v2(
-        weights_operand, values_operand(raw, mma), gl.zeros([warps, 16, 64], gl.float32, mma)
-    )
+    zeros = gl.zeros([warps, 16, 64], gl.float32, mma)
+    acc = mma_v2(weights_operand, values_operand(raw, mma), zeros)
     ones = gl.full([warps, keys, 8], 1.0, gl.float16, gl.DotOperandLayout(1, mma, 2))
     sums = mma_v2(weights_operand, ones, gl.zeros([warps, 16, 8], gl.float32, mma))
     return top_rows(acc, rows), gl.max(top_rows(sums, rows), 2)
@@ -164,11 +161,8 @@ def add_run(
     new_rescale = exp2(new_peak - max_peak)
     last: gl.constexpr = len(acc.shape) - 1
     total = gl.fma(new_total, new_rescale, total * rescale)
-    acc = gl.fma(
-        new_acc,
-        broadcast_like(gl.expand_dims(new_rescale, last), new_acc),
-        acc * gl.expand_dims(rescale, last),
-    )
+    new_acc_rescale = broadcast_like(gl.expand_dims(new_rescale, last), new_acc)
+    acc = gl.fma(new_acc, new_acc_rescale, acc * gl.expand_dims(rescale, last))
     return max_peak, total, acc
 
 
@@ -203,9 +197,8 @@ def combine_splits(
         token = start + gl.arange(0, tokens_per_pass, gl.SliceLayout(1, layout))
         mask = token < high
         first_split = ((token - begin) * heads + head) * splits
-        peak = gl.load(
-            workspace.stats + first_split * 2, mask=mask, other=0.0, cache_modifier=".cg"
-        )
+        stats = workspace.stats + first_split * 2
+        peak = gl.load(stats, mask=mask, other=0.0, cache_modifier=".cg")
         for split in gl.static_range(1, splits):
             pointers = workspace.stats + (first_split + split) * 2
             peak = gl.maximum(peak, gl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg"))

@@ -66,9 +66,8 @@ def warp_kernel(
     diagonal = tl.where(column == 0, 0.0, infinite)
     above = infinite
     for row in range(rows):
-        weights = tl.load(window_weights + row * n_frames + column, mask=mask, other=0.0).to(
-            tl.float64
-        )
+        pointers = window_weights + row * n_frames + column
+        weights = tl.load(pointers, mask=mask, other=0.0).to(tl.float64)
         prefix_sum = -tl.cumsum(weights, 0)
         best = tl.where(diagonal == above, infinite, tl.minimum(diagonal, above))
         cost = prefix_sum + tl.associative_scan(best - (prefix_sum + weights), 0, _minimum)

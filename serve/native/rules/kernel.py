@@ -49,17 +49,15 @@ def _penalise(state: RowPointers, row, logits, id, position, n_ctx: int) -> tl.t
         repeated = id < 0
         for index in range(begin, position + 1):
             repeated = repeated | (id == tl.load(tokens + index))
-        logits = tl.where(
-            repeated, tl.where(logits < 0, logits * penalty, tl.div_rn(logits, penalty)), logits
-        )
+        penalised = tl.where(logits < 0, logits * penalty, tl.div_rn(logits, penalty))
+        logits = tl.where(repeated, penalised, logits)
         if size > 0:
             banned = id < 0
             for index in range(begin + size - 1, position + 1):  # the last token of each n-gram
                 matches = index >= 0
                 for back in range(1, size):
-                    matches &= tl.load(tokens + index - back) == tl.load(
-                        tokens + position + 1 - back
-                    )
+                    newest = tl.load(tokens + position + 1 - back)
+                    matches &= tl.load(tokens + index - back) == newest
                 banned = banned | (matches & (id == tl.load(tokens + index)))
             logits = tl.where(banned, float("-inf"), logits)
     return logits
@@ -77,9 +75,8 @@ def _forbidden(
     after_pair = after_timestamp & ((length < 2) | (previous >= config.timestamp_begin))
     open_pair = after_timestamp & (after_pair == 0)
     min_timestamp = tl.load(state.last_timestamp + row) + tl.where(open_pair, 0, 1)
-    forbidden = (
-        (id == config.no_timestamps) | (after_pair & is_timestamp) | (open_pair & (id < config.eot))
-    )
+    forbidden = (id == config.no_timestamps) | (after_pair & is_timestamp)
+    forbidden = forbidden | (open_pair & (id < config.eot))
     forbidden = forbidden | (is_timestamp & (id < min_timestamp))
     return forbidden | ((length == 0) & ((is_timestamp == 0) | (id > config.max_first_timestamp)))
 
@@ -145,18 +142,13 @@ def _scan_kernel(
         position = tl.load(state.position + row)
         length = position + 1 - tl.load(state.text_begin + row)
         is_timestamp_tile = tile >= config.text_tiles
-        start = tl.where(
-            is_timestamp_tile,
-            config.timestamp_begin + (tile - config.text_tiles) * _TILE,
-            tile * _TILE,
-        )
+        timestamp_start = config.timestamp_begin + (tile - config.text_tiles) * _TILE
+        start = tl.where(is_timestamp_tile, timestamp_start, tile * _TILE)
         id = start + tl.arange(0, _TILE)
         mask = id < tl.where(is_timestamp_tile, n_vocab, config.timestamp_begin)
         logits_begin = tl.load(pick_logits + pick) * n_vocab
-        row_logits = tl.load(logits + logits_begin + id, mask=mask, other=float("-inf")).to(
-            tl.float32
-        )
-        masked_logits = _penalise(state, row, row_logits, id, position, n_ctx)
+        row_logits = tl.load(logits + logits_begin + id, mask=mask, other=float("-inf"))
+        masked_logits = _penalise(state, row, row_logits.to(tl.float32), id, position, n_ctx)
         masked_logits += tl.load(suppress + id, mask=mask, other=0.0)
         row_lists = tl.load(state.lists + row).to(tl.int32)
         row_lists = tl.where(length == 0, row_lists, row_lists & _LATER)
@@ -225,9 +217,8 @@ def _lower_limit(
         for back in tl.static_range(0, _MATCH):
             previous = tl.load(newest - back - lag, mask=period_matches, other=-1)
             newest_token = tl.minimum(tl.load(newest - back), timestamp_begin)
-            period_matches = period_matches & (
-                tl.minimum(previous, timestamp_begin) == newest_token
-            )
+            previous = tl.minimum(previous, timestamp_begin)
+            period_matches = period_matches & (previous == newest_token)
         period = tl.min(tl.where(period_matches, lag, _PERIODS + 1), 0)
         if period <= _PERIODS:
             distance = tl.arange(0, ctx_padded)
@@ -264,9 +255,8 @@ def _choose_token(
     mass = tl.load(sums + 1, mask=tile < tiles, other=0.0)
     score = tl.load(sums + 2, mask=tile < tiles, other=none)
     text_peak, text_mass = sum_mass(tl.where(is_text, peak, none), tl.where(is_text, mass, 0.0), 0)
-    _, timestamp_mass = sum_mass(
-        tl.where(is_timestamp, peak, none), tl.where(is_timestamp, mass, 0.0), 0
-    )
+    timestamp_peak = tl.where(is_timestamp, peak, none)
+    _, timestamp_mass = sum_mass(timestamp_peak, tl.where(is_timestamp, mass, 0.0), 0)
     must_be_timestamp = (tl.load(state.timestamps + row) != 0) & (timestamp_mass > text_peak)
     max_mass = tl.maximum(text_mass, timestamp_mass)
     total_mass = max_mass + tl.log(tl.exp(text_mass - max_mass) + tl.exp(timestamp_mass - max_mass))
@@ -329,16 +319,8 @@ class TritonSampler:
             *inputs, self._scan, n_vocab, n_ctx, config, num_warps=4, launch_pdl=config.pdl
         )
         warps = 4 if self._searching else 1
-        launch(_choose_kernel, n)(
-            picks.rows,
-            fields,
-            self._scan,
-            self._tables,
-            n_ctx,
-            config,
-            num_warps=warps,
-            launch_pdl=config.pdl,
-        )
+        tensors = (picks.rows, fields, self._scan, self._tables)
+        launch(_choose_kernel, n)(*tensors, n_ctx, config, num_warps=warps, launch_pdl=config.pdl)
 
     def _config(self, picks: int, n_ctx: int, drafted: bool) -> SamplingConfig:
         facts = self._rules.facts

@@ -105,15 +105,13 @@ def steps(
     first_edge, begins = _edge(book, root, tokens)
     continues, begins = continues & boostable, begins & boostable
     refund = book.refunds[node.clamp_min(0)]
-    nodes = torch.where(
-        continues, book.targets[next_edge], torch.where(begins, book.targets[first_edge], root)
-    )
+    targets = torch.where(begins, book.targets[first_edge], root)
+    nodes = torch.where(continues, book.targets[next_edge], targets)
     gains = torch.where(begins, refund + book.gains[first_edge], refund)
     gains = torch.where(continues, book.gains[next_edge], gains)
     no_phrases = root < 0
-    return TrieSteps(
-        torch.where(no_phrases, node, nodes.long()), gains.masked_fill(no_phrases, 0.0)
-    )
+    nodes = torch.where(no_phrases, node, nodes.long())
+    return TrieSteps(nodes, gains.masked_fill(no_phrases, 0.0))
 
 
 def _edge(

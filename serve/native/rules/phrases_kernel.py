@@ -86,9 +86,8 @@ def choose_boosted(
     """
     keep: tl.constexpr = config.keep
     index, slot = tl.arange(0, config.tiles_padded * keep), tl.arange(0, keep)
-    mask = (index < config.tiles * keep) & (
-        (must_be_timestamp == 0) | (index >= config.text_tiles * keep)
-    )
+    allowed = (must_be_timestamp == 0) | (index >= config.text_tiles * keep)
+    mask = (index < config.tiles * keep) & allowed
     first = pick * config.tiles * keep
     remaining = tl.load(scan.tops + first + index, mask=mask, other=float("-inf"))
     threshold = tl.max(remaining, 0) - _MARGIN

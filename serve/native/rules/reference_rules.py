@@ -148,20 +148,13 @@ class TokenRules:
             of_width = (beam == width).nonzero()[:, 0]
             if width == 1:
                 chosen = self._choose(state, rows, allowed)
-                self._append_token(
-                    state,
-                    rows[of_width],
-                    chosen[of_width],
-                    logprobs[of_width, chosen[of_width]],
-                    drafted,
-                )
+                logprob = logprobs[of_width, chosen[of_width]]
+                self._append_token(state, rows[of_width], chosen[of_width], logprob, drafted)
                 continue
             searched = logprobs if len(of_width) == len(rows) else logprobs[of_width]
             searches = rows[of_width].view(-1, width)
-            special_tokens = self.facts.eot, self.facts.timestamp_begin
-            extend(
-                state, searches, searched, *special_tokens, self._book_of(state, searches.flatten())
-            )
+            book = self._book_of(state, searches.flatten())
+            extend(state, searches, searched, self.facts.eot, self.facts.timestamp_begin, book)
 
     def _append_token(
         self,
@@ -249,9 +242,8 @@ class TokenRules:
         min_timestamp = state.last_timestamp[rows] + (~open_pair).long()
         max_first = begin + self.facts.max_initial_timestamp_index
         max_timestamp = torch.where(is_first, max_first, len(self._ids)).masked_fill(after_pair, -1)
-        out_of_range = (timestamp_ids < min_timestamp[:, None]) | (
-            timestamp_ids > max_timestamp[:, None]
-        )
+        too_late = timestamp_ids > max_timestamp[:, None]
+        out_of_range = (timestamp_ids < min_timestamp[:, None]) | too_late
         times.masked_fill_(out_of_range & has_timestamps[:, None], NEVER)
 
         # If timestamps together are likelier than any text, all text is forbidden.

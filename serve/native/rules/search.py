@@ -107,10 +107,9 @@ def extend(
     hypothesis = (ends | (at_limit[:, None] & candidates.alive))[:, : rows.shape[1]]
     _keep_best(state, leader, hypothesis, candidates)
     # Without a length penalty no later hypothesis can beat one that is the likeliest candidate.
-    enough_hypotheses = (state.ended[leader] >= state.needed[leader]) & (
-        state.length_penalty[leader] != 0
-    )
-    finished = at_limit | enough_hypotheses | (ends[:, 0] & (state.length_penalty[leader] == 0))
+    has_penalty = state.length_penalty[leader] != 0
+    enough_hypotheses = (state.ended[leader] >= state.needed[leader]) & has_penalty
+    finished = at_limit | enough_hypotheses | (ends[:, 0] & ~has_penalty)
     _continue_beams(state, rows, candidates, timestamp_begin)
     state.finished[rows] = finished[:, None].expand_as(rows)
 

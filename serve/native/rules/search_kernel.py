@@ -55,18 +55,16 @@ def _candidate_sums(
     max_mass = tl.maximum(text_mass, timestamp_mass)
     shift = tl.where(max_mass == none, 0.0, max_mass)
     total_mass = shift + tl.log(tl.exp(text_mass - shift) + tl.exp(timestamp_mass - shift))
-    total_mass = tl.where(
-        must_be_timestamp, timestamp_mass, tl.where(max_mass == none, 0.0, total_mass)
-    )
+    total_mass = tl.where(max_mass == none, 0.0, total_mass)
+    total_mass = tl.where(must_be_timestamp, timestamp_mass, total_mass)
     beam_sum = tl.load(state.logprob_sum + row + beam, mask=beam < width, other=none)
 
     index = tl.arange(0, config.tiles_padded * keep)
     candidate_tile, rank = index // keep, index % keep
     n_kept = tl.where(tl.load(state.root + row) >= 0, keep, 2 * width)
     mask = (beam < width)[:, None] & ((candidate_tile < tiles) & (rank < n_kept))[None, :]
-    mask = mask & (
-        (must_be_timestamp == 0)[:, None] | (candidate_tile >= config.text_tiles)[None, :]
-    )
+    is_timestamp = (candidate_tile >= config.text_tiles)[None, :]
+    mask = mask & ((must_be_timestamp == 0)[:, None] | is_timestamp)
     scan_indices = ((pick + beam) * tiles * keep)[:, None] + index[None, :]
     # Declared as not contiguous: the lanes of a warp then rank different beams in parallel.
     logit = tl.load(tl.max_contiguous(scan.tops + scan_indices, (1, 1)), mask=mask, other=none)
@@ -178,9 +176,8 @@ def _rank(remaining, width, keep: tl.constexpr) -> tl.tuple:
         sums = tl.where(slot == rank, peak, sums)
         parent = tl.where(slot == rank, best, parent)
         columns = tl.where(slot == rank, best_column, columns)
-        remaining = tl.where(
-            (beam == best)[:, None] & (column == best_column)[None, :], none, remaining
-        )
+        is_best = (beam == best)[:, None] & (column == best_column)[None, :]
+        remaining = tl.where(is_best, none, remaining)
     return sums, parent, columns
 
 
@@ -202,13 +199,11 @@ def _best_candidates(
         )
         sums, parent, column = _rank(boosted, width, keep)
         is_parent = parent[:, None] == beam[None, :]
-        is_chosen = is_parent[:, :, None] & (
-            column[:, None, None] == tl.arange(0, keep)[None, None, :]
-        )
+        columns = tl.arange(0, keep)[None, None, :]
+        is_chosen = is_parent[:, :, None] & (column[:, None, None] == columns)
         scan_index = tl.sum(tl.sum(tl.where(is_chosen, scan_indices[None, :, :], 0), 2), 1)
-        margin = tl.load(scan.tops + scan_index) - tl.sum(
-            tl.where(is_parent, min_logit[None, :], 0.0), 1
-        )
+        parent_min = tl.sum(tl.where(is_parent, min_logit[None, :], 0.0), 1)
+        margin = tl.load(scan.tops + scan_index) - parent_min
     else:
         sums, parent, column = _rank(candidates, width, keep)
         scan_index = (pick + parent) * config.tiles * keep + column

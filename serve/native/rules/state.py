@@ -116,9 +116,8 @@ _LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the ta
 
 def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     """Make the state of free rows, with greedy decoding and no beam search."""
-    state = _views_of(
-        torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device), rows, n_text_ctx
-    )
+    buffer = torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device)
+    state = _views_of(buffer, rows, n_text_ctx)
     row_ids = torch.arange(rows, device=device)
     state.source.copy_(row_ids[:, None])
     state.leader.copy_(row_ids)
