@@ -183,7 +183,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         path=location.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(location.path), decoder_alone),
+        tensors=_rename(stored, dims, naming, str(location.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
         origin=location.where,
@@ -345,7 +345,7 @@ def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
     return dims
 
 
-def _renamed(
+def _rename(
     stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str, decoder_alone: bool
 ) -> dict[str, torch.Tensor]:
     """Rename the tensors to our names.

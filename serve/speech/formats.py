@@ -160,7 +160,7 @@ def suffix_of(format: Format) -> str:
     return ".txt" if format == "text" else f".{format}"
 
 
-def places_of(paths: Sequence[str]) -> list[str]:
+def output_paths(paths: Sequence[str]) -> list[str]:
     """Return the output paths of files' transcripts, without suffixes: talk for talk.mp3.
 
     If two files would have the same output path, such as talk.mp3 and talk.wav, both keep their
@@ -169,15 +169,15 @@ def places_of(paths: Sequence[str]) -> list[str]:
     Args:
         paths: distinct paths, with /.
     """
-    whole: set[str] = set()  # paths that keep their suffix
+    with_suffix: set[str] = set()  # paths that keep their suffix
     while True:
-        places = [
-            path if path in whole else path.removesuffix(PurePosixPath(path).suffix)
+        outputs = [
+            path if path in with_suffix else path.removesuffix(PurePosixPath(path).suffix)
             for path in paths
         ]
-        counts = Counter(places)
-        pairs = zip(paths, places, strict=True)
-        shared = {path for path, place in pairs if counts[place] > 1} - whole
+        counts = Counter(outputs)
+        pairs = zip(paths, outputs, strict=True)
+        shared = {path for path, output in pairs if counts[output] > 1} - with_suffix
         if not shared:
-            return places
-        whole |= shared
+            return outputs
+        with_suffix |= shared

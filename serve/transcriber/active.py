@@ -88,8 +88,8 @@ class Phases:
         recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
         phases, begins = list[Phase](), dict[str, float]()
         for name in dict.fromkeys(name for name, *_ in recorded):
-            named = [entry for entry in recorded if entry[0] == name]
-            _, starts, ends, windows = zip(*named, strict=True)
+            entries = [entry for entry in recorded if entry[0] == name]
+            _, starts, ends, windows = zip(*entries, strict=True)
             begins[name] = min(starts)
             phases.append(Phase(name, min(starts), max(ends), self.seconds(name), sum(windows)))
         ready_s = [end_s for name, _, end_s, windows in recorded if name == "decode" and windows]
