@@ -56,9 +56,8 @@ class Loader:
         """Load a linear layer times a power of two; INT8 stays INT8 with `keep_int8`."""
         bias_tensor = None
         if bias:
-            bias_tensor = (self.tensor(f"{name}.bias", torch.float32) * scale_factor).to(
-                self._dtype
-            )
+            bias_tensor = self.tensor(f"{name}.bias", torch.float32) * scale_factor
+            bias_tensor = bias_tensor.to(self._dtype)
         stored, scale = self._stored(f"{name}.weight")
         if scale is not None and keep_int8:
             return Matrix(stored, bias_tensor, scale * scale_factor)
