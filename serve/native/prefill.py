@@ -82,11 +82,11 @@ class Prefill:
         """Register the CUDA graphs of prefill and of the first sampling step for recording."""
         for size in sizes(self._slots):
             self._graph_batches.append(PrefillBatch(self._state.tokens, size))
-        for prompts in reversed(self._graph_batches):
-            self.replay.add(prompts, functools.partial(self._run_recorded, prompts))
-            for draft_length in prompts.size.draft_lengths:
-                sample = functools.partial(self._choose_recorded, prompts, draft_length)
-                self.replay.add((prompts, draft_length), sample)
+        for graph_batch in reversed(self._graph_batches):
+            self.replay.add(graph_batch, functools.partial(self._run_recorded, graph_batch))
+            for draft_length in graph_batch.size.draft_lengths:
+                sample = functools.partial(self._choose_recorded, graph_batch, draft_length)
+                self.replay.add((graph_batch, draft_length), sample)
 
     def warm_up(self) -> None:
         """Compile the kernels for prompts and drafts of every size; all rows are free.
@@ -114,28 +114,32 @@ class Prefill:
             The logits after the tokens at `logit_indices`, float32 (indices, n_vocab), and the
             batch of the graph that computed them; None if no graph did.
         """
-        prompts = self._graph_for(spans, logit_indices)
-        if prompts is not None:
-            prompts.write_spans(spans, logit_indices)
-            self.replay.launch(prompts)
-            return self._logits[prompts][: len(logit_indices)], prompts
+        graph_batch = self._graph_for(spans, logit_indices)
+        if graph_batch is not None:
+            graph_batch.write_spans(spans, logit_indices)
+            self.replay.launch(graph_batch)
+            return self._logits[graph_batch][: len(logit_indices)], graph_batch
         batch = prefill_batch(self._state.tokens, spans, self._device)
         return self._launch(batch, upload(logit_indices, self._device)), None
 
     def _graph_for(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
     ) -> PrefillBatch | None:
-        fit = (prompts for prompts in self._graph_batches if prompts.holds(spans, logit_indices))
-        return next((prompts for prompts in fit if prompts in self.replay), None)
+        fit = (
+            graph_batch
+            for graph_batch in self._graph_batches
+            if graph_batch.holds(spans, logit_indices)
+        )
+        return next((graph_batch for graph_batch in fit if graph_batch in self.replay), None)
 
-    def _run_recorded(self, prompts: PrefillBatch) -> None:
-        self._logits[prompts] = self._launch(prompts.batch, prompts.logit_indices)
+    def _run_recorded(self, graph_batch: PrefillBatch) -> None:
+        self._logits[graph_batch] = self._launch(graph_batch.batch, graph_batch.logit_indices)
 
-    def _choose_recorded(self, prompts: PrefillBatch, draft_length: int) -> None:
+    def _choose_recorded(self, graph_batch: PrefillBatch, draft_length: int) -> None:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
         self._state.trusted.fill_(True)
-        for picks in prompts.picks(draft_length):
-            self._sampler(self._state, picks, self._logits[prompts], drafted=True)
+        for picks in graph_batch.picks(draft_length):
+            self._sampler(self._state, picks, self._logits[graph_batch], drafted=True)
 
     def _launch(self, batch: StepBatch, logit_indices: torch.Tensor) -> torch.Tensor:
         """Compute a batch with every decoder; return the main decoder's logits."""
@@ -188,7 +192,7 @@ class Prefill:
                 spans.append(TokenSpan(window.allocation, end, end + draft_lengths[-1]))
             drafts += range(n_tokens, n_tokens + draft_lengths[-1])
             n_tokens += draft_lengths[-1]
-        logits, prompts = self._step(spans, [*sot_indices, *last_indices, *drafts])
+        logits, graph_batch = self._step(spans, [*sot_indices, *last_indices, *drafts])
         if without_detection:
             self._record_start(without_detection, logits[: len(without_detection)])
         # Rows of logits: after each start-of-transcript, after each prompt, after the drafts.
@@ -200,7 +204,7 @@ class Prefill:
         begins = itertools.accumulate(draft_lengths[:-1], initial=first + len(started))
         draft_rows = (range(begin, begin + max(draft_lengths)) for begin in begins)
         logit_rows: list[Sequence[int]] = [prompt_rows, *zip(*draft_rows, strict=True)]
-        self._choose(prompts if len(rows) == len(started) else None, rows, logit_rows, logits)
+        self._choose(graph_batch if len(rows) == len(started) else None, rows, logit_rows, logits)
 
     def _draft_length(self, window: StartedJob) -> int:
         """Return the number of a job's draft tokens to compute: one less than its limit."""
@@ -210,7 +214,7 @@ class Prefill:
 
     def _choose(
         self,
-        prompts: PrefillBatch | None,
+        graph_batch: PrefillBatch | None,
         rows: Sequence[int],
         logit_rows: Sequence[Sequence[int]],
         logits: torch.Tensor,
@@ -222,9 +226,9 @@ class Prefill:
             rows, logit_rows: see `PrefillBatch.choose`.
             logits: float32 (lines, n_vocab).
         """
-        draft_length = None if prompts is None else prompts.choose(rows, logit_rows)
+        draft_length = None if graph_batch is None else graph_batch.choose(rows, logit_rows)
         if draft_length is not None:
-            self.replay.launch((prompts, draft_length))
+            self.replay.launch((graph_batch, draft_length))
             return
         row_indices, drafted = upload(rows, self._device), len(logit_rows) > 1
         if drafted:

@@ -156,7 +156,7 @@ def without_hallucinations(
         threshold_s: a longer time without words is silence.
     """
     begin_s = window.timeline.start(0.0)
-    end_s, full_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)
+    end_s, full_end_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)
     spoken = [segment for segment in segments if segment.words]
     hallucinated: list[Segment] = []
     for segment, following in itertools.zip_longest(spoken, spoken[1:]):
@@ -168,7 +168,7 @@ def without_hallucinations(
         )
         silent_after = (
             next_s - segment.end > threshold_s
-            or full_s - segment.end < _MAX_EDGE_DISTANCE_S
+            or full_end_s - segment.end < _MAX_EDGE_DISTANCE_S
             or (following is not None and is_anomalous(following))
         )
         if silent_before and silent_after and is_anomalous(segment):

@@ -32,10 +32,10 @@ def _load_qkv(
     offsets = token * 3 * width + n + qkv_index * width
     stride = n_tokens * 3 * width
     n += qkv_index * width
-    value = tl.load(qkv.values + offsets)
+    value = tl.load(qkv.data + offsets)
     if parts > 0:
         for part in tl.static_range(1, parts):
-            value += tl.load(qkv.values + part * stride + offsets)
+            value += tl.load(qkv.data + part * stride + offsets)
         scale = tl.load(qkv.scale + n) if quantized else 1.0
         bias = tl.load(qkv.bias + n).to(tl.float32)
         value = apply_epilogue(value, scale, bias, quantized, True, False)

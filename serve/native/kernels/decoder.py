@@ -348,7 +348,7 @@ class TritonOps:
         config = SplitConfig(
             parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)
         )
-        k_scale, v_scale = (or_unused(x, sums.values) for x in (cross.k_scale, cross.v_scale))
+        k_scale, v_scale = (or_unused(x, sums.data) for x in (cross.k_scale, cross.v_scale))
         split_groups = SplitGroups(groups.slots, groups.first, groups.count)
         arguments = (sums, CrossCache(k, v, k_scale, v_scale), split_groups, out, self._workspace)
         sizes = (len(out), begin, end, heads, n_keys)

@@ -21,9 +21,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 class Sums(NamedTuple):
-    """A linear layer's output as kernels read it, possibly as partial sums."""
+    """A linear layer's output as kernels read it, possibly as partial sums.
 
-    values: torch.Tensor  # float32 partial sums (parts, rows, out), or the output (rows, out)
+    No field may be called `values` or `type`, as Triton's tuples have these attributes themselves.
+    """
+
+    data: torch.Tensor  # float32 partial sums (parts, rows, out), or the output (rows, out)
     scale: torch.Tensor  # float32 (out,), unused if the output is finished or not quantized
     bias: torch.Tensor  # (out,), unused if the output is finished or has no bias
 
@@ -148,9 +151,9 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64) * width
     value = tl.load(x + row + column, mask=mask, other=0.0)
     if parts > 0:
-        acc = tl.load(delta.values + row + column, mask=mask, other=0.0)
+        acc = tl.load(delta.data + row + column, mask=mask, other=0.0)
         for part in tl.static_range(1, parts):
-            part_sums = delta.values + part * rows * width
+            part_sums = delta.data + part * rows * width
             acc += tl.load(part_sums + row + column, mask=mask, other=0.0)
         delta_scale = tl.load(delta.scale + column, mask=mask, other=0.0) if quantized else 1.0
         delta_bias = (
@@ -189,9 +192,9 @@ def finish_kernel(
         gdc_launch_dependents()
         gdc_wait()
     offsets = tl.program_id(0).to(tl.int64) * n_out + n
-    acc = tl.load(sums.values + offsets, mask=mask, other=0.0)
+    acc = tl.load(sums.data + offsets, mask=mask, other=0.0)
     for part in tl.static_range(1, parts):
-        acc += tl.load(sums.values + part * rows * n_out + offsets, mask=mask, other=0.0)
+        acc += tl.load(sums.data + part * rows * n_out + offsets, mask=mask, other=0.0)
     acc = apply_epilogue(acc, scale, bias, quantized, has_bias, gelu)
     tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)
 

@@ -93,11 +93,11 @@ def load_queries(
     tokens = token + arange_3d(16, 1, layout) + arange_3d(warps, 0, layout) * 0
     n = head * 64 + d
     offsets = tokens * (heads * 64) + n
-    value = gl.load(q.values + offsets, mask=tokens < end, other=0.0)
+    value = gl.load(q.data + offsets, mask=tokens < end, other=0.0)
     parts: gl.constexpr = config.parts
     if parts > 0:
         for part in gl.static_range(1, parts):
-            begin = q.values + part * n_tokens * heads * 64
+            begin = q.data + part * n_tokens * heads * 64
             value += gl.load(begin + offsets, mask=tokens < end, other=0.0)
         bias = gl.load(q.bias + n).to(gl.float32)
         if config.quantized:
