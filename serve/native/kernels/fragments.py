@@ -153,12 +153,14 @@ def query_operand(query, int8: gl.constexpr, mma: gl.constexpr) -> gl.tensor:
     warps: gl.constexpr = query.shape[0]
     rows: gl.constexpr = query.shape[1]
     if int8:
-        folded = gl.permute(gl.reshape(query, [warps, rows, 4, 2, 2, 2, 2]), [0, 1, 3, 6, 5, 2, 4])
+        permuted = gl.permute(
+            gl.reshape(query, [warps, rows, 4, 2, 2, 2, 2]), [0, 1, 3, 6, 5, 2, 4]
+        )
     else:
-        folded = gl.permute(gl.reshape(query, [warps, rows, 4, 8, 2]), [0, 1, 3, 2, 4])
+        permuted = gl.permute(gl.reshape(query, [warps, rows, 4, 8, 2]), [0, 1, 3, 2, 4])
     layout: gl.constexpr = rows_layout(warps, rows, 64)
-    folded = gl.reshape(folded, [warps, rows, 64])
-    return left_operand(gl.convert_layout(folded, layout, assert_trivial=True), mma)
+    permuted = gl.reshape(permuted, [warps, rows, 64])
+    return left_operand(gl.convert_layout(permuted, layout, assert_trivial=True), mma)
 
 
 @gluon.jit
@@ -168,11 +170,11 @@ def keys_operand(raw, mma: gl.constexpr) -> gl.tensor:
     keys: gl.constexpr = raw.shape[1]
     if raw.dtype == gl.int32:
         halves = gl.reshape(_int8_to_float16(raw), [warps, keys, 4, 2, 2, 2, 2])
-        folded = gl.permute(halves, [0, 3, 5, 6, 2, 4, 1])
+        permuted = gl.permute(halves, [0, 3, 5, 6, 2, 4, 1])
     else:
-        folded = gl.permute(gl.reshape(raw, [warps, keys, 4, 8, 2]), [0, 3, 2, 4, 1])
+        permuted = gl.permute(gl.reshape(raw, [warps, keys, 4, 8, 2]), [0, 3, 2, 4, 1])
     layout: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    return gl.convert_layout(gl.reshape(folded, [warps, 64, keys]), layout, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(permuted, [warps, 64, keys]), layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -183,11 +185,11 @@ def values_operand(raw, mma: gl.constexpr) -> gl.tensor:
     if raw.dtype == gl.int32:
         pairs: gl.constexpr = _pairs_layout(warps, keys)
         halves = _int8_to_float16(gl.convert_layout(raw, pairs, assert_trivial=True))
-        folded = gl.permute(gl.reshape(halves, [warps, keys, 8, 2, 2, 2]), [0, 1, 3, 5, 4, 2])
+        permuted = gl.permute(gl.reshape(halves, [warps, keys, 8, 2, 2, 2]), [0, 1, 3, 5, 4, 2])
     else:
-        folded = gl.permute(gl.reshape(raw, [warps, keys, 8, 8]), [0, 1, 3, 2])
+        permuted = gl.permute(gl.reshape(raw, [warps, keys, 8, 8]), [0, 1, 3, 2])
     layout: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    return gl.convert_layout(gl.reshape(folded, [warps, keys, 64]), layout, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(permuted, [warps, keys, 64]), layout, assert_trivial=True)
 
 
 @triton.constexpr_function

@@ -120,7 +120,7 @@ def _int8_to_float16(words) -> gl.tensor:
     """Unpack the four int8 of each int32 to float16 (…, 2, 2); byte j goes to [j % 2, j // 2].
 
     The float16 with the bits 0x6400 | u is 1024 + u. One assembly block converts two consecutive
-    words of a thread, because an operand register holds a number of each.
+    words of a thread, because an operand register holds one value of each.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """
