@@ -78,8 +78,8 @@ def texts_kernel(
     head = tl.program_id(1)
     m, d = tile_index * tile + tl.arange(0, tile), tl.arange(0, head_dim)
     row_index = (start + m)[:, None]
-    pointers = q + row_index * q_stride + head * head_dim + d[None, :]
-    query = tl.load(pointers, mask=m[:, None] < n_tokens, other=0.0)
+    query_pointers = q + row_index * q_stride + head * head_dim + d[None, :]
+    query = tl.load(query_pointers, mask=m[:, None] < n_tokens, other=0.0)
     factor = _LOG2_E
     row = tl.load(slots + group) * heads + head
     if causal:
@@ -96,9 +96,9 @@ def texts_kernel(
     acc = tl.zeros((tile, head_dim), tl.float32)
     for begin in range(0, end, block):
         n = begin + tl.arange(0, block)
-        pointers = first_key + n[:, None] * k_stride + d[None, :]
+        offsets = first_key + n[:, None] * k_stride + d[None, :]
         key_mask = n < end
-        key = tl.load(k + pointers, mask=key_mask[:, None], other=0).to(query.dtype)
+        key = tl.load(k + offsets, mask=key_mask[:, None], other=0).to(query.dtype)
         score = tl.dot(query, tl.trans(key)) * factor
         mask = key_mask[None, :] & (n[None, :] <= m[:, None]) if causal else key_mask[None, :]
         score = tl.where(mask, score, float("-inf"))
@@ -106,7 +106,7 @@ def texts_kernel(
         weights = tl.exp2(score - new_peak[:, None])
         rescale = tl.exp2(peak - new_peak)
         total = total * rescale + tl.sum(weights, 1)
-        value = tl.load(v + pointers, mask=key_mask[:, None], other=0).to(query.dtype)
+        value = tl.load(v + offsets, mask=key_mask[:, None], other=0).to(query.dtype)
         acc = tl.dot(weights.to(query.dtype), value, acc * rescale[:, None])
         peak = new_peak
     acc = acc / total[:, None]
