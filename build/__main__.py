@@ -58,8 +58,7 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "faster-whisper's format; or an OpenAI .pt file",
     )
     engine.add_argument(
-        "--engine",
-        help="folder to write; an engine there is replaced; required without --config",
+        "--engine", help="folder to write; an engine there is replaced; required without --config"
     )
     engine.add_argument(
         "--precision",

@@ -1,8 +1,8 @@
 """Measure which cross-attention heads of a decoder follow the speech, if the checkpoint lists none.
 
 A head that follows speech attends to few frames at a time, and each token attends to later frames
-than the token before. The z-scores along the best monotonic path through its weights are high.
-Other heads have no such path.
+than the token before. The z-scores along the best monotonic path through its weights are therefore
+high. Other heads have no such path.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from serve.runtime.protocol import Job, JobEvent
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.words import FRAMES_PER_S, monotonic_path
 
-MOST_HEADS = 10  # the number of heads of OpenAI's largest checkpoint
+MAX_HEADS = 10  # the number of heads of OpenAI's largest checkpoint
 _MIN_RELATIVE_SCORE = 0.9  # of the best head's score; worse heads make times less exact
 
 Heads = tuple[tuple[int, int], ...]
@@ -84,7 +84,7 @@ def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
         for by_head in Aligner(network, cache, layer_facts, len(windows)).by_head(ended):
             scores[layer] += [_score(weights.numpy()) for weights in by_head] or 0.0
     best = scores.max()
-    order = scores.ravel().argsort()[::-1][:MOST_HEADS]
+    order = scores.ravel().argsort()[::-1][:MAX_HEADS]
     candidates = [divmod(int(i), dims.n_text_head) for i in order if best > 0]
     return tuple(sorted(head for head in candidates if scores[head] >= _MIN_RELATIVE_SCORE * best))
 

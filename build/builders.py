@@ -47,7 +47,7 @@ class EngineBuilder:
             EngineError if a command or the disk failed.
         is_current: returns whether `fill` would write the same files again. It raises an
             UnavailableError or a CheckpointError if a build would fail.
-        compared_by: the command line that compares an engine with its checkpoint.
+        compare_command: the command line that compares an engine with its checkpoint.
         check: raises a ConfigError if the builder does not support a config.
         commands: returns the commands that a build runs; this needs neither library nor GPU.
         native: whether Earshot computes with the weights itself. Only such engines are calibrated
@@ -56,7 +56,7 @@ class EngineBuilder:
 
     fill: Callable[[Path, Checkpoint, BuildProduct, Log], BuiltEngineFacts]
     is_current: Callable[[Engine, Checkpoint, BuildProduct], bool]
-    compared_by: str = "python -m eval trtllm-check"
+    compare_command: str = "python -m eval trtllm-check"
     check: Callable[[BuildProduct], None] = lambda _: None
     commands: Callable[[Dims, BuildProduct], list[list[str]]] = lambda *_: []
     native: bool = False
@@ -65,7 +65,7 @@ class EngineBuilder:
 # Only this table and that of serve.contract.runtimes know the runtimes by name.
 BUILDERS: dict[RuntimeName, EngineBuilder] = {
     "native": EngineBuilder(
-        native.fill, native.is_current, compared_by="python -m build verify", native=True
+        native.fill, native.is_current, compare_command="python -m build verify", native=True
     ),
     "tensorrt_llm": EngineBuilder(
         engines.fill, engines.is_current, check=engines.check, commands=engines.commands
@@ -92,7 +92,7 @@ def check(config: BuildProduct, flags: Mapping[str, object] = MappingProxyType({
             raise ConfigError(
                 f"{name} is for native engines, but build.runtime = {build.runtime!r}; leave it "
                 'out, or build with build.runtime = "native" (to compare an engine of this runtime '
-                f"with its checkpoint, run `{builder.compared_by}`)"
+                f"with its checkpoint, run `{builder.compare_command}`)"
             )
     read_confidence(build.confidence)
     builder.check(config)

@@ -91,38 +91,38 @@ def second_moments(
     """
     from build import reference  # noqa: PLC0415 - takes seconds to load
 
-    where = open_device(RuntimeConfig(device=device))
-    model = reference.load_reference(checkpoint).to(where)
+    torch_device = open_device(RuntimeConfig(device=device))
+    model = reference.load_reference(checkpoint).to(torch_device)
     filters = mel_filters(checkpoint.dims.n_mels)
     quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]
     sources = {name: _same_inputs(name) for name in quantized}
     sums: dict[str, torch.Tensor] = {}
-    encoder = {name for name in sources.values() if name.startswith("encoder.")}
-    decoder = set(sources.values()) - encoder
+    encoder_names = {name for name in sources.values() if name.startswith("encoder.")}
+    decoder_names = set(sources.values()) - encoder_names
     for window in tracked(windows, "Calibrating", "windows"):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
-        features = reference.features_of(window, filters).to(where)
-        with _inputs_added(model, encoder, sums):
+        features = reference.features_of(window, filters).to(torch_device)
+        with _summing_inputs(model, encoder_names, sums):
             encoded = model.model.encoder(features)
         ids = reference.decode_greedily(model, encoded, prompt, MAX_TOKENS)
-        with _inputs_added(model, decoder, sums):
+        with _summing_inputs(model, decoder_names, sums):
             model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
     for name, total in sums.items():
-        frames = name in encoder or ".cross.k." in name
+        has_frames = name in encoder_names or ".cross.k." in name
         mean = float(total.diagonal().mean())
         # If all inputs were zero, any positive diagonal works.
-        total.diagonal().add_(mean * (_FRAMES_DAMPING if frames else _TOKENS_DAMPING) or 1.0)
+        total.diagonal().add_(mean * (_FRAMES_DAMPING if has_frames else _TOKENS_DAMPING) or 1.0)
     return {name: sums[source] for name, source in sources.items()}
 
 
 def _same_inputs(name: str) -> str:
     """Return the matrix that represents all matrices with the same inputs."""
-    side, _, rest = name.partition(".layers.")
+    side, _, layer_name = name.partition(".layers.")
     if ".cross.k." in name or ".cross.v." in name:  # the encoder's output, in every layer
         return f"{side}.layers.0.cross.k.weight"
     for part in ("k", "v"):
-        rest = rest.replace(f".attn.{part}.", ".attn.q.")
-    return f"{side}.layers.{rest}" if rest else name
+        layer_name = layer_name.replace(f".attn.{part}.", ".attn.q.")
+    return f"{side}.layers.{layer_name}" if layer_name else name
 
 
 def _module_of(name: str) -> str:
@@ -133,7 +133,7 @@ def _module_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _inputs_added(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
+def _summing_inputs(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
     """Inside the context, add the second moments of some layers' inputs to their sums."""
 
     def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:

@@ -98,7 +98,7 @@ class Checkpoint(Network):
 
     Attributes:
         facts, tokenizer_json: the tokenizer.
-        notes: a sentence for each fact that the checkpoint does not state.
+        notes: a sentence for each missing fact and its default.
         draft: a second network with the same encoder; its decoder proposes tokens.
     """
 
@@ -183,7 +183,7 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         path=location.path,
         naming=naming,
         dims=dims,
-        tensors=_renamed(stored, dims, naming, str(location.path), decoder_alone),
+        tensors=_rename(stored, dims, naming, str(location.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
         origin=location.where,
@@ -253,9 +253,9 @@ def _read_all(files: list[Path]) -> dict[str, Any]:
         part = _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickle(file)
         if not isinstance(part, dict):
             raise CheckpointError(f"{file} holds a {type(part).__name__}; expected tensors by name")
-        twice = sorted(tensors.keys() & part.keys())
-        if twice:
-            raise CheckpointError(f"{file}: tensor {twice[0]} is in another file too")
+        duplicates = sorted(tensors.keys() & part.keys())
+        if duplicates:
+            raise CheckpointError(f"{file}: tensor {duplicates[0]} is in another file too")
         tensors |= part
     return tensors
 
@@ -303,10 +303,12 @@ def _hf_dims(folder: Path) -> Dims:
     return _dims({field: config.get(key) for field, key in HF_DIMS.items()}, str(path), HF_DIMS)
 
 
-def _openai_dims(stated: Any, where: str) -> Dims:
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"{where}: dims is a {type(stated).__name__}; expected a dictionary")
-    values = dict(stated)
+def _openai_dims(declared: Any, where: str) -> Dims:
+    if not isinstance(declared, dict):
+        raise CheckpointError(
+            f"{where}: dims is a {type(declared).__name__}; expected a dictionary"
+        )
+    values = dict(declared)
     for side in ("audio", "text"):  # a constant in OpenAI's `whisper/model.py`
         state = values.get(f"n_{side}_state")
         values[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
@@ -315,7 +317,7 @@ def _openai_dims(stated: Any, where: str) -> Dims:
 
 
 def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
-    """Check the sizes that a file states; `names` are the file's names of them."""
+    """Check the sizes that a file states; `names` are the file's keys."""
     for field, value in values.items():
         limit = MAX_LAYERS if field.endswith("_layer") else MAX_SIZE
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
@@ -343,7 +345,7 @@ def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
     return dims
 
 
-def _renamed(
+def _rename(
     stored: Mapping[str, Any], dims: Dims, naming: Naming, where: str, decoder_alone: bool
 ) -> dict[str, torch.Tensor]:
     """Rename the tensors to our names.
@@ -354,25 +356,26 @@ def _renamed(
     expected = {
         source_tensor_name(name, naming): (name, shape) for name, shape, _ in tensor_kinds(dims)
     }
-    encoder = {foreign for foreign, (name, _) in expected.items() if name.startswith("encoder.")}
+    encoder = {source for source, (name, _) in expected.items() if name.startswith("encoder.")}
     if decoder_alone and not encoder & stored.keys():
-        expected = {foreign: expected[foreign] for foreign in expected.keys() - encoder}
+        expected = {source: expected[source] for source in expected.keys() - encoder}
     stored = dict(stored)
     _drop_tied(stored, naming, where)
     missing, unknown = expected.keys() - stored.keys(), stored.keys() - expected.keys()
     if missing or unknown:
         raise CheckpointError(
-            f"{where}: missing tensors: {_some(missing)}; unknown tensors: {_some(unknown)}"
+            f"{where}: missing tensors: {_join_names(missing)}; "
+            f"unknown tensors: {_join_names(unknown)}"
         )
     tensors = {}
-    for foreign, (name, shape) in expected.items():
-        tensor = stored[foreign]
+    for source, (name, shape) in expected.items():
+        tensor = stored[source]
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise CheckpointError(f"{where}: {foreign} is {kind}; expected floating point")
+            raise CheckpointError(f"{where}: {source} is {kind}; expected floating point")
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{where}: {foreign} has shape {list(tensor.shape)}; expected {list(shape)}"
+                f"{where}: {source} has shape {list(tensor.shape)}; expected {list(shape)}"
             )
         tensors[name] = tensor
     return tensors
@@ -389,8 +392,8 @@ def _drop_tied(stored: dict[str, Any], naming: Naming, where: str) -> None:
         )
 
 
-def _some(names: Iterable[str], most: int = 8) -> str:
+def _join_names(names: Iterable[str], limit: int = 8) -> str:
     """Return the first few names as text."""
     ordered = sorted(str(name)[:100] for name in names)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return (", ".join(ordered[:most]) or "none") + more
+    more = f" and {len(ordered) - limit} more" if len(ordered) > limit else ""
+    return (", ".join(ordered[:limit]) or "none") + more

@@ -101,8 +101,8 @@ def _verifier(
         deviation = verify.verify(engine, checkpoint, recordings, runtime)
         measured = dataclasses.asdict(deviation)
         manifest = dataclasses.replace(engine.manifest, verification=measured)
-        wanted = runtime.encoder_precision == "auto"
-        if wanted and runs_fp8(runtime.kernels, torch.device(device)):
+        checks_fp8 = runtime.encoder_precision == "auto"
+        if checks_fp8 and runs_fp8(runtime.kernels, torch.device(device)):
             proof = verify.prove_fp8(engine, checkpoint, FP8_CLIPS, runtime)
             manifest = dataclasses.replace(manifest, fp8=proof)
         if not manifest.tokenizer.alignment_heads:
@@ -139,7 +139,7 @@ def _verify(args: argparse.Namespace) -> None:
     if not builder.native:
         raise EngineError(
             f"{engine.path} is a {engine.manifest.runtime} engine, and only its own library reads "
-            f"its weights; compare it with `{builder.compared_by}`"
+            f"its weights; compare it with `{builder.compare_command}`"
         )
     checkpoint = open_checkpoint(args.checkpoint or engine.manifest.source.id, args.tokenizer)
     _verifier(checkpoint, config, args)(engine)

@@ -27,14 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 _VERSION = 6
 _SPEC = "WhisperSpec"
-_DTYPES = (
-    torch.float32,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.float16,
-    torch.bfloat16,
-)
+_DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 # The settings of every CTranslate2 Whisper; with other values the same tensors compute other texts.
 _SETTINGS = {
     "decoder/activation": 3,  # GELU
@@ -45,9 +38,9 @@ _SETTINGS = {
     "decoder/scale_embeddings": 0,
     "decoder/start_from_zero_embedding": 0,
 }
-_READ_ELSEWHERE = ("decoder/alignment_heads", "decoder/alignment_layer")  # from config.json
+_IGNORED_SETTINGS = ("decoder/alignment_heads", "decoder/alignment_layer")  # from config.json
 _STACKED = {"/self_attention/linear_0": "qkv", "/attention/linear_1": "kv"}
-_READ = (torch.float32, torch.float16, torch.bfloat16)
+_FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SCALE = "_scale"
 _LAYER = re.compile(r"(encoder|decoder)/layer_(\d+)/")
 
@@ -67,8 +60,11 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         CheckpointError: the file cannot be read, is damaged, or is not Whisper.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as whole:
-            stored, aliases = _read_variables(whole)
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped,
+        ):
+            stored, aliases = _read_variables(mapped)
     except (OSError, ValueError, IndexError, struct.error) as error:  # an empty file has no map
         raise CheckpointError(
             f"cannot read {path} as a CTranslate2 Whisper: {error}; it may be damaged or "
@@ -81,14 +77,14 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
     tensors = dict(_split(tensors, path))
     settings = {name: tensors.pop(name).item() for name in list(tensors) if not tensors[name].dim()}
     heads = {side: settings.pop(f"{side}/num_heads", None) for side in ("encoder", "decoder")}
-    for name in settings.keys() - set(_READ_ELSEWHERE):
+    for name in settings.keys() - set(_IGNORED_SETTINGS):
         expected = _SETTINGS.get(name, "no such setting")
         if settings[name] != expected:
             raise CheckpointError(f"{path}: {name} = {settings[name]}; expected {expected}")
     return _sizes(tensors, heads), tensors
 
 
-def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
+def _read_variables(mapped: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
     """Read all variables by name, in the stored dtype, and the targets of all aliases.
 
     Raises:
@@ -98,7 +94,7 @@ def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
 
     def unpack(layout: str) -> tuple[Any, ...]:
         nonlocal offset
-        values = struct.unpack_from(f"<{layout}", whole, offset)
+        values = struct.unpack_from(f"<{layout}", mapped, offset)
         offset += struct.calcsize(f"<{layout}")
         return values
 
@@ -119,7 +115,7 @@ def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
         if size != expected or not size:
             raise ValueError(f"{name} of shape {shape} has {size:,} bytes; expected {expected:,}")
         # A copy, since the file does not align tensors.
-        data = torch.frombuffer(whole, dtype=torch.uint8, count=size, offset=offset).clone()
+        data = torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=offset).clone()
         offset += size
         return data.view(dtype).reshape(shape)
 
@@ -130,8 +126,8 @@ def _read_variables(whole: mmap.mmap) -> tuple[Tensors, dict[str, str]]:
     stored = {name: unpack_tensor(name) for name in (unpack_name() for _ in range(count))}
     (count,) = unpack("I")
     aliases = {alias: unpack_name() for alias in (unpack_name() for _ in range(count))}
-    if offset != len(whole):
-        raise ValueError(f"{len(whole) - offset:,} bytes follow after the last alias")
+    if offset != len(mapped):
+        raise ValueError(f"{len(mapped) - offset:,} bytes follow after the last alias")
     return stored, aliases
 
 
@@ -139,7 +135,7 @@ def _expanded(stored: Tensors, path: Path) -> Tensors:
     """Expand INT8 matrices to float16, divided by the scale of each row; keep all others."""
     tensors = dict(stored)
     for name, tensor in stored.items():
-        if not tensor.dim() or tensor.dtype in _READ:
+        if not tensor.dim() or tensor.dtype in _FLOAT_DTYPES:
             continue
         scale = stored.get(name + _SCALE)
         if tensor.dtype != torch.int8 or scale is None or scale.shape != tensor.shape[:1]:
@@ -182,7 +178,7 @@ def _sizes(tensors: Tensors, heads: dict[str, Any]) -> dict[str, Any]:
         return tensor.shape[dimension]
 
     layers = {match.groups() for match in map(_LAYER.match, tensors) if match}
-    counts = {side: sum(of == side for of, _ in layers) for side in heads}
+    counts = {side: sum(name_side == side for name_side, _ in layers) for side in heads}
     return {
         "n_mels": size("encoder/conv1/weight", 1),
         "n_audio_ctx": size("encoder/position_encodings/encodings", 0),

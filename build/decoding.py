@@ -34,7 +34,8 @@ def first_windows(recordings: Sequence[VerificationAudio], engine: Engine) -> li
     """Make the first window of each recording, with its language in the prompt."""
     filters, facts = engine.load_mel_filters(), engine.manifest.tokenizer
     return [
-        WindowInput(features_of(one, filters), prompt_of(facts, one.language)) for one in recordings
+        WindowInput(features_of(recording, filters), prompt_of(facts, recording.language))
+        for recording in recordings
     ]
 
 
@@ -42,7 +43,7 @@ def decode_windows(
     runtime: Runtime,
     windows: Sequence[WindowInput],
     max_tokens: int = DecodingOptions.max_tokens,
-    done: Callable[[], object] = lambda: None,
+    on_window: Callable[[], object] = lambda: None,
 ) -> list[GreedyResult]:
     """Decode windows; the runtime decodes as many at a time as it has slots.
 
@@ -50,7 +51,7 @@ def decode_windows(
         runtime: a runtime without other jobs.
         windows: the windows, in the order of the results.
         max_tokens: the maximum number of tokens of each window, end of text included.
-        done: called after each window.
+        on_window: called after each window.
 
     Raises:
         EarshotError: a window cannot be decoded.
@@ -67,7 +68,7 @@ def decode_windows(
                 raise event.error
             if event.finished:
                 decoded[event.job_id] = GreedyResult(sampled[event.job_id], event.finished == "eot")
-                done()
+                on_window()
     return [decoded[i] for i in range(len(windows))]
 
 

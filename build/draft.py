@@ -1,6 +1,6 @@
 """Open a draft: a second checkpoint with the same encoder; the engine also stores its decoder.
 
-The draft must have the checkpoint's vocabulary. Other meanings of its tokens would only make worse
+The draft must have a vocabulary of the same size. Tokens with another meaning would only make worse
 drafts, since every draft token is verified.
 
 For example, distil-large-v3 is a draft for large-v3: its encoder is a frozen copy of the larger
@@ -16,7 +16,7 @@ from build.checkpoint import Checkpoint, Network, open_network
 from serve.contract.engine import Dims, Draft
 from serve.contract.errors import CheckpointError
 
-_OWN_SIZES = ("n_text_layer", "n_text_ffn")  # all other sizes must equal the checkpoint's
+_DRAFT_SIZES = ("n_text_layer", "n_text_ffn")  # all other sizes must equal the checkpoint's
 
 
 def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
@@ -57,7 +57,7 @@ def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
     return {**checkpoint.tensors, **decoder}
 
 
-def _refuse(draft: Network, difference: str) -> CheckpointError:
+def _mismatch_error(draft: Network, difference: str) -> CheckpointError:
     return CheckpointError(
         f"{draft.path} is not a draft for this checkpoint: {difference}; name a matching draft, or "
         "leave `draft` out of [build]"
@@ -66,9 +66,11 @@ def _refuse(draft: Network, difference: str) -> CheckpointError:
 
 def _same_sizes(draft: Network, checkpoint: Checkpoint) -> None:
     for field in dataclasses.fields(Dims):
-        own, expected = getattr(draft.dims, field.name), getattr(checkpoint.dims, field.name)
-        if own != expected and field.name not in _OWN_SIZES:
-            raise _refuse(draft, f"its {field.name} is {own}, the checkpoint's {expected}")
+        actual, expected = getattr(draft.dims, field.name), getattr(checkpoint.dims, field.name)
+        if actual != expected and field.name not in _DRAFT_SIZES:
+            raise _mismatch_error(
+                draft, f"its {field.name} is {actual}, the checkpoint's {expected}"
+            )
 
 
 def _same_encoder(draft: Network, checkpoint: Checkpoint) -> None:
@@ -77,4 +79,4 @@ def _same_encoder(draft: Network, checkpoint: Checkpoint) -> None:
         if not name.startswith("encoder."):
             continue
         if not torch.equal(tensor.half(), checkpoint.tensors[name].half()):
-            raise _refuse(draft, f"its encoder has another {name}")
+            raise _mismatch_error(draft, f"its encoder has another {name}")

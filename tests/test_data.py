@@ -13,7 +13,7 @@ from build.checkpoint import open_checkpoint
 from build.clips import load_clips
 from build.draft import with_draft
 from serve.speech import sources
-from serve.speech.audio import whole
+from serve.speech.audio import join_blocks
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.speech.meter import AudioLimits
 
@@ -63,7 +63,7 @@ def test_the_draft_fits_it():
 )
 def test_every_clip_is_as_long_as_its_manifest_says(table):
     for clip in load_clips(table):  # all in this process, which is faster
-        samples = whole(sources.decode(clip.path.read_bytes(), AudioLimits(400.0)))
+        samples = join_blocks(sources.decode(clip.path.read_bytes(), AudioLimits(400.0)))
         assert len(samples) / RATE == pytest.approx(clip.duration_s, abs=0.1), clip.file
         assert not clip.text or np.abs(samples).max() > 0.02, clip.file
 

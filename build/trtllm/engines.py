@@ -21,14 +21,7 @@ from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.limits import (
-    ENGINES_FOLDER,
-    EngineLimits,
-    Gpu,
-    find_gpu,
-    limits_of,
-    visible_gpu,
-)
+from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, Gpu, find_gpu, limits_of, visible_gpu
 from serve.trtllm.release import library_version
 
 BUILDER = "trtllm-build"
@@ -150,11 +143,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
             encoder.
         EngineError: the builder or the disk failed.
     """
-    device, precision, dims = (
-        first_of(config.runtime).device,
-        config.build.precision,
-        checkpoint.dims,
-    )
+    device = first_of(config.runtime).device
+    precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
     if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
         raise UnavailableError(
@@ -203,7 +193,7 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
 
 
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
-    """Run the builder and log its output line by line; it never outlives this call."""
+    """Run the builder and log its output line by line; end it if this call is interrupted."""
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     with Popen(
         command, cwd=work, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"

@@ -18,7 +18,7 @@ from build.clips import Clip
 from eval.record import replaced
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech.audio import decode, whole
+from serve.speech.audio import decode, join_blocks
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 
@@ -74,7 +74,7 @@ def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
     first = parts[0]
     path = CACHE / f"{digest.hexdigest()[:24]}.flac"
     if not path.is_file():
-        samples = _with_pauses([whole(decode(data, limits)) for data in audio])
+        samples = _with_pauses([join_blocks(decode(data, limits)) for data in audio])
         with replaced(path) as partial:
             soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)

@@ -45,11 +45,13 @@ def accepting(share: float) -> type[NativeRuntime]:
             self,
             feed: StepBatch,
             cache: Cache,
-            wanted: torch.Tensor | None = None,
+            logit_indices: torch.Tensor | None = None,
             queries: dict[int, torch.Tensor] | None = None,
         ) -> torch.Tensor:
-            logits = super().step(feed, cache, wanted, queries)
-            if feed.several and wanted is None and queries is None:  # draft tokens are verified
+            logits = super().step(feed, cache, logit_indices, queries)
+            if (
+                feed.multi_token and logit_indices is None and queries is None
+            ):  # draft tokens are verified
                 logits.scatter_(1, _following(feed, share)[:, None], _TOP_LOGIT)
             return logits
 

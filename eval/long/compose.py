@@ -368,7 +368,7 @@ def _make(
 
     @functools.cache
     def sound(clip: Clip) -> Samples:
-        return faded(audio.whole(audio.decode(read_bytes(clip.path), _LIMITS)), 0.01)
+        return faded(audio.join_blocks(audio.decode(read_bytes(clip.path), _LIMITS)), 0.01)
 
     def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
         made = recording(file, kind, stretches)

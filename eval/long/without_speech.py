@@ -125,7 +125,7 @@ def _keyboard_noise(count: int, level_db: float, rng: np.random.Generator) -> Sa
 
 
 def _read(clip: Clip) -> Samples:
-    return audio.whole(audio.decode(read_bytes(clip.path), _LIMITS))
+    return audio.join_blocks(audio.decode(read_bytes(clip.path), _LIMITS))
 
 
 def _pauses(samples: Samples) -> list[Samples]:

@@ -225,7 +225,7 @@ def hour_of(clips: Sequence[Clip]) -> bytes:
         AudioError: a clip cannot be decoded.
     """
     limits = AudioLimits(_HOUR_S)
-    parts = [audio.whole(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
+    parts = [audio.join_blocks(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
     samples, file = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE), io.BytesIO()
     soundfile.write(file, samples, SAMPLE_RATE, format="MP3")
     return file.getvalue()

@@ -271,7 +271,7 @@ def files_of(clips: Sequence[Clip]) -> dict[str, Ask]:
     files = {}
     spoken = sorted((clip for clip in clips if clip.text), key=lambda clip: clip.duration_s)
     for clip in spoken[:_CLIPS]:
-        samples = audio.whole(audio.decode(clip.path.read_bytes(), AudioLimits(_MAX_CLIP_S)))
+        samples = audio.join_blocks(audio.decode(clip.path.read_bytes(), AudioLimits(_MAX_CLIP_S)))
         for ending, kind in _FORMATS.items():
             file = io.BytesIO()
             soundfile.write(file, samples, SAMPLE_RATE, format=kind)

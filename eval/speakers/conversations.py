@@ -27,7 +27,7 @@ from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Samples
 from serve.speakers.diarize import SpeakerTurn
-from serve.speech.audio import decode, whole
+from serve.speech.audio import decode, join_blocks
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import SpeechFilter, VadModel, VadOptions
@@ -243,7 +243,7 @@ def _draw_speakers(
 
 
 def _speech_of(clip: Clip) -> _SpokenClip:
-    samples = whole(decode(read_bytes(clip.path), _LIMITS))
+    samples = join_blocks(decode(read_bytes(clip.path), _LIMITS))
     listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
     intervals = list[tuple[int, int]]()

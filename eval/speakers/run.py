@@ -27,7 +27,7 @@ from eval.speakers.conversations import PLAN, ConversationRecording, compose, re
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import Diarizer, SpeakerTurn
-from serve.speech.audio import decode, whole
+from serve.speech.audio import decode, join_blocks
 from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
 
@@ -251,7 +251,7 @@ def _scored(
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
     for recording in recordings:
-        samples = whole(decode(read_bytes(recording.path), _LIMITS))
+        samples = join_blocks(decode(read_bytes(recording.path), _LIMITS))
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s

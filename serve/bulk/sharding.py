@@ -28,7 +28,7 @@ from serve.contract.errors import ConfigError
 from serve.speech import formats
 from serve.speech.cues import DEFAULT, CueOptions
 from serve.speech.file_types import is_audio
-from serve.speech.formats import places_of, suffix_of
+from serve.speech.formats import output_paths, suffix_of
 
 Format = Literal["jsonl", "parquet"]
 
@@ -134,7 +134,7 @@ def places_below(files: list[str], name: str) -> list[str]:
         name: the folder, or the manifest.
     """
     folder = name if store.kind_of(name) == fs.FileType.Directory else store.parent(name)
-    return places_of([_below(file, folder) for file in files])
+    return output_paths([_below(file, folder) for file in files])
 
 
 def _below(file: str, folder: str) -> str:

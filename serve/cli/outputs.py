@@ -10,7 +10,7 @@ from tqdm import tqdm
 from serve.cli.inputs import InputFile
 from serve.contract.errors import ConfigError
 from serve.contract.files import write_text
-from serve.speech.formats import Format, places_of, suffix_of
+from serve.speech.formats import Format, output_paths, suffix_of
 
 _ADVICE = "choose another --output folder"
 
@@ -25,7 +25,7 @@ def targets_of(
     """
     if folder is None:
         return [None] * len(recordings)
-    places = places_of([recording.path for recording in recordings])
+    places = output_paths([recording.path for recording in recordings])
     targets = [folder / f"{place}{suffix_of(format)}" for place in places]
     for parent in sorted({target.parent for target in targets}):
         try:

@@ -35,14 +35,14 @@ def add_parser(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
     from serve.speech.tokenizer import Tokenizer  # noqa: PLC0415 - loads torch
-    from serve.transcriber.prompts import trie_of, weighted  # noqa: PLC0415 - loads torch
+    from serve.transcriber.prompts import split_weight, trie_of  # noqa: PLC0415 - loads torch
 
     config = load_config(args.config)
     tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected one phrase per line").splitlines()
     phrases = [line for line in lines if line.strip()]
     trie = trie_of(tuple(phrases), tokenizer)
-    pairs = [weighted(phrase) for phrase in phrases]
+    pairs = [split_weight(phrase) for phrase in phrases]
     ids = tokenizer.phrases_ids("phrases", [text for text, _ in pairs])
     rows = list[tuple[str, ...]]()
     for (text, weight), ways in zip(pairs, ids, strict=True):

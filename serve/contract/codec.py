@@ -83,8 +83,8 @@ def from_json(
             ) from None
         # Report an unknown key first: it may be a misspelt form of the missing one.
         errors = problem.errors(include_url=False)
-        worst = min(errors, key=lambda details: details["type"] != _UNKNOWN_KEY)
-        message = _sentence(kind, worst, where)
+        reported = min(errors, key=lambda details: details["type"] != _UNKNOWN_KEY)
+        message = _error_message(kind, reported, where)
         raise error(f"{message}; {advice}" if advice else message) from problem
     return value
 
@@ -100,9 +100,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def text_that(check: Callable[[str], Any], expected: str) -> pydantic.AfterValidator:
-    """Make a validator of texts for which `check` is true; `expected` describes them.
+    """Make a validator that rejects a text if `check` returns false or raises a ValueError.
 
-    A check may also raise a ValueError.
+    `expected` describes valid texts in the error message.
     """
 
     def checked(text: str) -> str:
@@ -172,7 +172,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
 
 
-def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
+def _error_message(kind: Any, details: ErrorDetails, where: str) -> str:
     """Return the message of one pydantic error."""
     problem, location, value = details["type"], details["loc"], details["input"]
     context = details.get("ctx", {})
@@ -180,18 +180,18 @@ def _sentence(kind: Any, details: ErrorDetails, where: str) -> str:
         return f"{where} is not JSON: {context['error']}"
     if problem == _UNKNOWN_KEY:
         *parents, key = location
-        table = f"{where}: {_dotted(parents)}" if parents else where
+        table = f"{where}: {_format_location(parents)}" if parents else where
         return f"{table}: unknown key {shown(key)}{nearest(str(key), _fields_at(kind, parents))}"
     if problem == "missing":
-        has = f"; has {_listed(value) or 'no keys'}" if isinstance(value, dict) else ""
-        return f"{where}: {_dotted(location)} is missing{has}"
+        found_keys = f"; has {_list_keys(value) or 'no keys'}" if isinstance(value, dict) else ""
+        return f"{where}: {_format_location(location)} is missing{found_keys}"
     template = _EXPECTED.get(problem)
     expected = template.format(**context) if template else details["msg"]
-    subject = f"{where}: {_dotted(location)} =" if location else f"{where} holds"
+    subject = f"{where}: {_format_location(location)} =" if location else f"{where} holds"
     return f"{subject} {shown(value)}; expected {expected}"
 
 
-def _dotted(location: Sequence[int | str]) -> str:
+def _format_location(location: Sequence[int | str]) -> str:
     """Format a location, such as runtime.slots or temperatures[0]."""
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_KEY_CHARS]}" for step in location
@@ -199,7 +199,7 @@ def _dotted(location: Sequence[int | str]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def _listed(keys: Iterable[str]) -> str:
+def _list_keys(keys: Iterable[str]) -> str:
     """List the first keys of a table; the input bounds neither their number nor their length."""
     return ", ".join(key[:_MAX_KEY_CHARS] for key in itertools.islice(keys, _MAX_KEYS))
 
@@ -221,8 +221,8 @@ def split_unknown(
         parents: the keys that lead to the table.
 
     Returns:
-        The table without unknown keys; the dotted location of each unknown key with the most
-        similar field or "". Only the first keys get a similar field, because the search is slow.
+        The table without unknown keys, and the unknown keys: dotted location -> the most similar
+        field, or "". Only the first keys get a similar field, because the search is slow.
     """
     known, unknown = dict[str, Any](), dict[str, str]()
     fields = _fields_at(kind, parents)
@@ -232,10 +232,10 @@ def split_unknown(
             matches = []
             if len(unknown) < _MAX_KEYS:
                 matches = difflib.get_close_matches(key[:_MAX_KEY_CHARS], fields, n=1)
-            unknown[_dotted(location)] = matches[0] if matches else ""
+            unknown[_format_location(location)] = matches[0] if matches else ""
         elif isinstance(value, dict) and _fields_at(kind, location):
-            known[key], unknown_inside = split_unknown(kind, value, location)
-            unknown |= unknown_inside
+            known[key], inner_unknown = split_unknown(kind, value, location)
+            unknown |= inner_unknown
         else:
             known[key] = value
     return known, unknown

@@ -45,7 +45,7 @@ ComputeType = Literal["auto", "float32", "bfloat16"]
 CrossPrecision = Literal["full", "int8"]
 EncoderPrecision = Literal["auto", "full", "fp8"]
 
-SECTIONS_OF_OTHERS = ("build", "eval")
+OTHER_SECTIONS = ("build", "eval")
 """Sections that serve ignores; build and eval read them."""
 
 
@@ -172,9 +172,9 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     """
     path = Path(path)
     table = read_toml(path)
-    _refuse_removed(table, read_toml(REMOVED), path)
+    _reject_removed_keys(table, read_toml(REMOVED), path)
     names = {field.name for field in dataclasses.fields(kind)}
-    keys = {key: table[key] for key in table if key in names or key not in SECTIONS_OF_OTHERS}
+    keys = {key: table[key] for key in table if key in names or key not in OTHER_SECTIONS}
     config = from_table(kind, {"name": path.stem, **keys}, str(path))
     for problem in (*_server_problems(config), *_shadow_problems(config)):
         raise ConfigError(f"{path}: {problem}")
@@ -183,18 +183,20 @@ def read_config(path: str | Path, kind: type[C]) -> C:
 
 def table_of(config: Config) -> dict[str, Any]:
     """Return a config as a TOML table, without the fields that a file may not set."""
-    return _kept(dataclasses.asdict(config), read_toml(REMOVED))
+    return _without_removed_keys(dataclasses.asdict(config), read_toml(REMOVED))
 
 
-def _kept(table: Mapping[str, Any], removed: Mapping[str, Any]) -> dict[str, Any]:
+def _without_removed_keys(table: Mapping[str, Any], removed: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _kept(value, removed.get(key, {})) if isinstance(value, dict) else value
+        key: _without_removed_keys(value, removed.get(key, {}))
+        if isinstance(value, dict)
+        else value
         for key, value in table.items()
         if not isinstance(removed.get(key), str)
     }
 
 
-def _refuse_removed(
+def _reject_removed_keys(
     table: Mapping[str, Any], removed: Mapping[str, Any], path: Path, parents: str = ""
 ) -> None:
     for key, advice in removed.items():
@@ -202,11 +204,11 @@ def _refuse_removed(
         if isinstance(advice, str) and value is not None:
             raise ConfigError(f"{path}: {dotted} was removed; it {advice}")
         if isinstance(advice, dict) and isinstance(value, dict):
-            _refuse_removed(value, advice, path, f"{dotted}.")
+            _reject_removed_keys(value, advice, path, f"{dotted}.")
 
 
 def _server_problems(config: Config) -> Iterator[str]:
-    """Yield what does not fit together in the keys of the server, the gateway and jobs."""
+    """Yield contradictions between the keys of the server, the gateway and jobs."""
     server, processes, jobs = config.server, config.gateway.processes, config.jobs
     ports = (server.http_port, server.grpc_port, server.metrics_port)
     if len(set(ports)) != len(ports):
@@ -230,7 +232,7 @@ def _server_problems(config: Config) -> Iterator[str]:
 
 
 def _shadow_problems(config: Config) -> Iterator[str]:
-    """Yield what does not fit together in the keys of the shadow monitor, if it is on."""
+    """Yield contradictions between the keys of the shadow monitor, if it is on."""
     shadow, processes = config.shadow, config.gateway.processes
     if shadow.share and not (shadow.engine or shadow.beam_size):
         yield (

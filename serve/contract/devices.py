@@ -34,9 +34,9 @@ QUOTAS = (
 
 def names_of(device: str) -> tuple[str, ...]:
     """Return the name of each engine in metrics and messages; a star is not expanded."""
-    kind, _, rest = device.partition(":")
+    kind, _, numbers = device.partition(":")
     if kind == "cuda":
-        return tuple(f"cuda:{number}" for number in rest.split(",")) if rest else (kind,)
+        return tuple(f"cuda:{number}" for number in numbers.split(",")) if numbers else (kind,)
     count = len(device.split(","))
     return (device,) if count == 1 else tuple(f"cpu-{number}" for number in range(count))
 
@@ -94,8 +94,8 @@ def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
     placements = []
     if config.device.startswith("cuda"):
         runtime = dataclasses.replace(config, device="cuda")
-        listed = os.environ.get(_VISIBLE, "").split(",")
-        visible = [device.strip() for device in listed if device.strip()]
+        visible_variable = os.environ.get(_VISIBLE, "").split(",")
+        visible = [device.strip() for device in visible_variable if device.strip()]
         for name in names:
             number = name.removeprefix("cuda:")
             device = visible[int(number)] if visible else number
@@ -105,10 +105,10 @@ def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
     if len(cores) < count:
         cores = []
     for i, name in enumerate(names):
-        share = cores[len(cores) * i // count : len(cores) * (i + 1) // count]
-        threads = config.threads or max(1, min(len(share), usable_cores() // count))
+        engine_cores = cores[len(cores) * i // count : len(cores) * (i + 1) // count]
+        threads = config.threads or max(1, min(len(engine_cores), usable_cores() // count))
         runtime = dataclasses.replace(config, device="cpu", threads=threads)
-        placements.append(DevicePlacement(name, runtime, {CORES: ",".join(map(str, share))}))
+        placements.append(DevicePlacement(name, runtime, {CORES: ",".join(map(str, engine_cores))}))
     return tuple(placements)
 
 

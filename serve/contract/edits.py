@@ -2,12 +2,7 @@
 
 
 def char_edits(expected: str, text: str) -> int:
-    """Return the Levenshtein distance in characters, each of which counts, spaces within too.
-
-    Args:
-        expected: a normalized text, without spaces at its ends.
-        text: another one.
-    """
+    """Return the Levenshtein distance of two normalized texts, in characters; spaces count."""
     import jiwer  # noqa: PLC0415 - few processes compare texts
 
     if not expected:  # jiwer takes no empty reference

@@ -205,9 +205,9 @@ class Engine:
             found, expected = set(file.keys()), set(specs)
             if found != expected:
                 missing = ", ".join(sorted(expected - found)) or "none"
-                surplus = ", ".join(sorted(found - expected)) or "none"
+                unexpected = ", ".join(sorted(found - expected)) or "none"
                 raise EngineError(
-                    f"{path}: missing tensors: {missing}; unexpected tensors: {surplus}"
+                    f"{path}: missing tensors: {missing}; unexpected tensors: {unexpected}"
                 )
             tensors = {name: file.get_tensor(name) for name in specs}
         for name, spec in specs.items():
@@ -253,7 +253,7 @@ class Engine:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise an error of reading a file as an EngineError."""
+    """Convert an error in reading a file to an EngineError."""
     try:
         yield
     except (OSError, SafetensorError, KeyError, UnicodeDecodeError) as error:
@@ -266,7 +266,7 @@ def open_engine(path: str | Path) -> Engine:
     Raises:
         EngineError: a file differs from the manifest.
     """
-    engine = _with_its_files(Path(path))
+    engine = _open_without_hashes(Path(path))
     _check_hashes(engine)
     return engine
 
@@ -275,14 +275,14 @@ def open_engine(path: str | Path) -> Engine:
 def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
     """Open an engine folder, and check its hashes in the background while the block loads it.
 
-    Hashing takes most of a second per gigabyte. Only formats that are safe to read from a damaged
-    file are read before the check ends; compiled engines are therefore checked first.
+    Hashing takes most of a second per gigabyte. Native engines are safe to read even if a file is
+    damaged. Compiled engines are not, so they are checked before the block starts.
 
     Raises:
         EngineError: see `open_engine`; raised at the block's end, or instead of an error in the
             block, which a damaged file may have caused.
     """
-    engine = _with_its_files(Path(path))
+    engine = _open_without_hashes(Path(path))
     if engine.manifest.runtime != "native":
         _check_hashes(engine)
         yield engine
@@ -298,8 +298,8 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
     checked.result()
 
 
-def _with_its_files(path: Path) -> Engine:
-    """Open an engine; check its manifest, and that its files exist in the right sizes."""
+def _open_without_hashes(path: Path) -> Engine:
+    """Open an engine; check its manifest, and the existence and sizes of its files."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
         file = path / name

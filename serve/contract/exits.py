@@ -67,7 +67,7 @@ def require_text(arguments: Sequence[str], files: bool = False) -> None:
 
 
 def _drop_output() -> None:
-    """Discard the rest of standard output; otherwise its last flush would fail again."""
+    """Discard the rest of standard output; otherwise Python's flush at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -61,7 +61,7 @@ def write_text(
     Raises:
         FileError: the file cannot be written, for example on a full disk; an older file is kept.
     """
-    # The name is the same for each attempt, so the next attempt reuses the rest of a killed one.
+    # The name is always the same, so an attempt replaces the leftover of a killed attempt.
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
     partial = path.with_name(f".{digest[:16]}.partial")
     try:

@@ -1,7 +1,7 @@
-"""The spelling of a request's options on the command line, also in messages.
+"""Translate the names of a request's options to command-line flags, also in messages.
 
-The code that checks a request names fields as HTTP clients send them: `partial = true`. A command
-shows its errors and warnings with the flags that its user writes: `--option partial=true`.
+The code that checks a request names fields as HTTP clients send them: `partial = true`. Commands
+show the same errors and warnings with flags: `--option partial=true`.
 """
 
 import re
@@ -49,9 +49,9 @@ def in_flags(text: str, options: Mapping[str, Option] = OPTIONS) -> str:
     def replaced(match: re.Match[str]) -> str:
         name, value = match.groups()
         subject = match.start() == 0 and _SUBJECT.match(text, match.end())
-        named = value or "_" in name or "`" in match[0] or subject
-        known = name in OTHER_FLAGS or (name in options and name not in WITHOUT_FLAG)
-        if not known or not (named or text.endswith("came with ", 0, match.start())):
+        is_marked = value or "_" in name or "`" in match[0] or subject
+        has_flag = name in OTHER_FLAGS or (name in options and name not in WITHOUT_FLAG)
+        if not has_flag or not (is_marked or text.endswith("came with ", 0, match.start())):
             return match[0]
         return flag_of(name, value)
 

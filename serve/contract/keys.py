@@ -168,8 +168,8 @@ def add_key(path: Path, name: str, fields: Mapping[str, object]) -> None:
     from_table(_File, table, "the new key")
     if path.exists() and name in read_keys(path):
         raise ConfigError(f"{path} already has a key {name}; choose another name, or revoke it")
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_text(path, f"{before}\n{tomli_w.dumps(table)}", mode=_OWNER_ONLY)
+    existing = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_text(path, f"{existing}\n{tomli_w.dumps(table)}", mode=_OWNER_ONLY)
 
 
 def revoke_key(path: Path, name: str) -> None:
@@ -202,8 +202,8 @@ def _edit(path: Path, name: str, expires: str | None) -> None:
         if expires is None:
             return ""
         lines = re.sub(r"(?m)^[ \t]*expires[ \t]*=.*\n?", "", match[0]).rstrip()
-        blank = "\n" if match[0].endswith("\n\n") else ""
-        return f'{lines}\nexpires = "{expires}"\n{blank}'
+        blank_line = "\n" if match[0].endswith("\n\n") else ""
+        return f'{lines}\nexpires = "{expires}"\n{blank_line}'
 
     keys = read_keys(path)
     if name not in keys:

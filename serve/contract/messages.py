@@ -35,19 +35,19 @@ class AudioFile:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: slice) -> bytes:
-        begin, end, _ = place.indices(self._size)
+    def __getitem__(self, key: slice) -> bytes:
+        begin, end, _ = key.indices(self._size)
         return os.pread(self._descriptor, max(0, end - begin), begin)
 
-    def let_go(self) -> None:
+    def free_disk_space(self) -> None:
         """Free the file's disk space, even if the object is still referenced.
 
         The traceback of an error may keep a reference until the next garbage collection. The
-        descriptor stays open, because a worker may still read from it; it then reads nothing.
+        descriptor stays open, because a worker may still read from it; it then reads an empty file.
         """
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        os.dup2(nothing, self._descriptor, inheritable=False)
-        os.close(nothing)
+        null_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(null_descriptor, self._descriptor, inheritable=False)
+        os.close(null_descriptor)
 
     def fileno(self) -> int:
         """Return the descriptor; this object still owns it."""

@@ -53,10 +53,10 @@ def as_switch(name: str, value: object) -> Switch:
     Raises:
         OptionError: the value is not one of them.
     """
-    chosen = _SWITCHED.get(str(value).lower()) if isinstance(value, bool | str) else None
-    if chosen is None:
+    choice = _SWITCHED.get(str(value).lower()) if isinstance(value, bool | str) else None
+    if choice is None:
         raise OptionError(f"{name} = {shown(value)}; expected auto, on, off, true or false")
-    return chosen
+    return choice
 
 
 def parse(option: Option, text: str) -> Any:
@@ -74,18 +74,18 @@ def parse(option: Option, text: str) -> Any:
         return tuple(parse(item, part.strip()) for part in text.split(","))
     if option.choices == SWITCH:
         return as_switch(option.name, text)
-    read, expected = _READERS[option.kind]
+    parse_value, expected = _READERS[option.kind]
     if option.choices:
         expected = f"one of {', '.join(option.choices)}"
     with contextlib.suppress(ValueError, KeyError):
-        value = read(text)
+        value = parse_value(text)
         if not option.choices or value in option.choices:
             return value
     raise OptionError(f"{option.name} = {shown(text)}; expected {expected}")
 
 
 def checked(option: Option, value: object) -> Any:
-    """Return an option's value, or a list of its items, if the types are right.
+    """Return an option's value, or a list of its items, after a check of the types.
 
     Raises:
         OptionError: the value has another type, which NumPy would convert silently, or it is an
@@ -95,26 +95,26 @@ def checked(option: Option, value: object) -> Any:
         if not isinstance(value, tuple | list):
             raise OptionError(f"{option.name} = {shown(value)}; expected a list")
         item = dataclasses.replace(option, many=False)
-        return [checked(item, one) for one in value]
+        return [checked(item, item_value) for item_value in value]
     if option.choices == SWITCH:
         return as_switch(option.name, value)
     kind, expected = _TYPES[option.kind]
-    good = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
-    if good and isinstance(value, int) and abs(value) >= _TOO_MANY:
-        good, expected = False, f"{expected} below {_TOO_MANY}"
-    if not good:
+    has_type = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
+    if has_type and isinstance(value, int) and abs(value) >= _INT32_LIMIT:
+        has_type, expected = False, f"{expected} below {_INT32_LIMIT}"
+    if not has_type:
         raise OptionError(f"{option.name} = {shown(value)}; expected {expected}")
     return value
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         raise ValueError
     return int(text)
@@ -122,13 +122,13 @@ def _whole(text: str) -> int:
 
 _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     str: (str, "text"),
-    float: (_number, "a number"),
-    int: (_whole, "a whole number"),
+    float: (_parse_number, "a number"),
+    int: (_parse_integer, "a whole number"),
     bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
 }
 
 
-_TOO_MANY = 2**31  # the first integer that INT32 cannot hold
+_INT32_LIMIT = 2**31  # the first integer that INT32 cannot hold
 _TYPES: dict[type, tuple[type, str]] = {
     str: (str, "text"),
     float: (numbers.Real, "a number"),
@@ -137,28 +137,30 @@ _TYPES: dict[type, tuple[type, str]] = {
 }
 
 
-def options_of(kind: Any, *others: Any) -> dict[str, Option]:
+def options_of(kind: Any, *declaring: Any) -> dict[str, Option]:
     """Return the options of a dataclass by name, in the order of the fields.
 
     Args:
         kind: the dataclass with the fields.
-        others: dataclasses that declare fields of the same names as options.
+        declaring: dataclasses that declare fields of the same names as options.
     """
     hints = typing.get_type_hints(kind)
-    declared = {field.name: field for other in others for field in dataclasses.fields(other)}
+    declared = {field.name: field for other in declaring for field in dataclasses.fields(other)}
     options = {}
     for field in dataclasses.fields(kind):
         if metadata := field.metadata or declared.get(field.name, field).metadata:
-            form = _form(hints[field.name])
-            options[field.name] = Option(field.name, default=field.default, **form, **metadata)
+            type_facts = _type_facts(hints[field.name])
+            options[field.name] = Option(
+                field.name, default=field.default, **type_facts, **metadata
+            )
     return options
 
 
-def _form(hint: Any) -> dict[str, Any]:
+def _type_facts(hint: Any) -> dict[str, Any]:
     """Convert a field's type to arguments of `Option`."""
     inner = typing.get_args(hint)
     if type(None) in inner:
-        return _form(inner[0])
+        return _type_facts(inner[0])
     if typing.get_origin(hint) is Literal:
         return {"kind": str, "choices": inner}
     return {"kind": inner[0], "many": True} if inner else {"kind": hint}

@@ -1,9 +1,9 @@
 """Compile boosted phrases into a trie over tokens, with the boost of each edge.
 
 This is contextual biasing by shallow fusion. A phrase's boost is spread over its tokens. If a match
-breaks off, its boost is taken back, so only complete phrases raise a sequence's score. As in an
-Aho-Corasick automaton, a match that breaks off may continue as another match. These edges are
-precomputed: to follow the trie, look only at the current node and at the root.
+breaks off, its boost is subtracted again, so only complete phrases raise a sequence's score. As in
+an Aho-Corasick automaton, a match that breaks off may continue as another match. The edges for this
+are precomputed: a reader of the trie needs only the edges of the current node and of the root.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 MAX_PHRASES = 1000  # of a list
 MAX_NODES = 1 << 15
-"""The most nodes of a list of phrases, and the most edges."""
+"""Maximum number of nodes of a list of phrases, and of edges."""
 BOOST = 3.0  # nats for a phrase of weight 1
 
 
@@ -42,8 +42,8 @@ def build_trie(phrases: Iterable[tuple[tuple[int, ...], float]]) -> Trie:
         ValueError: the trie has more than `MAX_NODES` nodes or edges.
     """
     children: list[dict[int, int]] = [{}]
-    worth = [0.0]  # the sum of boosts on the path from the root
-    ends = [0.0]  # the boost of the phrase that ends at the node; 0: none
+    path_boosts = [0.0]  # the sum of boosts on the path from the root
+    phrase_boosts = [0.0]  # the boost of the phrase that ends at the node; 0: none
     for ids, boost in phrases:
         node = 0
         for i, token in enumerate(ids, 1):
@@ -51,43 +51,46 @@ def build_trie(phrases: Iterable[tuple[tuple[int, ...], float]]) -> Trie:
                 _require_room(len(children))
                 children[node][token] = len(children)
                 children.append({})
-                worth.append(0.0)
-                ends.append(0.0)
+                path_boosts.append(0.0)
+                phrase_boosts.append(0.0)
             node = children[node][token]
-            worth[node] = max(worth[node], boost * i / len(ids))
-        ends[node] = max(ends[node], boost)
-    return _with_shortcuts(children, worth, ends)
+            path_boosts[node] = max(path_boosts[node], boost * i / len(ids))
+        phrase_boosts[node] = max(phrase_boosts[node], boost)
+    return _with_shortcuts(children, path_boosts, phrase_boosts)
 
 
-def _with_shortcuts(children: list[dict[int, int]], worth: list[float], ends: list[float]) -> Trie:
+def _with_shortcuts(
+    children: list[dict[int, int]], path_boosts: list[float], phrase_boosts: list[float]
+) -> Trie:
     """Build the trie, with edges from a match that breaks off to its longest suffix match."""
-    kept = [0.0] * len(children)  # the part of `worth` that stays if the match breaks off
-    fails, parents = [0] * len(children), [0] * len(children)
-    goes = list(children)
+    # The part of `path_boosts` that stays if the match breaks off.
+    kept_boost = [0.0] * len(children)
+    suffix_nodes, parents = [0] * len(children), [0] * len(children)
+    transitions = list(children)
     order, count = [0], 0
     for node in order:  # the list grows during the loop
         # Edges of the root are not copied; readers look them up at the root.
-        inherited = goes[fails[node]] if fails[node] else {}
+        inherited = transitions[suffix_nodes[node]] if suffix_nodes[node] else {}
         _require_room(count + len(inherited) - 1)
-        goes[node] = inherited | children[node]
-        count += len(goes[node])
+        transitions[node] = inherited | children[node]
+        count += len(transitions[node])
         _require_room(count - 1)
         for token, target in children[node].items():
-            kept[target] = worth[target] if ends[target] else kept[node]
+            kept_boost[target] = path_boosts[target] if phrase_boosts[target] else kept_boost[node]
             parents[target] = node
             if node:
-                fails[target] = inherited.get(token) or goes[0].get(token, 0)
+                suffix_nodes[target] = inherited.get(token) or transitions[0].get(token, 0)
             order.append(target)
     edges = [
         (node, token, target)
-        for node, targets in enumerate(goes)
+        for node, targets in enumerate(transitions)
         for token, target in sorted(targets.items())
     ]
     nodes, tokens, targets = np.array(edges, np.int64).reshape(-1, 3).T.copy()
-    earned = np.array(worth)
-    refunds = np.array(kept) - earned
-    own = np.array(parents)[targets] == nodes
-    gains = earned[targets] + np.where(own, -earned[nodes], refunds[nodes])
+    boosts = np.array(path_boosts)
+    refunds = np.array(kept_boost) - boosts
+    is_own_edge = np.array(parents)[targets] == nodes
+    gains = boosts[targets] + np.where(is_own_edge, -boosts[nodes], refunds[nodes])
     return Trie(
         nodes=nodes,
         tokens=tokens,

@@ -1,12 +1,12 @@
 """Find the audio frames that each text token attends to, by teacher forcing of finished windows.
 
-It follows `find_alignment` in OpenAI's `whisper/timing.py`. One decoder step computes the text in
-the row that decoded it, while the slot still holds the window's audio. The input has no timestamps
-and no previous text, but it has the words of a prefix, which are in the audio too. The queries of
-the checkpoint's alignment heads times the slot's keys give each token's weights over the frames.
-The device normalises the weights (z-scores over tokens), smooths them (a median over frames) and
-averages them over heads. A kernel also finds the monotonic path through them if there is one;
-otherwise the caller does.
+The method is that of `find_alignment` in OpenAI's `whisper/timing.py`. One decoder step computes
+the text in the row that decoded it, while the slot still holds the window's audio. The input has no
+timestamps and no previous text, but it has the words of a prefix, which are in the audio too. The
+queries of the checkpoint's alignment heads times the slot's keys give each token's weights over the
+frames. The device normalises the weights (z-scores over tokens), smooths them (a median over
+frames) and averages them over heads. On a GPU a kernel also finds the monotonic path through the
+weights; otherwise the caller finds it.
 """
 
 import dataclasses
@@ -20,15 +20,21 @@ from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.contract.messages import Alignment
 from serve.native.batching import upload
 from serve.native.decoder import Cache, Decoder
-from serve.native.forced import MOST_TOKENS, MOST_WINDOWS, SIZES, ForcedSequence, TeacherForcedStep
+from serve.native.forced import (
+    MAX_PASS_TOKENS,
+    MAX_PASS_WINDOWS,
+    SIZES,
+    ForcedSequence,
+    TeacherForcedStep,
+)
 from serve.native.kernels.choose import Ops
 from serve.native.slots import SlotAllocation
 from serve.runtime.protocol import Job, JobEvent
 
 MEDIAN_FRAMES = 7
 _COPIES = {True: 3, False: 12}  # copies of the weights in memory, with and without kernels
-LEAST = 1e-30  # avoids a division by 0 where no token attends
-_EXCHANGES = (  # the part of a sorting network of 7 that decides its median
+MIN_DIVISOR = 1e-30  # avoids a division by 0 where no token attends
+_EXCHANGES = (  # the comparators of a sorting network of 7 that its median needs
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
     *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
 )
@@ -39,7 +45,7 @@ class EndedWindow:
     """A finished window with its audio still in the slot."""
 
     job: Job
-    place: SlotAllocation  # its first row is free to use
+    allocation: SlotAllocation  # its first row is free to use
     event: JobEvent  # the window's last event
 
 
@@ -50,10 +56,10 @@ class _Pass:
     windows: Sequence[ForcedSequence]
     token_probs: torch.Tensor  # float32, of each window's text in turn
     # float32 (windows, tokens, frames): weights; or int64 (windows, tokens): the first frame of
-    # each text token and of what follows the text
-    attended: torch.Tensor
-    copied: torch.cuda.Event | None  # when the results are on the host; None: already
-    kept_alive: tuple[object, ...]  # tensors that another stream reads until then
+    # each text token and of the token after the text
+    results: torch.Tensor
+    copied: torch.cuda.Event | None  # the end of the copy to the host; None: already there
+    kept_alive: tuple[object, ...]  # tensors that another stream reads until `copied`
 
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()  # type: ignore[no-untyped-call]
@@ -64,13 +70,13 @@ class _Pass:
 
     def events(self) -> Iterator[JobEvent]:
         begin = 0
-        for window, attended in zip(self.windows, self.attended, strict=True):
+        for window, result in zip(self.windows, self.results, strict=True):
             end, prefix = begin + len(window.text), len(window.prefix)
             probs = self.token_probs[begin:end].numpy()
-            if attended.ndim == 1:
-                alignment = Alignment(probs, None, attended[prefix : window.rows].numpy(), prefix)
+            if result.ndim == 1:
+                alignment = Alignment(probs, None, result[prefix : window.rows].numpy(), prefix)
             else:
-                matrix = attended[window.first : window.first + window.rows, : window.frames]
+                matrix = result[window.first : window.first + window.rows, : window.frames]
                 alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
             yield dataclasses.replace(window.event, alignment=alignment)
             begin = end
@@ -79,8 +85,8 @@ class _Pass:
 class Aligner:
     """Aligns finished windows, many in one pass.
 
-    A pass is launched without waiting. Later work on the device's stream, such as that of the next
-    windows in these slots and rows, runs after it.
+    The host does not wait for a pass. Later work on the device's stream runs after the pass, so
+    the slots and rows of its windows may be reused at once.
 
     Args:
         decoder, cache: the decoder, and its cache for all slots and rows.
@@ -104,7 +110,7 @@ class Aligner:
         self._device = decoder.device
         self._context = decoder.dims.n_text_ctx
         self._frames = decoder.dims.n_audio_ctx
-        self._max_windows = min(rows, cache.cross.shape[2], MOST_WINDOWS)
+        self._max_windows = min(rows, cache.cross.shape[2], MAX_PASS_WINDOWS)
         heads = sorted(facts.alignment_heads)
         sizes = SIZES if graphs else ()
         self._step = TeacherForcedStep(decoder, cache, heads, facts.eot, rows, sizes)
@@ -125,14 +131,14 @@ class Aligner:
         while windows:
             longest = itertools.accumulate((len(window.tokens) for window in windows), max)
             sizes = (count * length for count, length in enumerate(longest, start=1))
-            count = max(1, sum(size <= MOST_TOKENS for size in sizes))
-            count = min(count, MOST_WINDOWS)
+            count = max(1, sum(size <= MAX_PASS_TOKENS for size in sizes))
+            count = min(count, MAX_PASS_WINDOWS)
             self._passes.append(self._begin(windows[:count]))
             windows = windows[count:]
         return [window.event for window in ended if not self._wants_alignment(window)]
 
     def by_head(self, ended: Sequence[EndedWindow]) -> list[torch.Tensor]:
-        """Return the weights of each window by head, to choose alignment heads from.
+        """Return the weights of each window by head, to choose the alignment heads by.
 
         Returns:
             float32 (heads, n + 1, frames) for a window of n text tokens, by layer and head; empty
@@ -144,7 +150,7 @@ class Aligner:
                 by_window.append(torch.empty(0))
                 continue
             sequence = self._sequence_of(window)
-            _, scores, sizes = self._attended([sequence])
+            _, scores, sizes = self._score_frames([sequence])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
             rows = slice(sequence.first, sequence.first + sequence.rows)
             by_window.append(weights[:, rows, : sequence.frames])
@@ -174,14 +180,14 @@ class Aligner:
 
     def warm_up(self) -> None:
         """Compile kernels and allocate memory for passes of every size; all rows are free."""
-        most = max(1, MOST_TOKENS // self._context)
-        sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (most, self._context, 1.0))
-        for windows, tokens, seen in sizes:
+        full_windows = max(1, MAX_PASS_TOKENS // self._context)
+        sizes = ((1, 8, 0.3), (1, 40, 0.6), (1, 200, 1.0), (full_windows, self._context, 1.0))
+        for windows, tokens, audio_share in sizes:
             event = JobEvent(-1, (0,) * (tokens - 3))
-            frames = round(seen * self._frames)
+            frames = round(audio_share * self._frames)
             job = Job(-1, torch.empty(0), (self._facts.sot,), align_frames=frames)
-            places = [SlotAllocation(i, i, 1) for i in range(min(windows, self._max_windows))]
-            self.launch([EndedWindow(job, place, event) for place in places])
+            allocations = [SlotAllocation(i, i, 1) for i in range(min(windows, self._max_windows))]
+            self.launch([EndedWindow(job, allocation, event) for allocation in allocations])
             self.collect(wait=True)
 
     def _wants_alignment(self, window: EndedWindow) -> bool:
@@ -193,11 +199,11 @@ class Aligner:
         End of text is left out if there is no room; only the z-scores use it.
         """
         facts, prompt, scores = self._facts, window.job.prompt, window.event.scores
-        begins = len(prompt) - window.job.prefix
-        prefix = tuple(token for token in prompt[begins:] if token < facts.eot)
+        prefix_begin = len(prompt) - window.job.prefix
+        prefix = tuple(token for token in prompt[prefix_begin:] if token < facts.eot)
         start = [
             token
-            for token in prompt[prompt.index(facts.sot) : begins]
+            for token in prompt[prompt.index(facts.sot) : prefix_begin]
             if token != facts.no_timestamps
         ]
         if scores is not None and scores.language is not None:
@@ -207,7 +213,7 @@ class Aligner:
         assert len(tokens) <= self._context + 1, f"{len(text)} text tokens"
         return ForcedSequence(
             event=window.event,
-            place=window.place,
+            allocation=window.allocation,
             tokens=tokens[: self._context],
             first=len(start),
             prefix=prefix,
@@ -216,34 +222,34 @@ class Aligner:
         )
 
     def _begin(self, windows: Sequence[ForcedSequence]) -> _Pass:
-        """Launch a pass, and start to copy its results to the host, on a GPU beside later work."""
+        """Launch a pass, and start to copy its results to the host, on a side stream of a GPU."""
         ops = self._ops
-        probs, scores, sizes = self._attended(windows)
+        probs, scores, sizes = self._score_frames(windows)
         if ops.smooth is None:
             weights = smoothed(scores, sizes.tokens, sizes.frames).mean(dim=1)
         else:
-            weights = ops.smooth(scores, sizes.tokens, sizes.frames, LEAST)
-        kept_alive, copied, attended = (probs, weights, sizes), None, weights
+            weights = ops.smooth(scores, sizes.tokens, sizes.frames, MIN_DIVISOR)
+        kept_alive, copied, result = (probs, weights, sizes), None, weights
         if self._side_stream is not None:
             self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side_stream):  # no effect if there is no second stream
             if ops.warp is not None:
-                attended = ops.warp(weights, sizes.first, sizes.rows, sizes.frames)
+                result = ops.warp(weights, sizes.first, sizes.rows, sizes.frames)
             if self._device.type == "cuda":
-                probs, attended = _on_host(probs), _on_host(attended)
+                probs, result = _on_host(probs), _on_host(result)
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
-        return _Pass(windows, probs, attended, copied, kept_alive)
+        return _Pass(windows, probs, result, copied, kept_alive)
 
-    def _attended(
+    def _score_frames(
         self, windows: Sequence[ForcedSequence]
     ) -> tuple[torch.Tensor, torch.Tensor, "_Sizes"]:
-        """Compute the windows' texts.
+        """Compute the windows' texts, and the attention scores of their frames.
 
         Returns:
-            The probabilities of the tokens, float32 (n,); the frames' scores by alignment head,
-            float32 (windows, heads, tokens, frames), where a shorter window repeats its last
-            token; and the windows' sizes.
+            The probabilities of the text tokens, float32 (n,); the scores by alignment head,
+            float32 (windows, heads, tokens, frames), padded by repeating a window's last token;
+            and the windows' sizes.
         """
         probs, queries = self._step.run(windows)
         longest = max(len(window.tokens) for window in windows)
@@ -268,21 +274,21 @@ class _Sizes:
 
 def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device) -> _Sizes:
     lengths = np.array([len(window.tokens) for window in windows])
-    facts = [
-        (window.place.slot, len(window.tokens), window.frames, window.first, window.rows)
+    window_facts = [
+        (window.allocation.slot, len(window.tokens), window.frames, window.first, window.rows)
         for window in windows
     ]
     begins = np.cumsum(lengths) - lengths
     token_indices = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
-    # Align each tensor to 16 bytes for any number of windows. For other alignments kernels would be
-    # compiled again, which would delay a request.
+    # Align each tensor to 16 bytes for any number of windows. Other alignments would compile
+    # kernels again and delay a request.
     count = len(windows)
-    apart = count + count % 2
-    columns = np.zeros((5, apart), np.int64)
-    columns[:, :count] = np.array(facts).T
-    numbers = upload(np.concatenate([columns.ravel(), token_indices.ravel()]), device)
-    slots, tokens, frames, first, rows = numbers[: 5 * apart].view(5, apart)[:, :count].unbind()
-    return _Sizes(slots, tokens, frames, first, rows, numbers[5 * apart :].view(count, longest))
+    stride = count + count % 2
+    columns = np.zeros((5, stride), np.int64)
+    columns[:, :count] = np.array(window_facts).T
+    uploaded = upload(np.concatenate([columns.ravel(), token_indices.ravel()]), device)
+    slots, tokens, frames, first, rows = uploaded[: 5 * stride].view(5, stride)[:, :count].unbind()
+    return _Sizes(slots, tokens, frames, first, rows, uploaded[5 * stride :].view(count, longest))
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -294,7 +300,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 def pass_bytes(dims: Dims, facts: TokenizerFacts, ops: Ops) -> int:
     """Return the bytes of the largest pass on a device: logits, and the weights to smooth."""
     weights = _COPIES[ops.smooth is not None] * len(facts.alignment_heads) * dims.n_audio_ctx
-    return MOST_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
+    return MAX_PASS_TOKENS * (weights + 3 * dims.n_vocab) * 4 if facts.alignment_heads else 0
 
 
 def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
@@ -309,24 +315,24 @@ def smoothed(scores: torch.Tensor, tokens: torch.Tensor, frames: torch.Tensor) -
     """
     max_tokens, max_frames = scores.shape[2:]
     time = torch.arange(max_frames, device=scores.device)
-    beyond = time >= frames[:, None]
-    weights = scores.masked_fill(beyond[:, None, None], -torch.inf).softmax(dim=-1)
+    padding = time >= frames[:, None]
+    weights = scores.masked_fill(padding[:, None, None], -torch.inf).softmax(dim=-1)
     # z-scores do not depend on scale, and the squares of numbers near 1 do not underflow.
-    weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(LEAST)
-    fed = torch.arange(max_tokens, device=scores.device) < tokens[:, None]
-    fed = fed[:, None, :, None]
+    weights = weights / weights.amax(dim=2, keepdim=True).clamp_min(MIN_DIVISOR)
+    is_token = torch.arange(max_tokens, device=scores.device) < tokens[:, None]
+    is_token = is_token[:, None, :, None]
     count = tokens[:, None, None, None]
-    away = weights - (weights * fed).sum(dim=2, keepdim=True) / count
-    deviation = ((away * away * fed).sum(dim=2, keepdim=True) / count).sqrt()
-    scored = away / deviation.clamp_min(LEAST)
+    centred = weights - (weights * is_token).sum(dim=2, keepdim=True) / count
+    std = ((centred * centred * is_token).sum(dim=2, keepdim=True) / count).sqrt()
+    z_scores = centred / std.clamp_min(MIN_DIVISOR)
     half = MEDIAN_FRAMES // 2
     last = frames[:, None] - 1
     mirrored = torch.arange(-half, max_frames + half, device=scores.device).abs()
     mirrored = torch.where(mirrored > last, 2 * last - mirrored, mirrored).clamp_min(0)
-    wide = scored.gather(3, mirrored[:, None, None].expand(*scored.shape[:3], -1))
-    middle = median_of_7([wide[..., i : i + max_frames] for i in range(MEDIAN_FRAMES)])
-    short = (frames <= half)[:, None, None, None]  # too short to mirror at its ends
-    return torch.where(short, scored, middle)
+    padded = z_scores.gather(3, mirrored[:, None, None].expand(*z_scores.shape[:3], -1))
+    medians = median_of_7([padded[..., i : i + max_frames] for i in range(MEDIAN_FRAMES)])
+    is_short = (frames <= half)[:, None, None, None]  # too short to mirror at its ends
+    return torch.where(is_short, z_scores, medians)
 
 
 def median_of_7(values: Sequence[torch.Tensor]) -> torch.Tensor:

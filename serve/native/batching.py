@@ -24,7 +24,7 @@ def upload(values: Values, device: torch.device) -> torch.Tensor:
 class TokenSpan:
     """Positions [begin, end) of an allocation's first row, computed in one step."""
 
-    place: SlotAllocation
+    allocation: SlotAllocation
     begin: int
     end: int
 
@@ -32,34 +32,35 @@ class TokenSpan:
         return self.end - self.begin
 
 
-def one_token_each(
-    places: Sequence[SlotAllocation], device: torch.device
+def decode_groups(
+    allocations: Sequence[SlotAllocation], device: torch.device
 ) -> tuple[torch.Tensor, SlotGroups]:
     """Return the rows of some slots, int64 (n,), and their groups by slot, for one token a row."""
-    rows = [row for place in places for row in place.rows]
-    counts = [place.count for place in places]
-    return upload(rows, device), _groups([place.slot for place in places], counts, device)
+    rows = [row for allocation in allocations for row in allocation.rows]
+    counts = [allocation.count for allocation in allocations]
+    slots = [allocation.slot for allocation in allocations]
+    return upload(rows, device), _groups(slots, counts, device)
 
 
 def prefill_batch(ids: torch.Tensor, spans: Sequence[TokenSpan], device: torch.device) -> StepBatch:
-    """Make the batch of several tokens of some slots' first rows, at given positions.
+    """Make a batch of several tokens per slot, all in the slots' first rows.
 
     Args:
         ids: int64 (all rows, n_text_ctx), the tokens.
         spans: the positions to compute.
         device: the device of `ids`.
     """
-    rows = [span.place.first_row for span in spans for _ in range(span.begin, span.end)]
+    rows = [span.allocation.first_row for span in spans for _ in range(span.begin, span.end)]
     positions = [position for span in spans for position in range(span.begin, span.end)]
     counts = [len(span) for span in spans]
-    groups = _groups([span.place.slot for span in spans], counts, device)
+    groups = _groups([span.allocation.slot for span in spans], counts, device)
     return StepBatch(
         ids=ids,
         rows=upload(rows, device),
         positions=upload(positions, device),
         groups=groups,
         source=None,  # the past of a first row is its own until beams are reordered
-        several=True,
+        multi_token=True,
         length=max(positions) + 1,
     )
 
@@ -77,9 +78,9 @@ class FixedBatch:
     """
 
     def __init__(self, lengths: Sequence[int], groups: int, device: torch.device) -> None:
-        self._numbers = torch.zeros(sum(lengths) + 3 * groups, dtype=torch.int64, device=device)
+        self._memory = torch.zeros(sum(lengths) + 3 * groups, dtype=torch.int64, device=device)
         sizes = [*lengths, groups, groups, groups]
-        *self.columns, slots, first, count = torch.split(self._numbers, sizes)
+        *self.columns, slots, first, count = torch.split(self._memory, sizes)
         self.groups = (slots, first, count)
 
     def write(self, columns: Sequence[Values], slots: Values, counts: Sequence[int]) -> None:
@@ -94,7 +95,7 @@ class FixedBatch:
         ]
         unused = len(self.groups[0]) - len(slots)
         padded += [np.pad(values, (0, unused)) for values in (slots, begins, counts)]
-        self._numbers.copy_(upload(np.concatenate(padded), self._numbers.device))
+        self._memory.copy_(upload(np.concatenate(padded), self._memory.device))
 
 
 def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGroups:
@@ -103,5 +104,5 @@ def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGr
         slots=upload(slots, device),
         first=upload(first_tokens, device),
         count=upload(counts, device),
-        most=max(counts),
+        max_count=max(counts),
     )

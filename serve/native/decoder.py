@@ -42,7 +42,7 @@ class Cache:
         k, v = self.cross[layer]
         if self.cross_scale is not None:
             return CrossKV(k, v, *self.cross_scale[layer])
-        return CrossKV(k, v, short=None if self.short is None else self.short.of_slots(layer))
+        return CrossKV(k, v, short=None if self.short is None else self.short.by_slot(layer))
 
     def cross_keys(
         self, layers: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor, frames: int
@@ -59,10 +59,10 @@ class Cache:
         """
         if self.short is not None:
             return self.short.cross_keys(layers, slots.tolist(), heads, frames)
-        where = (layers, 0, slots[:, None], heads)
-        keys = self.cross[(*where, slice(frames))].float()
+        index = (layers, 0, slots[:, None], heads)
+        keys = self.cross[(*index, slice(frames))].float()
         if self.cross_scale is not None:
-            keys = keys * self.cross_scale[where][:, :, None]
+            keys = keys * self.cross_scale[index][:, :, None]
         return keys
 
     @property
@@ -88,7 +88,7 @@ class DecoderLayer:
 
 def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]:
     """Load the layers, with matrices in the layout of the operations."""
-    keep, store = ops.reads_int8, ops.decoder.store
+    keep_int8, store = ops.reads_int8, ops.decoder.store
 
     def stored(block: Attention) -> Attention:
         return dataclasses.replace(block, qkv=store(block.qkv), out=store(block.out))
@@ -96,11 +96,11 @@ def _layers(load: Loader, side: str, count: int, ops: Ops) -> list[DecoderLayer]
     layers: list[DecoderLayer] = []
     for i in range(count):
         prefix = f"{side}.layers.{i}"
-        mlp = load.mlp(prefix, keep)
+        mlp = load.mlp(prefix, keep_int8)
         layers.append(
             DecoderLayer(
-                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep)),
-                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep)),
+                stored(load.attention(f"{prefix}.attn", packed=True, keep_int8=keep_int8)),
+                stored(load.attention(f"{prefix}.cross", packed=False, keep_int8=keep_int8)),
                 dataclasses.replace(mlp, fc1=store(mlp.fc1), fc2=store(mlp.fc2)),
             )
         )
@@ -145,23 +145,23 @@ class Decoder:
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((dims.n_text_layer, *shape), dtype=dtype, device=self.device)
 
-        own = (rows, dims.n_text_ctx, dims.n_text_head, HEAD_DIM)
-        own_k, own_v = (zeros(*own, dtype=self.dtype) for _ in "kv")
+        self_shape = (rows, dims.n_text_ctx, dims.n_text_head, HEAD_DIM)
+        self_k, self_v = (zeros(*self_shape, dtype=self.dtype) for _ in "kv")
         int8 = cross_kv == "int8"
-        kind = torch.int8 if int8 else self.dtype
-        heads = (2, slots, dims.n_text_head)
-        cross = zeros(*heads, dims.n_audio_ctx, HEAD_DIM, dtype=kind)
-        scale = zeros(*heads, HEAD_DIM, dtype=torch.float32) if int8 else None
+        cross_dtype = torch.int8 if int8 else self.dtype
+        cross_shape = (2, slots, dims.n_text_head)
+        cross = zeros(*cross_shape, dims.n_audio_ctx, HEAD_DIM, dtype=cross_dtype)
+        scale = zeros(*cross_shape, HEAD_DIM, dtype=torch.float32) if int8 else None
         shortens = self.device.type == "cpu" and not int8
-        return Cache(own_k, own_v, cross, scale, ShortCaches(cross) if shortens else None)
+        return Cache(self_k, self_v, cross, scale, ShortCaches(cross) if shortens else None)
 
     def slot_bytes(self, cross_kv: CrossPrecision) -> int:
         """Return the bytes of one slot: a window's keys and values of cross-attention."""
         dims = self.dims
-        of_channel = dims.n_audio_ctx + 4  # int8 values and their scale
+        channel_bytes = dims.n_audio_ctx + 4  # int8 values and their scale
         if cross_kv == "full":
-            of_channel = dims.n_audio_ctx * self.dtype.itemsize
-        return 2 * dims.n_text_layer * dims.n_text_state * of_channel
+            channel_bytes = dims.n_audio_ctx * self.dtype.itemsize
+        return 2 * dims.n_text_layer * dims.n_text_state * channel_bytes
 
     def row_bytes(self) -> int:
         """Return the bytes of one row: a sequence's keys and values of self-attention."""
@@ -169,15 +169,15 @@ class Decoder:
         return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
-        """Project the encoder's output (batch, seen, d) into the caches of int64 `slots`.
+        """Project the encoder's output (batch, n_frames, d) into the caches of int64 `slots`.
 
-        If `seen` is less than n_audio_ctx, the rest of the cache keeps its values, or gets those
-        that `ShortCaches` has for windows of `seen` frames.
+        The frames after the first `n_frames` keep their values, or get the keys and values of
+        silence if `ShortCaches` has a cache for windows of `n_frames` frames.
         """
-        dims, seen = self.dims, encoded.shape[1]
+        dims, n_frames = self.dims, encoded.shape[1]
         cross = cache.cross
         if cache.short is not None:
-            cross = cache.short.take(seen, slots.tolist())
+            cross = cache.short.assign(n_frames, slots.tolist())
         width = 2 * dims.n_text_state  # columns of one layer
         n_layers = max(1, _CROSS_ROWS // len(encoded))  # layers of one product
         for begin in range(0, dims.n_text_layer, n_layers):
@@ -185,15 +185,14 @@ class Decoder:
             rows = slice(begin * width, end * width)
             part = Matrix(self._cross_weight[rows], self._cross_bias[rows])
             scale = None if cache.cross_scale is None else cache.cross_scale[begin:end]
-            self.ops.decoder.store_cross(
-                linear(encoded, part), slots, cross[begin:end, ..., :seen, :], scale
-            )
+            cross_part = cross[begin:end, ..., :n_frames, :]
+            self.ops.decoder.store_cross(linear(encoded, part), slots, cross_part, scale)
 
     def step(
         self,
         batch: StepBatch,
         cache: Cache,
-        wanted: torch.Tensor | None = None,
+        logit_indices: torch.Tensor | None = None,
         queries: dict[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Compute one step over a batch of tokens, with one or several tokens per row.
@@ -201,7 +200,7 @@ class Decoder:
         Args:
             batch: the batch of n tokens; their keys and values are written into `cache`.
             cache: the caches of all rows and slots.
-            wanted: int64 (m,), indices of the tokens that need logits; None: all.
+            logit_indices: int64 (m,), indices of the tokens that need logits; None: all.
             queries: receives the scaled queries of cross-attention, (n, d) by layer.
 
         Returns:
@@ -211,24 +210,24 @@ class Decoder:
         x = ops.embed(batch, self._tokens, self._text_positions)
         for i, layer in enumerate(self._layers):
             qkv = ops.norm_linear(x, layer.attn.norm, layer.attn.qkv)
-            mixed = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], batch)
-            x = ops.linear_residual(mixed, layer.attn.out, x)
+            attended = ops.self_attention(qkv, cache.self_k[i], cache.self_v[i], batch)
+            x = ops.linear_residual(attended, layer.attn.out, x)
             query = ops.norm_linear(x, layer.cross.norm, layer.cross.qkv)
             if queries is not None:
                 query = queries[i] = ops.finish(query)
-            mixed = ops.cross_attention(query, cache.cross_kv(i), batch.groups)
-            x = ops.linear_residual(mixed, layer.cross.out, x)
+            attended = ops.cross_attention(query, cache.cross_kv(i), batch.groups)
+            x = ops.linear_residual(attended, layer.cross.out, x)
             hidden = ops.norm_linear_gelu(x, layer.mlp.norm, layer.mlp.fc1)
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
-        if queries is not None:  # in an abridged decoder, stand in for the layers left out
+        if queries is not None:  # in an abridged decoder, stand in for the missing layers
             queries |= dict.fromkeys(range(len(queries), self.dims.n_text_layer), query)
-        return ops.logits(x, self._norm, self._logits, wanted)
+        return ops.logits(x, self._norm, self._logits, logit_indices)
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
         """Use at most two layers inside the context; further layers launch the same kernels."""
-        whole, self._layers = self._layers, self._layers[:2]
+        all_layers, self._layers = self._layers, self._layers[:2]
         try:
             yield
         finally:
-            self._layers = whole
+            self._layers = all_layers

@@ -1,8 +1,8 @@
-"""Schedule the encoder: queued windows are encoded, get a slot, and their prompts are prefilled.
+"""Schedule the encoder: give queued windows a slot, encode them and prefill their prompts.
 
-The encoder and the decoder steps take turns. There is one exception, on a GPU with steps as CUDA
-graphs: windows with a draft, such as live text, are encoded on a second stream beside the steps. To
-verify drafts the host launches many small kernels, and the device would wait for the host. Other
+The encoder and the decoder steps take turns, with one exception. On a GPU with CUDA graphs, windows
+with a draft, such as live text, are encoded on a second stream while decoder steps run. To verify
+drafts the host launches many small kernels, and the device would otherwise wait for the host. Other
 windows gain nothing from a second stream: the work takes as long, and each step has fewer windows.
 """
 
@@ -22,11 +22,11 @@ from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
-_AHEAD = 2  # batches launched on the encoder's stream, so that it does not wait for the host
-# A GPU encodes one batch per this number of slots between two launches of steps, at least two.
-# With one batch, slots that become free would stay empty. With all queued batches, the windows of a
-# backlog would start and end together. Steps with drafts end more windows at a time.
-_SLOTS_A_BATCH = 128
+_MAX_CONCURRENT_BATCHES = 2  # on the encoder's stream, so that it does not wait for the host
+# Between two launches of steps, a GPU encodes at most one batch per this number of slots, but may
+# always encode two. With one batch, free slots would stay empty. With all queued batches, the
+# windows of a backlog would start and end together. Steps with drafts end more windows at a time.
+_SLOTS_PER_BATCH = 128
 _DECODE_TARGET_S = 0.005
 _BACKLOG = 3  # queued batches at which the encoder goes first, even if more windows decode
 
@@ -37,7 +37,7 @@ class SlotJob:
 
     submitted: Job
     job: Job  # the submitted job, or its job for another language
-    place: SlotAllocation
+    allocation: SlotAllocation
     stopwatch: Stopwatch  # times the batch's encoding
     decode_began: float
     hypotheses: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
@@ -48,7 +48,7 @@ class _EncoderBatch:
     """A batch of windows in the encoder."""
 
     started: list[StartedJob]  # without cancelled windows
-    held: list[torch.Tensor]  # tensors that the device still reads
+    features: list[torch.Tensor]  # tensors that the device still reads
     stopwatch: Stopwatch
 
 
@@ -67,7 +67,7 @@ class CudaStreams:
 
 
 class EncoderScheduler:
-    """The windows that do not decode yet.
+    """A scheduler of the windows that do not decode yet.
 
     Args:
         encoder: encodes windows into slots.
@@ -76,9 +76,9 @@ class EncoderScheduler:
         batch: the maximum number of windows of an encoder batch; a GPU is fastest with that many.
         device: the device of encoder and steps.
         streams: the streams of a GPU; None: the current stream.
-        beside: whether windows may be encoded beside the steps.
-        decode_target_s: windows that have decoded for longer go first, while fewer wait than
-            decode.
+        concurrent: whether windows with a draft may be encoded while decoder steps run.
+        decode_target_s: if a window has decoded for longer, the encoder waits for it, unless the
+            queue is long.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EncoderScheduler:
         device: torch.device,
         streams: CudaStreams | None,
         *,
-        beside: bool,
+        concurrent: bool,
         decode_target_s: float = _DECODE_TARGET_S,
     ) -> None:
         self._encoder = encoder
@@ -100,7 +100,7 @@ class EncoderScheduler:
         self._decode_target_s = decode_target_s
         self._device = device
         self._streams = streams
-        self._beside = beside
+        self._concurrent = concurrent
         self._waiting = WaitingQueue(slots.slots)
         self._batches: collections.deque[_EncoderBatch] = collections.deque()
         self.urgent_policy = (
@@ -109,9 +109,9 @@ class EncoderScheduler:
         """The policy for urgent windows on a CPU; None on a GPU."""
         self.windows = 0
         """The number of windows that got a slot so far."""
-        self.encoding: collections.deque[Stopwatch] = collections.deque()
+        self.encode_timers: collections.deque[Stopwatch] = collections.deque()
         """The time of each encoder batch."""
-        self.prompting: collections.deque[Stopwatch] = collections.deque()
+        self.prefill_timers: collections.deque[Stopwatch] = collections.deque()
         """The time of each prefill."""
 
     def __len__(self) -> int:
@@ -136,11 +136,11 @@ class EncoderScheduler:
         for batch in self._batches:
             for window in batch.started:
                 self._slots.release(window.job.id)
-            batch.stopwatch.seconds()  # wait: until then the device reads the held tensors
+            batch.stopwatch.seconds()  # wait: until then the device reads the features
         self._batches.clear()
 
     def begin(self, running: Sequence[SlotJob]) -> list[SlotJob]:
-        """Encode the batches that are due; return the windows that start to decode.
+        """Encode queued windows as far as the rules allow; return the windows that start to decode.
 
         Args:
             running: the windows that decode already, the oldest first.
@@ -149,21 +149,21 @@ class EncoderScheduler:
             return []
         decoding = [window.job for window in running]
         started = self._encoded(busy=bool(running))
-        for _ in range(1 if self.urgent_policy else max(2, self._slots.slots // _SLOTS_A_BATCH)):
+        for _ in range(1 if self.urgent_policy else max(2, self._slots.slots // _SLOTS_PER_BATCH)):
             if not self._waiting or not self._enough_slots(decoding):
                 break
-            others = [*running, *started]
-            beside = self._beside and bool(others) and self._has_drafts()
-            if not (
-                len(self._batches) < _AHEAD if beside else self._may_delay_steps(others, decoding)
-            ):
+            all_running = [*running, *started]
+            concurrent = self._concurrent and bool(all_running) and self._has_drafts()
+            if concurrent and len(self._batches) >= _MAX_CONCURRENT_BATCHES:
+                break
+            if not concurrent and not self._may_delay_steps(all_running, decoding):
                 break
             self._encode(decoding)
-            if not beside:
+            if not concurrent:
                 started += self._start(self._batches.pop())
             if len(self._waiting) < self._slots.free:
                 break
-        if self._beside:
+        if self._concurrent:
             self._slots.pause(
                 {window.job.id for batch in self._batches for window in batch.started}
             )
@@ -172,7 +172,7 @@ class EncoderScheduler:
     def _encoded(self, busy: bool) -> list[SlotJob]:
         """Start the windows that are encoded; wait for a batch if the device is idle."""
         started: list[SlotJob] = []
-        while self._batches and (not (busy or started) or self._batches[0].stopwatch.known):
+        while self._batches and (not (busy or started) or self._batches[0].stopwatch.is_finished):
             started += self._start(self._batches.popleft())
         return started
 
@@ -185,8 +185,9 @@ class EncoderScheduler:
     def _may_delay_steps(self, running: Sequence[SlotJob], decoding: Sequence[Job]) -> bool:
         """Return whether the encoder may delay the windows that decode.
 
-        On a GPU it may if as many windows wait as decode, since one more window in a step costs
-        little. It may also if the queue does not fit into the slots, so that it fills them.
+        On a GPU it may do so in three cases. As many windows wait as decode: one more window in a
+        step costs little. The queue does not fit into the slots: the encoder fills them. No window
+        has decoded for longer than the target.
         """
         waiting = len(self._waiting)
         if self.urgent_policy or waiting >= min(len(running), _BACKLOG * self._batch):
@@ -209,44 +210,44 @@ class EncoderScheduler:
         """Encode one batch of queued windows and allocate a slot for each."""
         jobs = self._next_batch(self._count_fitting(decoding))
         self._waiting.remove(*(job.id for job in jobs))
-        places = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
+        allocations = [self._slots.acquire(job.id, rows_of(job)) for job in jobs]
         features = [job.features for job in jobs]
         if self._streams is None:
-            stopwatch = self._launch(features, places)
+            stopwatch = self._launch(features, allocations)
         else:
             # The default stream computes the log-mels, and steps may still read the slots.
             for stream in (torch.cuda.default_stream(self._device), self._streams.steps):
                 self._streams.encoder.wait_stream(stream)
             with torch.cuda.stream(self._streams.encoder):
-                stopwatch = self._launch(features, places)
-        started = [StartedJob(*pair) for pair in zip(jobs, places, strict=True)]
+                stopwatch = self._launch(features, allocations)
+        started = [StartedJob(*pair) for pair in zip(jobs, allocations, strict=True)]
         self._batches.append(_EncoderBatch(started, features, stopwatch))
-        self.encoding.append(stopwatch)
+        self.encode_timers.append(stopwatch)
         self.windows += len(jobs)
 
     def _next_batch(self, fitting: int) -> list[Job]:
-        """Choose the next windows to encode: the first one, and others of equal length that fit."""
+        """Choose the next windows to encode: the first one, and fitting ones of the same length."""
         jobs = list(itertools.islice(self._waiting, fitting))
         frames = [self._encoder.frames_of(job.features.shape[-1]) for job in jobs]
-        alike = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
-        return alike[: self._encoder.batch_of(len(alike))]
+        same_length = [job for job, length in zip(jobs, frames, strict=True) if length == frames[0]]
+        return same_length[: self._encoder.batch_of(len(same_length))]
 
-    def _launch(self, features: list[torch.Tensor], places: list[SlotAllocation]) -> Stopwatch:
+    def _launch(self, features: list[torch.Tensor], allocations: list[SlotAllocation]) -> Stopwatch:
         stopwatch = Stopwatch(self._device, "encode")
-        self._encoder.encode(features, [place.slot for place in places])
+        self._encoder.encode(features, [allocation.slot for allocation in allocations])
         stopwatch.stop()
         return stopwatch
 
     def _start(self, batch: _EncoderBatch) -> list[SlotJob]:
-        """Prefill a batch's prompts; on the device, they and later steps wait for the encoder."""
+        """Prefill a batch's prompts; on the device, this and later steps wait for the encoder."""
         if not batch.started:
             return []
         if self._streams is not None:
-            batch.stopwatch.hold(self._streams.steps)
+            batch.stopwatch.delay(self._streams.steps)
         began = time.perf_counter()
         self.prefill(batch.started)
         return [
-            SlotJob(window.job, window.job, window.place, batch.stopwatch, began)
+            SlotJob(window.job, window.job, window.allocation, batch.stopwatch, began)
             for window in batch.started
         ]
 
@@ -255,4 +256,4 @@ class EncoderScheduler:
         stopwatch = Stopwatch(self._device, "prompts")
         self._prefill.start(started)
         stopwatch.stop()
-        self.prompting.append(stopwatch)
+        self.prefill_timers.append(stopwatch)

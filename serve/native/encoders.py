@@ -47,27 +47,27 @@ class WindowEncoder:
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
         """Encode windows, each (n_mels, frames), into slots.
 
-        Their number comes from `batch_of`, and `frames_of` is the same for all of them.
+        The number of windows comes from `batch_of`, and `frames_of` is the same for all of them.
         """
         device = self._network.device
         encoded = self._network.encode(torch.stack([window.to(device) for window in features]))
         self._fill(encoded, torch.tensor(slots, device=device))
 
     def _fill(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write the encoder's output, (batch, seen, d), and silence after it into int64 `slots`."""
-        seen, whole = encoded.shape[1], self._network.dims.n_audio_ctx
-        if seen < whole:
+        """Write the encoder's output, (batch, n_frames, d), and then silence into int64 `slots`."""
+        n_frames, full_length = encoded.shape[1], self._network.dims.n_audio_ctx
+        if n_frames < full_length:
             shorts = [cache.short for _, cache in self._decoders if cache.short is not None]
-            if shorts and shorts[0].fits(seen):
+            if shorts and shorts[0].fits(n_frames):
                 for short, silence in zip(shorts, self._silent_caches, strict=True):
-                    short.prepare(seen, silence)
+                    short.prepare(n_frames, silence)
             else:
-                silence = self._silence[:, seen:].expand(len(encoded), -1, -1)
+                silence = self._silence[:, n_frames:].expand(len(encoded), -1, -1)
                 encoded = torch.cat([encoded, silence], dim=1)
         self._project(encoded, slots)
 
     def _project(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write only the encoder's output into slots."""
+        """Project the encoder's output into the caches of every decoder."""
         for decoder, cache in self._decoders:
             decoder.fill_cross(encoded, cache, slots)
 
@@ -112,7 +112,7 @@ class GraphEncoder(WindowEncoder):
         self._fill(self._network.encode(features[..., :frames]), slots)
 
     def _rehearse(self, count: int, frames: int) -> None:
-        """Launch each kernel once, on the layers that the network has at this time."""
+        """Launch each kernel once; the network may be abridged to two layers at this time."""
         features, slots = self._inputs[count]
         encoded = self._network.encode(features[..., :frames])
         if frames == N_FRAMES:
@@ -125,11 +125,12 @@ class GraphEncoder(WindowEncoder):
         return max(count for count in self._inputs if count <= waiting)
 
     def encode(self, features: list[torch.Tensor], slots: list[int]) -> None:
-        batch, target = self._inputs[len(features)]
+        features_input, slots_input = self._inputs[len(features)]
         frames = self.frames_of(features[0].shape[-1])
-        for row, window in zip(batch, features, strict=True):
-            seen = window.shape[-1]
-            row[:, :seen].copy_(window, non_blocking=True)
-            row[:, seen:frames] = row[:, seen - 1 : seen]  # a shorter window ends with silence
-        target.copy_(upload(slots, target.device))
+        for row, window in zip(features_input, features, strict=True):
+            n_frames = window.shape[-1]
+            row[:, :n_frames].copy_(window, non_blocking=True)
+            # A shorter window ends with silence.
+            row[:, n_frames:frames] = row[:, n_frames - 1 : n_frames]
+        slots_input.copy_(upload(slots, slots_input.device))
         self.replay.launch((len(features), frames))

@@ -20,11 +20,11 @@ from serve.native.replay import GraphCache
 from serve.native.slots import SlotAllocation
 from serve.runtime.protocol import JobEvent
 
-MOST_TOKENS = 1100  # tokens of one pass, counting every window as long as the longest
-MOST_WINDOWS = 16
-# The graphs' numbers of tokens by their most windows, the largest first.
+MAX_PASS_TOKENS = 1100  # maximum of the number of windows times the longest window's tokens
+MAX_PASS_WINDOWS = 16
+# The numbers of tokens that have a graph, by the graph's maximum number of windows, largest first.
 _TOKENS_BY_WINDOWS = {
-    16: (MOST_TOKENS, 896, 768, 640, 512),
+    16: (MAX_PASS_TOKENS, 896, 768, 640, 512),
     8: (384, 320, 256, 192, 128),
     4: (64,),
     2: (16,),
@@ -39,10 +39,10 @@ class ForcedSequence:
     """The tokens of a window's first row, and the part of them to align."""
 
     event: JobEvent  # the event that waits for the alignment
-    place: SlotAllocation
+    allocation: SlotAllocation
     tokens: tuple[int, ...]
-    first: int  # index of the token that predicts the first one of prefix and text
-    prefix: tuple[int, ...]  # the text at the end of the prompt with which the window begins
+    first: int  # index of the token before prefix and text
+    prefix: tuple[int, ...]  # the text tokens at the end of the prompt
     text: tuple[int, ...]  # at least one token
     frames: int  # audio frames
 
@@ -80,7 +80,7 @@ class TeacherForcedStep:
         self._ids = torch.zeros((rows, self._context), dtype=torch.int64, device=self._device)
         self._heads: dict[int, torch.Tensor] = {}  # by layer
         for layer in sorted({layer for layer, _ in alignment_heads}):
-            heads = [head for its, head in alignment_heads if its == layer]
+            heads = [head for head_layer, head in alignment_heads if head_layer == layer]
             self._heads[layer] = upload(heads, self._device)
         self._sizes = sizes
         self._fixed: dict[int, FixedBatch] = {}  # the graphs' inputs by size
@@ -89,10 +89,10 @@ class TeacherForcedStep:
         """The graphs of the prepared sizes; recorded while all rows are free."""
         for size, windows in sizes:
             self._fixed[size] = FixedBatch([size] * 5, windows, self._device)
-            self.replay.add(size, functools.partial(self._keep, size))
+            self.replay.add(size, functools.partial(self._run_recorded, size))
 
     def run(self, windows: Sequence[ForcedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute at most `MOST_WINDOWS` windows.
+        """Compute at most `MAX_PASS_WINDOWS` windows.
 
         Returns:
             float32 (n,), the probability of each text token among text tokens, window by window;
@@ -100,35 +100,35 @@ class TeacherForcedStep:
         """
         n_tokens = sum(len(window.tokens) for window in windows)
         n_text = sum(len(window.text) for window in windows)
-        fits = [size for size, most in self._sizes if size >= n_tokens and most >= len(windows)]
-        size, most = min(fits, default=0), max(len(window.tokens) for window in windows)
+        fits = [size for size, limit in self._sizes if size >= n_tokens and limit >= len(windows)]
+        size, longest = min(fits, default=0), max(len(window.tokens) for window in windows)
         batch = self._fixed.get(size) or FixedBatch([n_tokens] * 5, len(windows), self._device)
         _write(batch, windows)
         if size in self.replay:
             self.replay.launch(size)
             probs, queries = self._results[size]
         else:
-            probs, queries = self._step(batch, size or most)
+            probs, queries = self._step(batch, size or longest)
         return probs[:n_text].clone(), queries  # another stream reads the probabilities later
 
-    def _keep(self, size: int) -> None:
+    def _run_recorded(self, size: int) -> None:
         self._results[size] = self._step(self._fixed[size], size)
 
-    def _step(self, batch: FixedBatch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a step of windows of at most `most` tokens each."""
-        tokens, rows, positions, wanted, text = batch.columns
+    def _step(self, batch: FixedBatch, max_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step of windows of at most `max_length` tokens each."""
+        tokens, rows, positions, logit_indices, text = batch.columns
         self._ids[rows, positions] = tokens
         step = StepBatch(
             ids=self._ids,
             rows=rows,
             positions=positions,
-            groups=SlotGroups(*batch.groups, most, whole=True),
+            groups=SlotGroups(*batch.groups, max_length, whole_texts=True),
             source=None,  # the past of a first row is its own until beams are reordered
-            several=True,
-            length=min(most, self._context),
+            multi_token=True,
+            length=min(max_length, self._context),
         )
         queries: dict[int, torch.Tensor] = {}
-        logits = self._decoder.step(step, self._cache, wanted, queries)
+        logits = self._decoder.step(step, self._cache, logit_indices, queries)
         probs = self._decoder.ops.token_probability(logits, text, self._eot)
         attending = [
             queries[layer].view(len(tokens), -1, HEAD_DIM).index_select(1, heads)
@@ -138,18 +138,18 @@ class TeacherForcedStep:
 
 
 def _write(batch: FixedBatch, windows: Sequence[ForcedSequence]) -> None:
-    """Write the windows' tokens, rows, positions, wanted logits and text tokens."""
+    """Write the windows' tokens, rows, positions, indices of logits, and text tokens."""
     lengths = [len(window.tokens) for window in windows]
     begins = np.cumsum([0, *lengths[:-1]])
-    wanted = [
+    logit_indices = [
         begin + window.first + len(window.prefix) + np.arange(len(window.text))
         for window, begin in zip(windows, begins, strict=True)
     ]
     columns = [
         np.concatenate([window.tokens for window in windows]),
-        np.repeat([window.place.first_row for window in windows], lengths),
+        np.repeat([window.allocation.first_row for window in windows], lengths),
         np.concatenate([np.arange(length) for length in lengths]),
-        np.concatenate(wanted),
+        np.concatenate(logit_indices),
         np.concatenate([window.text for window in windows]),
     ]
-    batch.write(columns, [window.place.slot for window in windows], lengths)
+    batch.write(columns, [window.allocation.slot for window in windows], lengths)

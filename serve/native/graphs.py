@@ -1,9 +1,8 @@
 """Run decoder steps, one by one or by replaying CUDA graphs.
 
-CUDA graphs are captured when the runtime starts, one for each number of rows, while all slots are
-free. The device itself tracks which rows have finished, so replayed steps need nothing from the
-host. Several steps are launched at a time, and their results are read after the next launch.
-`EagerLoop.read_snapshot` hides this difference.
+CUDA graphs are captured when the runtime starts, while all slots are free. The device tracks which
+rows have finished, so replayed steps need nothing from the host. The host launches several steps at
+a time, and reads their results after the next launch.
 """
 
 import collections
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.batching import one_token_each, upload
+from serve.native.batching import decode_groups, upload
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
@@ -24,10 +23,13 @@ from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.speculative_step import SpeculativeStep, StepLayout
 
-_FEW_SLOTS = 2  # with so few slots, single steps save the next request more than launches cost
+_FEW_SLOTS = 2  # with so few slots, single steps save more time than their launches cost
 _MIN_BEAMS = 2  # the minimum number of rows of a beam search
-_LAUNCH_BYTES = 4 << 30  # cross-attention keys and values; an H200 reads them in 1.5 to 2 ms
-SPANS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# A launch has enough steps for this many bytes of cross-attention keys and values: an H200 reads
+# them in 1.5 to 2 ms, in which the host prepares the next launch.
+_LAUNCH_BYTES = 4 << 30
+# Numbers of rows that have graphs.
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +44,17 @@ class EagerLoop:
     """Advances the slots and reports their state; runs one step at a time, without CUDA graphs.
 
     Args:
-        parts: the network, its caches and its samplers.
+        resources: the network, its caches and its samplers.
     """
 
-    def __init__(self, parts: RuntimeResources) -> None:
-        self._network = parts.network
-        self._cache = parts.cache
-        self._state = parts.state
-        self._advance = parts.advance
+    def __init__(self, resources: RuntimeResources) -> None:
+        self._network = resources.network
+        self._cache = resources.cache
+        self._state = resources.state
+        self._sampler = resources.sampler
         self.replay = GraphCache()
         """The recorded graphs, if there are any."""
-        self.drafted = self.right = 0
+        self.drafted = self.accepted = 0
         """The number of draft tokens so far, and of accepted ones."""
         self._snapshot: Snapshot | None = None
         self._version = -1  # the version of the slots' owners that the tensors of a step belong to
@@ -60,24 +62,25 @@ class EagerLoop:
         self._picks: Picks
 
     def launch(self, slots: SlotPool) -> int:
-        """Advance every busy slot; return the most steps that it may take."""
+        """Advance every busy slot; return the number of steps."""
         owners = slots.owners()
         if slots.version != self._version:
             self._version = slots.version
-            rows, self._groups = one_token_each([place for place, _ in owners], self._cache.device)
+            allocations = [allocation for allocation, _ in owners]
+            rows, self._groups = decode_groups(allocations, self._cache.device)
             self._picks = Picks(rows, torch.arange(len(rows), device=rows.device))
         rows, state = self._picks.rows, self._state
         positions = state.position[rows]
-        source = state.source if self._groups.most > 1 else None
+        source = state.source if self._groups.max_count > 1 else None
         length = int(positions.max()) + 1
         batch = StepBatch(state.tokens, rows, positions, self._groups, source, False, length)
         logits = self._network.step(batch, self._cache)
-        self._advance(self._state, self._picks, logits)
+        self._sampler(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
         return 1
 
     def read_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that is available without idling the device, if any."""
+        """Return the next snapshot; None if reading one would leave the device without work."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
@@ -87,7 +90,7 @@ class EagerLoop:
 
 
 class _StepVariant(enum.Enum):
-    """The variants of steps that have their own graphs; the first two save kernels lookups."""
+    """The variants of steps that have their own graphs; the first two need fewer lookups."""
 
     DIRECT = "row i belongs to slot i, because no window may ever have several rows"
     SINGLE = "every window has one row"
@@ -95,12 +98,13 @@ class _StepVariant(enum.Enum):
 
 
 class GraphLoop(EagerLoop):
-    """Replays several steps at a time from CUDA graphs; the host reads one launch behind.
+    """A loop that replays several steps per launch from CUDA graphs.
 
-    There is a graph for every number of rows in `SPANS` and every `_StepVariant`.
+    The host reads a launch's results after the next launch. There is a graph for every number of
+    rows in `BUCKETS` and every `_StepVariant`.
 
     Args:
-        parts: the network, its caches and its samplers; all rows are free.
+        resources: the network, its caches and its samplers; all rows are free.
         steps: the number of steps per launch.
         slots: the number of slots.
         speculative_step: the step with a draft for rows without a beam search; None: no draft
@@ -109,34 +113,38 @@ class GraphLoop(EagerLoop):
 
     def __init__(
         self,
-        parts: RuntimeResources,
+        resources: RuntimeResources,
         steps: int,
         slots: int,
         speculative_step: SpeculativeStep | None = None,
     ) -> None:
-        super().__init__(parts)
-        self._advances = parts.advances
+        super().__init__(resources)
+        self._samplers = resources.samplers
         self._steps = steps
-        self._device = parts.cache.device
-        rows, n_text_ctx = parts.state.tokens.shape
+        self._device = resources.cache.device
+        rows, n_text_ctx = resources.state.tokens.shape
         # For each busy slot its index, its first row and its number of rows; zeros after these.
         self._table = torch.zeros((3, slots), dtype=torch.int64, device=self._device)
         self._rows = torch.arange(rows, device=self._device)  # kept, since making it is a kernel
-        self._slot_bytes = parts.cache.cross.nbytes // slots
+        self._slot_bytes = resources.cache.cross.nbytes // slots
         self._speculative_step = speculative_step
         self._positions: dict[int, int] = {}  # the last known position by job
         # Numbers of rows that have a graph, in ascending order.
-        self._spans: dict[_StepVariant, list[int]] = {}
+        self._row_counts: dict[_StepVariant, list[int]] = {}
         variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
-        for variant, most in ({_StepVariant.DIRECT: slots} if rows == slots else variants).items():
-            self._spans[variant] = [span for span in SPANS if span < most] + [most]
-            for span in reversed(self._spans[variant]):
+        for variant, max_rows in (
+            {_StepVariant.DIRECT: slots} if rows == slots else variants
+        ).items():
+            self._row_counts[variant] = [n_rows for n_rows in BUCKETS if n_rows < max_rows] + [
+                max_rows
+            ]
+            for n_rows in reversed(self._row_counts[variant]):
                 layout = None
-                if speculative_step is not None and self._drafts(variant):
-                    layout = speculative_step.layout_of(range(span))
-                work = functools.partial(self._run_steps, variant, span, layout)
-                launch = functools.partial(work, self._steps_of(span, variant))
-                self.replay.add((variant, span), launch, rehearsal=functools.partial(work, 1))
+                if speculative_step is not None and self._uses_draft(variant):
+                    layout = speculative_step.layout_of(range(n_rows))
+                work = functools.partial(self._run_steps, variant, n_rows, layout)
+                launch = functools.partial(work, self._steps_per_launch(n_rows, variant))
+                self.replay.add((variant, n_rows), launch, rehearsal=functools.partial(work, 1))
         # Three: one is being written, one is being read, one is in between.
         host_state = new_state(rows, n_text_ctx, torch.device("cpu"))
         self._host_states = collections.deque(host_state.pinned() for _ in "123")
@@ -145,7 +153,7 @@ class GraphLoop(EagerLoop):
         self._launched = launched
 
     def _run_steps(
-        self, variant: _StepVariant, span: int, layout: StepLayout | None, steps: int
+        self, variant: _StepVariant, n_rows: int, layout: StepLayout | None, steps: int
     ) -> None:
         """Run some steps of the first rows; `layout` is that of steps with a draft."""
         for _ in range(steps):
@@ -153,49 +161,49 @@ class GraphLoop(EagerLoop):
                 length = self._state.tokens.shape[1]
                 self._speculative_step.run(layout, self._table, length)
                 continue
-            batch = self._batch_of_rows(span, variant)
+            batch = self._batch_of_rows(n_rows, variant)
             logits = self._network.step(batch, self._cache)
-            advance = self._advances[variant is _StepVariant.SEVERAL]
+            advance = self._samplers[variant is _StepVariant.SEVERAL]
             advance(self._state, Picks(batch.rows, batch.rows), logits)
 
-    def _batch_of_rows(self, span: int, variant: _StepVariant) -> StepBatch:
-        """Make the batch of the first rows' next tokens, as views of memory that replays read."""
+    def _batch_of_rows(self, n_rows: int, variant: _StepVariant) -> StepBatch:
+        """Make the batch of the first rows' next tokens, as views of the memory of replays."""
         state = self._state
-        slots, first, count = self._table[:, :span]
+        slots, first, count = self._table[:, :n_rows]
         groups = SlotGroups(
             slots=slots,
             first=first,
             count=count,
-            most=MAX_BEAMS if variant is _StepVariant.SEVERAL else 1,
+            max_count=MAX_BEAMS if variant is _StepVariant.SEVERAL else 1,
             direct=variant is _StepVariant.DIRECT,
         )
         source = state.source if variant is _StepVariant.SEVERAL else None
         length = state.tokens.shape[1]
-        return StepBatch(
-            state.tokens, self._rows[:span], state.position[:span], groups, source, False, length
-        )
+        rows, positions = self._rows[:n_rows], state.position[:n_rows]
+        return StepBatch(state.tokens, rows, positions, groups, source, False, length)
 
     def discard_launched(self) -> None:
         self._launched.clear()
 
     def launch(self, slots: SlotPool) -> int:
         self._update_table(slots)
-        span = slots.span
+        row_end = slots.row_end
         variant = self._variant_of(slots)
-        bucket = next(size for size in self._spans[variant] if size >= span)
-        self.replay.launch((variant, bucket))
+        n_rows = next(size for size in self._row_counts[variant] if size >= row_end)
+        self.replay.launch((variant, n_rows))
         host_state = self._host_states[0]
         self._host_states.rotate(-1)
-        host_state.follow(self._state, span, searched=variant is _StepVariant.SEVERAL)
+        host_state.follow(self._state, row_end, searched=variant is _StepVariant.SEVERAL)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        self._launched.append((copied, self._drafts(variant), Snapshot(host_state, slots.owners())))
-        return self._steps_of(bucket, variant)
+        snapshot = Snapshot(host_state, slots.owners())
+        self._launched.append((copied, self._uses_draft(variant), snapshot))
+        return self._steps_per_launch(n_rows, variant)
 
     def _variant_of(self, slots: SlotPool) -> _StepVariant:
         if slots.rows == slots.slots:
             return _StepVariant.DIRECT
-        single = slots.span <= slots.slots and not slots.several
+        single = slots.row_end <= slots.slots and not slots.has_multi_row_jobs
         return _StepVariant.SINGLE if single else _StepVariant.SEVERAL
 
     def _update_table(self, slots: SlotPool) -> None:
@@ -203,26 +211,26 @@ class GraphLoop(EagerLoop):
         if slots.version == self._version:
             return
         self._version = slots.version
-        columns = [(p.slot, p.first_row, p.count) for p, _ in slots.owners()]
+        columns = [(a.slot, a.first_row, a.count) for a, _ in slots.owners()]
         columns += [(0, 0, 0)] * (slots.slots - len(columns))
         table = upload(
             [number for row in zip(*columns, strict=True) for number in row], self._device
         )
         self._table.copy_(table.view_as(self._table))
 
-    def _steps_of(self, span: int, variant: _StepVariant) -> int:
-        """Return the number of steps per launch that gives the host time for the next launch.
+    def _steps_per_launch(self, n_rows: int, variant: _StepVariant) -> int:
+        """Return the number of steps of a launch.
 
-        It is one step with a draft. Steps after a window's end delay the next window. With few
-        slots, which are rarely all busy, that is worse than a launch per step.
+        A launch has enough steps that the host can prepare the next launch meanwhile. It has one
+        step with a draft, and with few slots: steps after a window's end delay the next window.
         """
         several = variant is _StepVariant.SEVERAL
         few_rows = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
-        slots = max(1, span // _MIN_BEAMS if several else span)
+        slots = max(1, n_rows // _MIN_BEAMS if several else n_rows)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if span <= few_rows or self._drafts(variant) else min(self._steps, enough)
+        return 1 if n_rows <= few_rows or self._uses_draft(variant) else min(self._steps, enough)
 
-    def _drafts(self, variant: _StepVariant) -> bool:
+    def _uses_draft(self, variant: _StepVariant) -> bool:
         """Return whether windows of this variant use a draft."""
         return self._speculative_step is not None and variant is not _StepVariant.SEVERAL
 
@@ -235,12 +243,12 @@ class GraphLoop(EagerLoop):
             self._count_accepted(self._speculative_step.count, drafted, snapshot)
         return snapshot
 
-    def _count_accepted(self, most: int, drafted: bool, snapshot: Snapshot) -> None:
+    def _count_accepted(self, draft_length: int, drafted: bool, snapshot: Snapshot) -> None:
         """Count the accepted draft tokens of windows that still decode."""
         position, finished = snapshot.state.position.tolist(), snapshot.state.finished.tolist()
-        now = {job: position[place.first_row] for place, job in snapshot.owners}
-        for place, job in snapshot.owners:
-            if drafted and job in self._positions and not finished[place.first_row]:
-                self.drafted += most
-                self.right += now[job] - self._positions[job] - 1
-        self._positions = now
+        positions = {job: position[allocation.first_row] for allocation, job in snapshot.owners}
+        for allocation, job in snapshot.owners:
+            if drafted and job in self._positions and not finished[allocation.first_row]:
+                self.drafted += draft_length
+                self.accepted += positions[job] - self._positions[job] - 1
+        self._positions = positions

@@ -7,9 +7,9 @@ The slot keeps the encoder's output, so another language costs decoder steps onl
   more token, as in a beam search.
 - A translation of uncertain language is first transcribed in the likely languages. The best
   transcript decides the language. The English text does not: a made-up text may be likely.
-- If the prompt names the language of other windows, and the window is probably in another one
-  (`Detection.switch`), the window is also decoded in its own language. The likelier text wins. A
-  translation takes the window's own language. If that language is uncertain, the rules above apply.
+- The prompt may name the language of other windows. If the window is probably in another one
+  (`Detection.switch`), it is also decoded in its own language. The likelier text wins. A
+  translation uses the window's own language. If that language is uncertain, the rules above apply.
 """
 
 import dataclasses
@@ -43,31 +43,31 @@ def score_language(
     job: Job,
     event: JobEvent,
     logprob: float,
-    before: Sequence[LanguageHypothesis],
+    earlier: Sequence[LanguageHypothesis],
     facts: TokenizerFacts,
 ) -> LanguageHypothesis:
-    """Score the text of a finished window in the likeliest language that was not tried before.
+    """Score the text of a finished window, with the probability of its language.
 
     Args:
         job: the job that decoded the window.
         event: the job's last event, with scores.
         logprob: the log-probability of the sampled tokens.
-        before: the earlier hypotheses of the window.
+        earlier: the earlier hypotheses of the window.
         facts: the checkpoint's special tokens.
     """
     scores = event.scores
     assert scores is not None, "a window that ended has scores"
     if scores.language is None or scores.language_prob is None:
-        # If another language was detected, this is the most that the named one can have.
-        prob = 1.0 if scores.heard is None else 1.0 - scores.heard[1]
+        # If another language was detected, this is an upper bound for the named one.
+        prob = 1.0 if scores.top_language is None else 1.0 - scores.top_language[1]
         return LanguageHypothesis(job, event, None, prob, logprob)
-    detected = [hypothesis for hypothesis in before if hypothesis.language is not None]
-    alike = [
+    detected = [hypothesis for hypothesis in earlier if hypothesis.language is not None]
+    same_task = [
         hypothesis
         for hypothesis in detected
         if _translates(hypothesis.job, facts) == _translates(job, facts)
     ]
-    prob = scores.language_prob * (1.0 - sum(hypothesis.prob for hypothesis in alike))
+    prob = scores.language_prob * (1.0 - sum(hypothesis.prob for hypothesis in same_task))
     scores = dataclasses.replace(scores, language_prob=prob)
     return LanguageHypothesis(
         job, dataclasses.replace(event, scores=scores), scores.language, prob, logprob
@@ -85,38 +85,40 @@ def next_language_job(
         facts: the checkpoint's languages and special tokens.
         next_id: the id of the new job.
     """
-    named = _named(job, facts)
-    if named is not None:
-        if not _is_likely_in_another(job, hypotheses[0], named):
+    named_language = _named_language(job, facts)
+    if named_language is not None:
+        if not _is_likely_in_another(job, hypotheses[0], named_language):
             return None
         hypotheses = hypotheses[1:]
         job = dataclasses.replace(job, prompt=_with_language(job, DETECT_LANGUAGE, facts))
     if not hypotheses:
-        again: Job | None = job
+        next_job: Job | None = job
     elif _translates(job, facts):
-        again = _next_of_translation(job, hypotheses, facts)
+        next_job = _next_of_translation(job, hypotheses, facts)
     else:
-        again = _in_next_language(job, hypotheses, facts, without=named)
-    return again and dataclasses.replace(again, id=next_id, draft=())
+        next_job = _in_next_language(job, hypotheses, facts, excluded=named_language)
+    return next_job and dataclasses.replace(next_job, id=next_id, draft=())
 
 
 def best_hypothesis(
     hypotheses: Sequence[LanguageHypothesis], facts: TokenizerFacts
 ) -> LanguageHypothesis:
-    """Return the hypothesis that is the window's answer; its event has the time of all of them.
+    """Return the hypothesis that is the window's answer; its `decode_s` is that of all hypotheses.
 
-    The likeliest hypothesis wins, the first one among equals. A translation is made from the
-    language of the likeliest transcript, or from the window's own language.
+    The likeliest hypothesis wins, the first one among equals. A translation is that from the
+    language of the likeliest transcript, or else from the window's own language.
     """
-    own = hypotheses if _named(hypotheses[0].job, facts) is None else hypotheses[1:]
-    if not own or not _translates(hypotheses[0].job, facts):
+    detected = hypotheses if _named_language(hypotheses[0].job, facts) is None else hypotheses[1:]
+    if not detected or not _translates(hypotheses[0].job, facts):
         answer = max(hypotheses, key=lambda hypothesis: hypothesis.rank)
     else:
-        transcripts = [hypothesis for hypothesis in own if not _translates(hypothesis.job, facts)]
-        likeliest = max(transcripts or own, key=lambda hypothesis: hypothesis.rank)
+        transcripts = [
+            hypothesis for hypothesis in detected if not _translates(hypothesis.job, facts)
+        ]
+        likeliest = max(transcripts or detected, key=lambda hypothesis: hypothesis.rank)
         answer = next(
             hypothesis
-            for hypothesis in own
+            for hypothesis in detected
             if _translates(hypothesis.job, facts) and hypothesis.language == likeliest.language
         )
         answer = dataclasses.replace(answer, prob=likeliest.prob)
@@ -124,8 +126,9 @@ def best_hypothesis(
     assert scores is not None and last is not None, "windows that ended have scores"
     if scores.language_prob is not None:
         scores = dataclasses.replace(scores, language_prob=answer.prob)
-    heard = scores.heard if len(hypotheses) == 1 else None  # several texts have decided already
-    scores = dataclasses.replace(scores, decode_s=last.decode_s, heard=heard)
+    # Several texts have decided already.
+    top_language = scores.top_language if len(hypotheses) == 1 else None
+    scores = dataclasses.replace(scores, decode_s=last.decode_s, top_language=top_language)
     return dataclasses.replace(answer, event=dataclasses.replace(answer.event, scores=scores))
 
 
@@ -136,7 +139,7 @@ def _translates(job: Job, facts: TokenizerFacts) -> bool:
     return facts.translate is not None and task == (facts.translate,)
 
 
-def _named(job: Job, facts: TokenizerFacts) -> int | None:
+def _named_language(job: Job, facts: TokenizerFacts) -> int | None:
     """Return the token id of the language that a job's prompt names; None if it names none."""
     index = job.prompt.index(facts.sot) + 1
     token = job.prompt[index] if index < len(job.prompt) else None
@@ -149,53 +152,55 @@ def _with_language(job: Job, token: int, facts: TokenizerFacts) -> tuple[int, ..
     return (*job.prompt[:index], token, *job.prompt[index + 1 :])
 
 
-def _is_likely_in_another(job: Job, first: LanguageHypothesis, named: int) -> bool:
+def _is_likely_in_another(job: Job, first: LanguageHypothesis, named_language: int) -> bool:
     """Return whether a window is probably in another language than its prompt names."""
-    scores, wanted = first.event.scores, job.detection
-    if wanted.switch <= 0 or scores is None or scores.heard is None:
+    scores, detection = first.event.scores, job.detection
+    if detection.switch <= 0 or scores is None or scores.top_language is None:
         return False
-    language, prob = scores.heard
-    close = any({language, named} <= languages for languages in wanted.close)
-    return language != named and prob >= wanted.switch and not close
+    language, prob = scores.top_language
+    is_close = any(
+        {language, named_language} <= languages for languages in detection.close_languages
+    )
+    return language != named_language and prob >= detection.switch and not is_close
 
 
 def _in_next_language(
     job: Job,
     hypotheses: Sequence[LanguageHypothesis],
     facts: TokenizerFacts,
-    without: int | None = None,
+    excluded: int | None = None,
 ) -> Job | None:
-    """Return the job for the next likely language; languages that it excludes were tried before."""
-    wanted = job.detection
+    """Return the job for the next likely language: a detection without the languages tried."""
+    detection = job.detection
     if (
-        len(hypotheses) >= wanted.tries
-        or sum(hypothesis.prob for hypothesis in hypotheses) >= wanted.certainty
+        len(hypotheses) >= detection.max_languages
+        or sum(hypothesis.prob for hypothesis in hypotheses) >= detection.certainty
     ):
         return None
-    tried = [without, *(hypothesis.language for hypothesis in hypotheses)]
-    known = wanted.languages or sorted(facts.languages.values())
-    remaining = tuple(language for language in known if language not in tried)
+    tried = [excluded, *(hypothesis.language for hypothesis in hypotheses)]
+    allowed = detection.languages or sorted(facts.languages.values())
+    remaining = tuple(language for language in allowed if language not in tried)
     if not remaining:
         return None
-    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=remaining))
+    return dataclasses.replace(job, detection=dataclasses.replace(detection, languages=remaining))
 
 
 def _next_of_translation(
     job: Job, hypotheses: Sequence[LanguageHypothesis], facts: TokenizerFacts
 ) -> Job | None:
     """Return the next transcript of a window to translate, or its second translation."""
-    wanted, first, transcripts = job.detection, hypotheses[0], hypotheses[1:]
-    if first.prob >= wanted.certainty or wanted.tries < 2:
+    detection, first, transcripts = job.detection, hypotheses[0], hypotheses[1:]
+    if first.prob >= detection.certainty or detection.max_languages < 2:
         return None
     if transcripts and _translates(hypotheses[-1].job, facts):
         return None
-    if again := _in_next_language(_transcript_of(job, facts), transcripts, facts):
-        return again
+    if next_transcript := _in_next_language(_transcript_of(job, facts), transcripts, facts):
+        return next_transcript
     language = max(transcripts, key=lambda hypothesis: hypothesis.rank).language
     assert language is not None, "it was detected"
     if language == first.language:
         return None
-    return dataclasses.replace(job, detection=dataclasses.replace(wanted, languages=(language,)))
+    return dataclasses.replace(job, detection=dataclasses.replace(detection, languages=(language,)))
 
 
 def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
@@ -209,15 +214,15 @@ def _transcript_of(job: Job, facts: TokenizerFacts) -> Job:
 
 
 def best_sequence(
-    job: Job, place: SlotAllocation, state: RowState, eot: int
+    job: Job, allocation: SlotAllocation, state: RowState, eot: int
 ) -> tuple[list[int], float]:
     """Return a finished job's tokens with end of text, and the sum of the log-probabilities.
 
     Among several samples, return the one with the highest sum / length ** length_penalty. The
     length excludes end of text, as in CTranslate2.
     """
-    begin, leader = len(job.prompt), place.first_row
-    if job.options.temperature == 0 and place.count > 1:
+    begin, leader = len(job.prompt), allocation.first_row
+    if job.options.temperature == 0 and allocation.count > 1:
         end = begin + int(state.best_length[leader])
         ended = [eot] if state.best_is_ended[leader] else []
         sampled = state.best_tokens[leader, begin:end].tolist() + ended
@@ -232,4 +237,4 @@ def best_sequence(
         end = int(state.position[row]) + 1
         return state.tokens[row, begin:end].tolist(), float(state.logprob_sum[row])
 
-    return max(map(sample, place.rows), key=rank)
+    return max(map(sample, allocation.rows), key=rank)

@@ -17,7 +17,7 @@ _FIXED = 3 << 29  # the CUDA context, graphs, workspaces, projections of cross-a
 
 
 def plan_memory(
-    decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, words: int = 0
+    decoders: Sequence[Decoder], config: RuntimeConfig, rows: int, alignment_bytes: int = 0
 ) -> str:
     """Return a description of the memory that the runtime will take.
 
@@ -25,40 +25,43 @@ def plan_memory(
         decoders: the main decoder and the draft decoder; their weights are loaded already.
         config: the slots, the batch size, and the share of the GPU's memory that may be taken.
         rows: the number of rows of all slots together.
-        words: bytes of the activations of the largest alignment pass.
+        alignment_bytes: bytes of the activations of the largest alignment pass.
 
     Raises:
         UnavailableError: the slots do not fit into the memory that `runtime.memory_share` allows.
     """
     device, dims, slots = decoders[0].device, decoders[0].dims, config.slots
-    free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    allowed = round(config.memory_share * total) - others
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    other_processes_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
+    allowed_bytes = round(config.memory_share * total_bytes) - other_processes_bytes
     # FP16 values per position: residual, norm, query, key, value, attention output and the wide
     # layer; the convolutions have twice as many positions.
-    position = 6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
-    caches = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
-    caches += rows * sum(decoder.row_bytes() for decoder in decoders)
-    phrases = slots * Phrasebook.bytes_of_slot()
-    parts = {
+    values_per_position = (
+        6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
+    )
+    cache_bytes = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
+    cache_bytes += rows * sum(decoder.row_bytes() for decoder in decoders)
+    phrase_bytes = slots * Phrasebook.bytes_of_slot()
+    sizes = {
         "weights": torch.cuda.memory_allocated(device),
-        f"caches of {slots} slots with {rows} rows": caches,
-        "phrases": phrases,
-        "encoder": config.encoder_batch * dims.n_audio_ctx * position * 2,
-        "words": words,
+        f"caches of {slots} slots with {rows} rows": cache_bytes,
+        "phrases": phrase_bytes,
+        "encoder": config.encoder_batch * dims.n_audio_ctx * values_per_position * 2,
+        "words": alignment_bytes,
         "other": _FIXED,
     }
-    needed = sum(parts.values())
-    plan = f"memory {_gib(needed)} of {_gib(allowed)} allowed: "
-    plan += ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
-    if needed > allowed:
+    needed_bytes = sum(sizes.values())
+    plan = f"memory {_gib(needed_bytes)} of {_gib(allowed_bytes)} allowed: "
+    plan += ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
+    if needed_bytes > allowed_bytes:
         # Keep the number of rows per slot.
-        of_slots = caches + phrases
-        fit = max(0, int((allowed - (needed - of_slots)) / (of_slots / slots)))
+        slots_bytes = cache_bytes + phrase_bytes
+        other_bytes = needed_bytes - slots_bytes
+        fitting_slots = max(0, int((allowed_bytes - other_bytes) / (slots_bytes / slots)))
         advice = "use a larger GPU or a smaller model"
-        if fit:
-            advice = f"set runtime.slots = {fit}"
-            advice += f" and runtime.rows = {fit * rows // slots}" if rows > slots else ""
+        if fitting_slots:
+            advice = f"set runtime.slots = {fitting_slots}"
+            advice += f" and runtime.rows = {fitting_slots * rows // slots}" if rows > slots else ""
         raise UnavailableError(
             f"{device} has too little memory for runtime.slots = {slots}: {plan} "
             f"(runtime.memory_share = {config.memory_share}); {advice}"

@@ -37,8 +37,8 @@ def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[Enco
         attn = load.attention(f"encoder.layers.{i}.attn", packed=True)
         mlp = load.mlp(f"encoder.layers.{i}")
         assert attn.out.bias is not None and mlp.fc2.bias is not None
-        begin = layers[-1].mlp_shift if layers else torch.zeros_like(attn.norm.bias)
-        attn_shift = begin + attn.out.bias.float()
+        previous_shift = layers[-1].mlp_shift if layers else torch.zeros_like(attn.norm.bias)
+        attn_shift = previous_shift + attn.out.bias.float()
         mlp_shift = attn_shift + mlp.fc2.bias.float()
         out, fc2 = (dataclasses.replace(matrix, bias=None) for matrix in (attn.out, mlp.fc2))
         attn = dataclasses.replace(attn, qkv=ops.prepare(attn.qkv), out=ops.prepare(out))
@@ -59,11 +59,7 @@ class Whisper(Decoder):
     """
 
     def __init__(
-        self,
-        dims: Dims,
-        weights: Weights,
-        device: torch.device,
-        ops: Ops | None = None,
+        self, dims: Dims, weights: Weights, device: torch.device, ops: Ops | None = None
     ) -> None:
         super().__init__(dims, weights, device, ops or torch_only("none were given"))
         load = Loader(weights, device, self.dtype)
@@ -93,19 +89,15 @@ class Whisper(Decoder):
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
-        whole, self._encoder = self._encoder, self._encoder[:2]
+        all_layers, self._encoder = self._encoder, self._encoder[:2]
         try:
             with super().abridged():
                 yield
         finally:
-            self._encoder = whole
+            self._encoder = all_layers
 
     def _attend_and_widen(
-        self,
-        ops: EncoderOps[Activation],
-        layer: EncoderLayer,
-        x: torch.Tensor,
-        normed: Activation,
+        self, ops: EncoderOps[Activation], layer: EncoderLayer, x: torch.Tensor, normed: Activation
     ) -> Activation:
         """Compute an encoder layer without its last product.
 
@@ -119,8 +111,8 @@ class Whisper(Decoder):
             The output of the layer's first feed-forward matrix.
         """
         qkv = ops.linear(normed, layer.attn.qkv)
-        mixed = ops.encoder_attention(qkv, self.dims.n_audio_head)
-        normed = ops.add_linear_norm(x, mixed, layer.attn.out, layer.attn_shift, layer.mlp.norm)
+        attended = ops.encoder_attention(qkv, self.dims.n_audio_head)
+        normed = ops.add_linear_norm(x, attended, layer.attn.out, layer.attn_shift, layer.mlp.norm)
         return ops.linear_gelu(normed, layer.mlp.fc1)
 
     @torch.inference_mode()
@@ -139,14 +131,14 @@ class Whisper(Decoder):
         """
         batch, time = tokens.shape
         cache = self.new_cache(batch, batch, cross_kv)
-        everyone = torch.arange(batch, device=self.device)
-        self.fill_cross(self.encode(features), cache, everyone)
+        rows = torch.arange(batch, device=self.device)
+        self.fill_cross(self.encode(features), cache, rows)
         # The same length as in serving, so that sums have the same bits.
         ids = torch.nn.functional.pad(tokens.to(self.device), (0, self.dims.n_text_ctx - time))
-        groups = SlotGroups(everyone, everyone, torch.ones_like(everyone), 1)
+        groups = SlotGroups(rows, rows, torch.ones_like(rows), 1)
         steps = []
         for t in range(time):
-            positions = torch.full_like(everyone, t)
-            batch_of_step = StepBatch(ids, everyone, positions, groups, None, False, t + 1)
+            positions = torch.full_like(rows, t)
+            batch_of_step = StepBatch(ids, rows, positions, groups, None, False, t + 1)
             steps.append(self.step(batch_of_step, cache))
         return torch.stack(steps, dim=1)

@@ -1,8 +1,8 @@
 """Prefill batches of fixed size and memory, for CUDA graphs.
 
-The host needs longer to launch the kernels of a prefill step, and of the choices after it, than the
-device needs to run them. There are therefore graphs of a few sizes. New windows use the smallest
-one that holds them; `batching.FixedBatch` pads them.
+The host needs longer to launch the kernels of a prefill step, and of the sampling after it, than
+the device needs to run them. There are therefore graphs of a few sizes. New windows use the
+smallest graph that fits; `batching.FixedBatch` pads them.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class PrefillSize:
 
     tokens: int
     windows: int
-    wanted: int  # number of tokens with logits
+    n_logits: int  # number of tokens with logits
 
     @property
     def spans(self) -> int:
@@ -37,18 +37,18 @@ class PrefillSize:
     @property
     def draft_lengths(self) -> list[int]:
         """The draft lengths that have a graph, the shortest first."""
-        most = min(_DRAFT_LENGTHS[-1], self.tokens - _PROMPT)
-        return [*(length for length in _DRAFT_LENGTHS if length < most), most]
+        longest = min(_DRAFT_LENGTHS[-1], self.tokens - _PROMPT)
+        return [*(length for length in _DRAFT_LENGTHS if length < longest), longest]
 
 
 def sizes(slots: int) -> list[PrefillSize]:
     """Return the sizes for an engine with `slots` slots, the smallest first."""
     several = [PrefillSize(n_tokens, min(_WINDOWS, slots), n_tokens) for n_tokens in _TOKENS]
-    return [PrefillSize(_PROMPT, 1, wanted=2), *several]
+    return [PrefillSize(_PROMPT, 1, n_logits=2), *several]
 
 
 class PrefillBatch(FixedBatch):
-    """A prefill batch of some slots' first rows, and the choice of the rows' first tokens.
+    """A prefill batch of some slots' first rows, and the sampling of the rows' first tokens.
 
     Args:
         ids: int64 (all rows, n_text_ctx), the tokens.
@@ -56,13 +56,13 @@ class PrefillBatch(FixedBatch):
     """
 
     def __init__(self, ids: torch.Tensor, size: PrefillSize) -> None:
-        super().__init__([size.tokens, size.tokens, size.wanted], size.spans, ids.device)
+        super().__init__([size.tokens, size.tokens, size.n_logits], size.spans, ids.device)
         self._ids = ids
         self.size = size
-        self.wanted = self.columns[2]
-        lines = 1 + 1 + size.draft_lengths[-1]  # the rows, and the line of logits for each choice
+        self.logit_indices = self.columns[2]
+        n_lists = 1 + 1 + size.draft_lengths[-1]  # the rows, and the line of logits for each choice
         width = size.windows + size.windows % 2  # even, since kernels assume aligned lines
-        self._chosen = torch.full((lines, width), NO_ROW, device=ids.device)
+        self._chosen = torch.full((n_lists, width), NO_ROW, device=ids.device)
 
     @property
     def batch(self) -> StepBatch:
@@ -74,37 +74,38 @@ class PrefillBatch(FixedBatch):
 
     def picks(self, draft_length: int) -> list[Picks]:
         """Return the choices after the prompts and after each of `draft_length` draft tokens."""
-        rows, *lines = self._chosen[: 2 + draft_length, : self.size.windows].unbind()
-        return [Picks(rows, line) for line in lines]
+        rows, *logit_rows = self._chosen[: 2 + draft_length, : self.size.windows].unbind()
+        return [Picks(rows, row_logits) for row_logits in logit_rows]
 
-    def holds(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> bool:
+    def holds(self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]) -> bool:
         """Return whether these spans and wanted logits fit."""
-        enough = len(spans) <= self.size.spans and len(wanted) <= self.size.wanted
+        enough = len(spans) <= self.size.spans and len(logit_indices) <= self.size.n_logits
         return enough and sum(map(len, spans)) <= self.size.tokens
 
-    def write_spans(self, spans: Sequence[TokenSpan], wanted: Sequence[int]) -> None:
-        """Write the batch; `wanted` are the indices of the tokens that need logits."""
+    def write_spans(self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]) -> None:
+        """Write the batch; `logit_indices` are the indices of the tokens that need logits."""
         counts = [len(span) for span in spans]
-        rows = np.repeat([span.place.first_row for span in spans], counts)
+        rows = np.repeat([span.allocation.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
-        self.write([rows, positions, wanted], [span.place.slot for span in spans], counts)
+        slots = [span.allocation.slot for span in spans]
+        self.write([rows, positions, logit_indices], slots, counts)
 
-    def choose(self, rows: Sequence[int], lines: Sequence[Sequence[int]]) -> int | None:
-        """Write the rows that choose tokens and the lines of logits that they read.
+    def choose(self, rows: Sequence[int], logit_rows: Sequence[Sequence[int]]) -> int | None:
+        """Write the rows that choose tokens and the rows of logits that they read.
 
         Args:
             rows: the first row of each window.
-            lines: for each choice, one line of logits per row: after the prompts, then after each
-                draft token. Entries beyond a row's draft are not read.
+            logit_rows: for each choice, one row of logits per window: after the prompts, then after
+                each draft token. Entries beyond a window's draft are not read.
 
         Returns:
             The draft length of the smallest graph that fits; None if there is none.
         """
-        lengths = (length for length in self.size.draft_lengths if length >= len(lines) - 1)
+        lengths = (length for length in self.size.draft_lengths if length >= len(logit_rows) - 1)
         draft_length = next(lengths, None)
         if draft_length is None or len(rows) > self.size.windows:
             return None
-        numbers = np.full((2 + draft_length, self._chosen.shape[1]), NO_ROW)
-        numbers[: 1 + len(lines), : len(rows)] = [rows, *lines]
-        self._chosen[: 2 + draft_length].copy_(upload(numbers, self._ids.device))
+        table = np.full((2 + draft_length, self._chosen.shape[1]), NO_ROW)
+        table[: 1 + len(logit_rows), : len(rows)] = [rows, *logit_rows]
+        self._chosen[: 2 + draft_length].copy_(upload(table, self._ids.device))
         return draft_length

@@ -9,7 +9,7 @@ from serve.contract.engine import Engine, draft_dims
 from serve.native.alignment import pass_bytes
 from serve.native.decoder import Cache, Decoder
 from serve.native.device import check_graphs
-from serve.native.forced import MOST_TOKENS
+from serve.native.forced import MAX_PASS_TOKENS
 from serve.native.kernels.choose import Ops, choose
 from serve.native.memory import plan_memory
 from serve.native.network import Whisper
@@ -28,16 +28,16 @@ class RuntimeResources:
     cache: Cache
     state: RowState
     rules: TokenRules
-    advances: dict[bool, Sampler]  # samplers by whether any row may use a beam search
-    guess: DraftSampler  # the sampler of the draft decoder's likeliest tokens
+    samplers: dict[bool, Sampler]  # samplers by whether any row may use a beam search
+    draft_sampler: DraftSampler  # the sampler of the draft decoder's likeliest tokens
     draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
     graphs: bool  # whether steps are replayed from CUDA graphs
     plan: str  # a description of the GPU's memory; empty on a CPU
 
     @property
-    def advance(self) -> Sampler:
+    def sampler(self) -> Sampler:
         """The most general sampler: with beam search if there are enough rows for one."""
-        return self.advances[max(self.advances)]
+        return self.samplers[max(self.samplers)]
 
     @property
     def decoders(self) -> list[tuple[Decoder, Cache]]:
@@ -79,15 +79,15 @@ def load_resources(
         check_graphs(device, ops.name)
     numerals = Tokenizer.open(engine).numerals
     rules = TokenRules(facts, dims, device, Phrasebook(config.slots, device), numerals)
-    advances, guess = choose_samplers(ops.name, rules, rows, {False, rows > config.slots})
+    samplers, draft_sampler = choose_samplers(ops.name, rules, rows, {False, rows > config.slots})
     caches = (config.slots, rows, config.cross_kv)
     return RuntimeResources(
         network=network,
         cache=network.new_cache(*caches),
         state=new_state(rows, dims.n_text_ctx, device),
         rules=rules,
-        advances=advances,
-        guess=guess,
+        samplers=samplers,
+        draft_sampler=draft_sampler,
         draft=None if second is None else (second, second.new_cache(*caches)),
         graphs=config.cuda_graph,
         plan=plan,
@@ -102,7 +102,7 @@ def _max_step_tokens(engine: Engine, config: RuntimeConfig, rows: int) -> int:
     tokens = rows
     if engine.manifest.draft is not None:  # a slot's first row is verified with its draft tokens
         tokens = max(rows, config.slots * (1 + config.draft_tokens))
-    return max(tokens, MOST_TOKENS) if engine.manifest.tokenizer.alignment_heads else tokens
+    return max(tokens, MAX_PASS_TOKENS) if engine.manifest.tokenizer.alignment_heads else tokens
 
 
 def _load(

@@ -113,47 +113,42 @@ class NativeRuntime:
             phrases=True,
             short_windows=True,
             urgent_first=True,
-            tells_begin=True,
+            reports_begin=True,
         )
 
     @torch.inference_mode()
     def _load(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and log the choices and the memory."""
         device, streams = self._device, self._streams
-        parts = load_resources(engine, config, device, rows, self.network_class)
-        ops = parts.network.ops
-        self._network = parts.network
+        resources = load_resources(engine, config, device, rows, self.network_class)
+        ops = resources.network.ops
+        self._network = resources.network
         self.fp8 = ops.fp8
         self._cross_kv = config.cross_kv
-        self._state = parts.state
+        self._state = resources.state
         batch = min(config.encoder_batch, config.slots)
-        encoder = (GraphEncoder if parts.graphs else WindowEncoder)(
-            parts.network, parts.decoders, batch
+        encoder = (GraphEncoder if resources.graphs else WindowEncoder)(
+            resources.network, resources.decoders, batch
         )
-        self._loop = open_loop(config, parts)
-        prefill = Prefill(parts)
+        self._loop = open_loop(config, resources)
+        prefill = Prefill(resources)
         self._aligner: Aligner | None = None
         if self._facts.alignment_heads:
             self._aligner = Aligner(
-                parts.network, parts.cache, self._facts, rows, graphs=parts.graphs
+                resources.network, resources.cache, self._facts, rows, graphs=resources.graphs
             )
         if device.type == "cuda":
-            self._warm_up(ops.name, [decoder for decoder, _ in parts.decoders], encoder, prefill)
+            decoders = [decoder for decoder, _ in resources.decoders]
+            self._warm_up(ops.name, decoders, encoder, prefill)
         self._scheduler = EncoderScheduler(
-            encoder,
-            prefill,
-            self._slots,
-            batch,
-            device,
-            streams,
-            beside=streams is not None,
+            encoder, prefill, self._slots, batch, device, streams, concurrent=streams is not None
         )
         self.description = (
             f"{device}: {ops.name} kernels ({ops.reason}), {type(self._loop).__name__}"
         )
-        if parts.draft is not None:
+        if resources.draft is not None:
             self.description += f", drafts of up to {config.draft_tokens} tokens"
-        self.description += f"; {parts.plan}" if parts.plan else ""
+        self.description += f"; {resources.plan}" if resources.plan else ""
         logger.info("%s", self.description)
 
     def _warm_up(
@@ -165,25 +160,29 @@ class NativeRuntime:
     ) -> None:
         """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
-        stepping = [self._loop.replay, prefill.replay, *(aligner.replay for aligner in aligners)]
-        sizes = [prefill.warm_up, *(aligner.warm_up for aligner in aligners)]
+        step_replays = [
+            self._loop.replay,
+            prefill.replay,
+            *(aligner.replay for aligner in aligners),
+        ]
+        warm_ups = [prefill.warm_up, *(aligner.warm_up for aligner in aligners)]
         if kernels == "triton":
             from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
-                compiled_together,
+                compile_in_parallel,
             )
 
-            with compiled_together(self._device, *(decoder.abridged() for decoder in decoders)):
-                for replay in (encoder.replay, *stepping):
+            with compile_in_parallel(self._device, *(decoder.abridged() for decoder in decoders)):
+                for replay in (encoder.replay, *step_replays):
                     replay.rehearse()
-                for work in sizes:
-                    work()
+                for warm_up in warm_ups:
+                    warm_up()
             torch.cuda.empty_cache()
         if self._streams is not None:
             encoder.replay.record(self._streams.encoder)
-            for replay in stepping:
+            for replay in step_replays:
                 replay.record(self._streams.steps)
-        for work in sizes:
-            work()
+        for warm_up in warm_ups:
+            warm_up()
         torch.cuda.synchronize(self._device)  # later work is on other streams
 
     def submit(self, job: Job) -> None:
@@ -197,9 +196,9 @@ class NativeRuntime:
             raise OptionError(
                 f"a window has {job.features.shape[-1]} frames; expected at most {N_FRAMES}"
             )
-        refused = self.capabilities.refusal_of(job)
-        if refused is not None:
-            raise OptionError(refused)
+        refusal = self.capabilities.refusal_of(job)
+        if refusal is not None:
+            raise OptionError(refusal)
         self._scheduler.add(job)
 
     @torch.inference_mode()
@@ -207,7 +206,7 @@ class NativeRuntime:
         running = self._running.get(job_id)
         if running is not None:
             self._make_current()
-            self._state.finished[running.place.first_row : running.place.rows.stop] = True
+            self._state.finished[running.allocation.first_row : running.allocation.rows.stop] = True
             self._pending_events.append(JobEvent(job_id, finished="cancelled"))
             self._release(running)
         elif (self._aligner and self._aligner.drop(job_id)) or self._scheduler.remove(job_id):
@@ -223,7 +222,7 @@ class NativeRuntime:
         try:
             self._make_current()
             if self._threads:
-                self._threads.follow()
+                self._threads.adapt()
             for started in self._scheduler.begin(list(self._running.values())):
                 self._running[started.submitted.id] = started
                 events.append(JobEvent(started.submitted.id, began_s=started.stopwatch.began_s))
@@ -243,7 +242,7 @@ class NativeRuntime:
             busy_slots=self._slots.busy,
             windows=self._scheduler.windows,
             drafted=self._loop.drafted,
-            drafted_right=self._loop.right,
+            drafted_right=self._loop.accepted,
         )
 
     def teacher_forced_logits(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -286,15 +285,15 @@ class NativeRuntime:
         if policy:
             self._slots.pause(policy.paused([running.job for running in self._running.values()]))
         stopwatch = Stopwatch(self._device, "steps")
-        steps, fed = self._loop.launch(self._slots), len(self._slots.owners())
+        steps, n_slots = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
         self._step_timers.append(stopwatch)
         if policy:
-            policy.note(stopwatch.seconds(), alone=fed < self._slots.busy)
+            policy.record(stopwatch.seconds(), urgent_only=n_slots < self._slots.busy)
         self._gauges = dataclasses.replace(
             self._gauges,
             steps=self._gauges.steps + steps,
-            step_slots=self._gauges.step_slots + steps * fed,
+            step_slots=self._gauges.step_slots + steps * n_slots,
         )
 
     def _collect(self) -> list[JobEvent]:
@@ -302,25 +301,25 @@ class NativeRuntime:
         snapshot = self._loop.read_snapshot()
         self._gauges = dataclasses.replace(
             self._gauges,
-            encode_s=self._gauges.encode_s + total(self._scheduler.encoding),
+            encode_s=self._gauges.encode_s + total(self._scheduler.encode_timers),
             decode_s=self._gauges.decode_s
-            + total(self._scheduler.prompting)
+            + total(self._scheduler.prefill_timers)
             + total(self._step_timers),
         )
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
-        running = {decoding.job.id: decoding for decoding in self._running.values()}
+        running = {slot_job.job.id: slot_job for slot_job in self._running.values()}
         ended = [
             running[job_id]
-            for place, job_id in snapshot.owners
-            if all(finished[row] for row in place.rows) and job_id in running
+            for allocation, job_id in snapshot.owners
+            if all(finished[row] for row in allocation.rows) and job_id in running
         ]
         return self._end(ended, snapshot.state) if ended else []
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[JobEvent]:
         """Release finished windows, or decode them in another language."""
-        done, again = list[EndedWindow](), list[StartedJob]()
+        answered, next_jobs = list[EndedWindow](), list[StartedJob]()
         for running in ended:
             running.hypotheses += (self._hypothesis_of(running, state),)
             next_job = next_language_job(
@@ -328,26 +327,28 @@ class NativeRuntime:
             )
             if next_job is None:
                 answer = best_hypothesis(running.hypotheses, self._facts)
-                done.append(EndedWindow(answer.job, running.place, answer.event))
+                answered.append(EndedWindow(answer.job, running.allocation, answer.event))
                 self._release(running)
             else:
-                place = self._slots.hand_over(running.job.id, next_job.id)
+                allocation = self._slots.hand_over(running.job.id, next_job.id)
                 running.job = next_job
-                again.append(StartedJob(next_job, place))
-        if again:
-            self._scheduler.prefill(again)
-        if self._aligner is None or not done:
-            return [window.event for window in done]
+                next_jobs.append(StartedJob(next_job, allocation))
+        if next_jobs:
+            self._scheduler.prefill(next_jobs)
+        if self._aligner is None or not answered:
+            return [window.event for window in answered]
         stopwatch = Stopwatch(self._device, "words")
-        events = self._aligner.launch(done)
+        events = self._aligner.launch(answered)
         stopwatch.stop()
         self._step_timers.append(stopwatch)
         return events
 
     def _hypothesis_of(self, running: SlotJob, state: RowState) -> LanguageHypothesis:
         """Return the hypothesis of a finished job."""
-        leader = running.place.first_row
-        sampled, logprob_sum = best_sequence(running.job, running.place, state, self._facts.eot)
+        leader = running.allocation.first_row
+        sampled, logprob_sum = best_sequence(
+            running.job, running.allocation, state, self._facts.eot
+        )
         reason = self._reason(running.job, sampled)
         top_language = int(state.language[leader]), float(state.language_prob[leader])
         detected = DETECT_LANGUAGE in running.job.prompt
@@ -359,7 +360,7 @@ class NativeRuntime:
             encode_s=running.stopwatch.seconds(),
             decode_s=time.perf_counter() - running.decode_began,
             began_s=(running.stopwatch.began_s, running.decode_began),
-            heard=top_language if self._facts.multilingual and not detected else None,
+            top_language=top_language if self._facts.multilingual and not detected else None,
         )
         self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)

@@ -47,9 +47,9 @@ class WaitingQueue:
 
     def remove(self, *job_ids: int) -> bool:
         """Remove jobs from the queue; return whether any was queued."""
-        kept = [waiting for waiting in self._queue if waiting.job.id not in job_ids]
-        was_queued = len(kept) < len(self._queue)
-        self._queue = collections.deque(kept)
+        remaining = [waiting for waiting in self._queue if waiting.job.id not in job_ids]
+        was_queued = len(remaining) < len(self._queue)
+        self._queue = collections.deque(remaining)
         return was_queued
 
     def clear(self) -> None:
@@ -57,13 +57,13 @@ class WaitingQueue:
 
 
 class UrgentStepPolicy:
-    """Serve urgent windows early on a CPU with crowded slots.
+    """A policy that serves urgent windows early on a CPU with crowded slots.
 
     A CPU cannot interrupt an encoder batch or a decoder step, and both take longer with more
-    windows. Urgent windows are therefore encoded in separate batches, one slot stays free for
-    them, and they get half of the decoding time: steps that decode only urgent windows take as
-    long in total as steps that decode all windows. This costs throughput. The policy applies only
-    while the slots are crowded, that is, while the other windows leave no slot free.
+    windows. Urgent windows are therefore encoded in separate batches, and one slot stays free for
+    them. Steps that decode only urgent windows get half of the decoding time, and steps that decode
+    all windows get the other half. This costs throughput. The policy applies only while the slots
+    are crowded, that is, while the other windows leave no slot free.
 
     Args:
         waiting: the queue of windows without a slot.
@@ -73,7 +73,8 @@ class UrgentStepPolicy:
     def __init__(self, waiting: WaitingQueue, slots: SlotPool) -> None:
         self._waiting = waiting
         self._slots = slots
-        self._ahead_s = 0.0  # seconds of urgent steps minus seconds of steps of all windows
+        # Seconds of urgent steps minus seconds of steps of all windows.
+        self._urgent_balance_s = 0.0
 
     def fit(self, decoding: Sequence[Job]) -> int:
         """Count the queued windows that can start now.
@@ -98,18 +99,18 @@ class UrgentStepPolicy:
 
     def paused(self, decoding: Sequence[Job]) -> Collection[int]:
         """Return the ids of the jobs that the next step skips."""
-        others = {job.id for job in decoding if not job.urgent}
-        if len(others) in (0, len(decoding)) or not self._crowded(decoding):
-            self._ahead_s = 0.0
+        not_urgent = {job.id for job in decoding if not job.urgent}
+        if len(not_urgent) in (0, len(decoding)) or not self._crowded(decoding):
+            self._urgent_balance_s = 0.0
             return ()
-        return () if self._ahead_s > 0 else others
+        return () if self._urgent_balance_s > 0 else not_urgent
 
-    def note(self, seconds: float, *, alone: bool) -> None:
-        """Record the duration of a step; `alone`: the step decoded only urgent windows."""
-        self._ahead_s += seconds if alone else -seconds
+    def record(self, seconds: float, *, urgent_only: bool) -> None:
+        """Record the duration of a step and whether it decoded only urgent windows."""
+        self._urgent_balance_s += seconds if urgent_only else -seconds
 
     def _crowded(self, decoding: Sequence[Job]) -> bool:
         """Return whether the other windows leave no slot for one more window of the same size."""
         rows = [rows_of(job) for job in (*self._waiting, *decoding) if not job.urgent]
-        wanted = sum(rows) + max(rows, default=0)
-        return len(rows) >= self._slots.slots or wanted > self._slots.rows
+        needed_rows = sum(rows) + max(rows, default=0)
+        return len(rows) >= self._slots.slots or needed_rows > self._slots.rows

@@ -38,7 +38,7 @@ class SlotPool:
         self.version = 0  # grows with every change of owners
         self._free_slots = list(range(slots))
         self._row_is_free = [True] * rows
-        self._places: dict[int, SlotAllocation] = {}  # by job id
+        self._allocations: dict[int, SlotAllocation] = {}  # by job id
         self._paused: Collection[int] = ()
         self._owners: Sequence[tuple[SlotAllocation, int]] = ()
         self._owners_version = 0  # the version that `_owners` belongs to
@@ -51,22 +51,22 @@ class SlotPool:
     @property
     def busy(self) -> int:
         """The number of owned slots."""
-        return len(self._places)
+        return len(self._allocations)
 
     @property
-    def span(self) -> int:
-        """End of the busy rows that are not paused: a step over rows [0, span) decodes them all."""
-        return max((place.rows.stop for place, _ in self.owners()), default=0)
+    def row_end(self) -> int:
+        """The index after the last busy row that is not paused; a step computes the rows before."""
+        return max((allocation.rows.stop for allocation, _ in self.owners()), default=0)
 
     @property
-    def several(self) -> bool:
+    def has_multi_row_jobs(self) -> bool:
         """Whether any job that is not paused owns more than one row."""
-        return any(place.count > 1 for place, _ in self.owners())
+        return any(allocation.count > 1 for allocation, _ in self.owners())
 
     def owners(self) -> Sequence[tuple[SlotAllocation, int]]:
         """Return (allocation, job id) of every job that is not paused, ordered by slot."""
         if self._owners_version != self.version:
-            pairs = ((place, id) for id, place in self._places.items() if id not in self._paused)
+            pairs = ((a, id) for id, a in self._allocations.items() if id not in self._paused)
             self._owners = sorted(pairs, key=lambda pair: pair[0].slot)
             self._owners_version = self.version
         return self._owners
@@ -78,7 +78,7 @@ class SlotPool:
             self.version += 1
 
     def fit(self, counts: Iterable[int]) -> int:
-        """Count the jobs that could be allocated now, in this order; `counts` has their rows."""
+        """Count the jobs that could be allocated now, in order; `counts` are their row counts."""
         rows, fitting = list(self._row_is_free), 0
         for count in counts:
             first = _first_run(rows, count) if fitting < self.free else None
@@ -90,31 +90,34 @@ class SlotPool:
 
     def acquire(self, job_id: int, count: int = 1) -> SlotAllocation:
         """Allocate the lowest free slot and rows to a job, which must fit and own nothing yet."""
-        assert job_id not in self._places, f"job {job_id} has {self._places[job_id]} already"
+        owned = self._allocations.get(job_id)
+        assert owned is None, f"job {job_id} has {owned} already"
         first = _first_run(self._row_is_free, count)
         assert first is not None, f"job {job_id} needs {count} rows side by side"
-        place = SlotAllocation(heapq.heappop(self._free_slots), first, count)
+        allocation = SlotAllocation(heapq.heappop(self._free_slots), first, count)
         self._row_is_free[first : first + count] = [False] * count
-        self._places[job_id] = place
+        self._allocations[job_id] = allocation
         self.version += 1
-        return place
+        return allocation
 
     def hand_over(self, job_id: int, next_id: int) -> SlotAllocation:
         """Transfer a job's slot and rows to another job, which owns nothing yet.
 
         The new id separates steps that were launched for the first job from later ones.
         """
-        assert next_id not in self._places, f"job {next_id} has {self._places[next_id]} already"
-        self._places[next_id] = place = self._places.pop(job_id)
+        owned = self._allocations.get(next_id)
+        assert owned is None, f"job {next_id} has {owned} already"
+        self._allocations[next_id] = allocation = self._allocations.pop(job_id)
         self.version += 1
-        return place
+        return allocation
 
     def release(self, job_id: int) -> None:
         """Free a job's slot and rows, if it owns any."""
-        place = self._places.pop(job_id, None)
-        if place is not None:
-            heapq.heappush(self._free_slots, place.slot)
-            self._row_is_free[place.first_row : place.rows.stop] = [True] * place.count
+        allocation = self._allocations.pop(job_id, None)
+        if allocation is not None:
+            heapq.heappush(self._free_slots, allocation.slot)
+            rows = allocation.rows
+            self._row_is_free[rows.start : rows.stop] = [True] * len(rows)
             self.version += 1
 
 

@@ -24,8 +24,8 @@ from serve.native.stopwatch import Stopwatch
 logger = logging.getLogger(__name__)
 
 Owners = Sequence[tuple[SlotAllocation, int]]  # (allocation, job id)
-TRIAL = 16  # steps in which each mode is measured
-HOLD = 1000  # steps for which the faster mode is then kept
+TRIAL_STEPS = 16  # steps in which each mode is measured
+KEEP_STEPS = 1000  # steps for which the faster mode is then kept
 _STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two reads of the rows' state
 
 
@@ -33,7 +33,8 @@ _STEPS_PER_SYNC = 4  # with CUDA graphs: decoder steps between two reads of the 
 class _Trial:
     """The trial of both modes for one class of batch sizes, and its result.
 
-    `seconds` and `tokens`, those of an average row, are by whether steps use a draft.
+    The keys of `seconds` and `tokens` are whether steps use a draft; tokens are those of an average
+    row.
     """
 
     steps: int = 0  # steps since the trial began
@@ -46,10 +47,10 @@ class _Trial:
 
 
 class SpeculationPolicy:
-    """Measures which mode is faster, separately for 1, 2 to 3, 4 to 7, … busy windows.
+    """A policy that measures which mode is faster, for 1, 2 to 3, 4 to 7, … busy windows each.
 
-    A trial runs `TRIAL` steps in each mode. The mode with fewer seconds per token then stays for
-    `HOLD` steps, and the next trial begins.
+    A trial runs `TRIAL_STEPS` steps in each mode. The mode with fewer seconds per token then stays
+    for `KEEP_STEPS` steps, and the next trial begins.
     """
 
     def __init__(self) -> None:
@@ -59,24 +60,24 @@ class SpeculationPolicy:
         """Return whether the next step of `busy` windows should use a draft."""
         return self._trial_of(busy).drafting
 
-    def note(self, busy: int, seconds: float, tokens: float) -> None:
+    def record(self, busy: int, seconds: float, tokens: float) -> None:
         """Record the seconds of a step and its mean number of new tokens per row."""
         trial = self._trial_of(busy)
         trial.steps += 1
-        if trial.steps <= 2 * TRIAL:
+        if trial.steps <= 2 * TRIAL_STEPS:
             trial.seconds[trial.drafting] += seconds
             trial.tokens[trial.drafting] += tokens
-            trial.drafting = trial.steps < TRIAL
-        if trial.steps == 2 * TRIAL:
+            trial.drafting = trial.steps < TRIAL_STEPS
+        if trial.steps == 2 * TRIAL_STEPS:
             drafted_ms, plain_ms = trial.ms_per_token(True), trial.ms_per_token(False)
             trial.drafting = drafted_ms < plain_ms
             logger.info(
                 "speculative decoding is %s for about %d windows: %.2f ms a token with it, %.2f "
                 "without; the next measurement follows after %d steps",
                 "on" if trial.drafting else "off",
-                *(busy, drafted_ms, plain_ms, HOLD),
+                *(busy, drafted_ms, plain_ms, KEEP_STEPS),
             )
-        if trial.steps == 2 * TRIAL + HOLD:
+        if trial.steps == 2 * TRIAL_STEPS + KEEP_STEPS:
             del self._trials[busy.bit_length()]
 
     def _trial_of(self, busy: int) -> _Trial:
@@ -84,28 +85,28 @@ class SpeculationPolicy:
 
 
 class SpeculativeLoop(EagerLoop):
-    """Steps with a draft where that is faster, and steps of the eager loop otherwise.
+    """A loop whose steps use a draft if that is faster, and are those of the eager loop otherwise.
 
     Steps use a draft only if every row decodes greedily and is alone in its slot.
 
     Args:
-        parts: the network, its caches and its samplers.
+        resources: the network, its caches and its samplers.
         max_draft: the maximum number of draft tokens of a step.
     """
 
-    def __init__(self, parts: RuntimeResources, max_draft: int) -> None:
-        super().__init__(parts)
-        assert parts.draft is not None, "the engine has no draft decoder"
-        self._decoder, self._draft_cache = parts.draft
-        self._step = SpeculativeStep(parts, max_draft)
+    def __init__(self, resources: RuntimeResources, max_draft: int) -> None:
+        super().__init__(resources)
+        assert resources.draft is not None, "the engine has no draft decoder"
+        self._decoder, self._draft_cache = resources.draft
+        self._step = SpeculativeStep(resources, max_draft)
         self._policy = SpeculationPolicy()
         # By first row: the job id, and how many of its positions are in the draft decoder's cache.
-        self._known: dict[int, tuple[int, int]] = {}
+        self._cached: dict[int, tuple[int, int]] = {}
 
     def launch(self, slots: SlotPool) -> int:
         owners = slots.owners()
-        rows = [place.first_row for place, _ in owners]
-        if slots.several or bool((self._state.temperature[rows] > 0).any()):
+        rows = [allocation.first_row for allocation, _ in owners]
+        if slots.has_multi_row_jobs or bool((self._state.temperature[rows] > 0).any()):
             return super().launch(slots)
         stopwatch, tokens = Stopwatch(self._network.device), 1.0
         if self._policy.should_draft(len(owners)):
@@ -113,28 +114,29 @@ class SpeculativeLoop(EagerLoop):
         else:
             super().launch(slots)
         stopwatch.stop()
-        self._policy.note(len(owners), stopwatch.seconds(), tokens)
+        self._policy.record(len(owners), stopwatch.seconds(), tokens)
         return 1
 
     def _speculative_step(self, owners: Owners, rows: list[int]) -> float:
         """Draft, verify and choose; return the number of new tokens of an average row."""
         count = self._step.count
-        before: list[int] = self._state.position[rows].tolist()
+        begins: list[int] = self._state.position[rows].tolist()
         room = (self._state.limit[rows] - self._state.position[rows] - 2).clamp(0, count)
-        self._catch_up(owners, before)
-        groups = [[place.slot for place, _ in owners], range(len(rows)), [1] * len(rows)]
-        unused = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
-        length = min(max(before) + count + 1, self._state.tokens.shape[1])
-        table = torch.tensor([[*column, *unused] for column in groups], device=self._network.device)
+        self._catch_up(owners, begins)
+        slots = [allocation.slot for allocation, _ in owners]
+        columns = [slots, range(len(rows)), [1] * len(rows)]
+        empty = [0] * (len(rows) % 2)  # an even width, or a GPU's kernels would be compiled again
+        length = min(max(begins) + count + 1, self._state.tokens.shape[1])
+        table = torch.tensor([[*column, *empty] for column in columns], device=self._network.device)
         self._step.run(self._step.layout_of(rows), table, length)
-        after: list[int] = self._state.position[rows].tolist()
-        # If all draft tokens are right, the draft decoder has not computed the last one.
-        for (place, job_id), begin, end in zip(owners, before, after, strict=True):
-            self._known[place.first_row] = job_id, min(end, begin + count)
+        ends: list[int] = self._state.position[rows].tolist()
+        # If all draft tokens are accepted, the draft decoder has not computed the last one.
+        for (allocation, job_id), begin, end in zip(owners, begins, ends, strict=True):
+            self._cached[allocation.first_row] = job_id, min(end, begin + count)
         self._snapshot = Snapshot(self._state, list(owners))
         self.drafted += int(room.sum())
-        self.right += sum(after) - sum(before) - len(before)
-        return (sum(after) - sum(before)) / len(before)
+        self.accepted += sum(ends) - sum(begins) - len(begins)
+        return (sum(ends) - sum(begins)) / len(begins)
 
     def _catch_up(self, owners: Owners, positions: Sequence[int]) -> None:
         """Compute tokens, such as prompts, that the draft decoder's cache lacks.
@@ -142,21 +144,21 @@ class SpeculativeLoop(EagerLoop):
         A step itself computes the last two known tokens.
         """
         spans = []
-        for (place, job_id), position in zip(owners, positions, strict=True):
-            owner, known = self._known.get(place.first_row, (job_id, 0))
-            begin = known if owner == job_id else 0
+        for (allocation, job_id), position in zip(owners, positions, strict=True):
+            owner, n_cached = self._cached.get(allocation.first_row, (job_id, 0))
+            begin = n_cached if owner == job_id else 0
             if begin < position - 1:
-                spans.append(TokenSpan(place, begin, position - 1))
+                spans.append(TokenSpan(allocation, begin, position - 1))
         if spans:
             device = self._network.device
             batch = prefill_batch(self._state.tokens, spans, device)
             self._decoder.step(batch, self._draft_cache, upload([0], device))
 
 
-def open_loop(config: RuntimeConfig, parts: RuntimeResources) -> EagerLoop:
+def open_loop(config: RuntimeConfig, resources: RuntimeResources) -> EagerLoop:
     """Make the configured decoding loop: with or without CUDA graphs, with or without a draft."""
-    drafts = parts.draft is not None
-    if parts.graphs:
-        step = SpeculativeStep(parts, config.draft_tokens) if drafts else None
-        return GraphLoop(parts, _STEPS_PER_SYNC, config.slots, step)
-    return SpeculativeLoop(parts, config.draft_tokens) if drafts else EagerLoop(parts)
+    drafts = resources.draft is not None
+    if resources.graphs:
+        step = SpeculativeStep(resources, config.draft_tokens) if drafts else None
+        return GraphLoop(resources, _STEPS_PER_SYNC, config.slots, step)
+    return SpeculativeLoop(resources, config.draft_tokens) if drafts else EagerLoop(resources)

@@ -1,10 +1,11 @@
 """A step of speculative decoding without the host: draft, verify and choose.
 
-The host does not look up the position of each row, so CUDA graphs can record a step. Each time the
-draft decoder computes the last two known tokens, which covers the token that the step before may
-have left out. The samplers always run for the full draft. Rows with a rejected draft token, and
-finished rows, stay unchanged until the next step. Rows beside a beam search take single steps,
-which leave gaps in the draft decoder's cache. The drafts are then worse, and the answers the same.
+The host does not look up the position of each row, so CUDA graphs can record a step. In each step
+the draft decoder first computes the last two known tokens: the previous step may not have computed
+the earlier one. The samplers always run for the full draft. Rows with a rejected draft token, and
+finished rows, stay unchanged until the next step. If a beam search runs as well, rows take single
+steps, which leave gaps in the draft decoder's cache. Later drafts are then worse, but the answers
+are the same.
 """
 
 import dataclasses
@@ -20,15 +21,16 @@ from serve.native.rules.state import Picks
 
 @dataclasses.dataclass(frozen=True)
 class StepLayout:
-    """The constants of a step of some rows; making a constant in a graph would cost a kernel.
+    """The constants of a step of some rows; to make them in a graph would cost kernels.
 
-    One tensor holds the tokens of all decoder steps in turn: the last two known tokens of every
-    row, then one draft token of every row for each further draft token, then the tokens to verify.
+    The tensors hold the tokens of all decoder steps in turn. The first step has the last two known
+    tokens of every row. Each further step has one draft token of every row. The last step has the
+    tokens to verify.
     """
 
     steps: list[slice]  # the tokens of each decoder step; of even length, since kernels need that
     rows: torch.Tensor  # int64 (tokens,)
-    ahead: torch.Tensor  # int64 (tokens,), relative to the next position
+    offsets: torch.Tensor  # int64 (tokens,), relative to the next position
     last: torch.Tensor  # int64 (rows,): the tokens of the first step that need logits
     picks: list[Picks]  # for each choice of tokens
 
@@ -36,22 +38,23 @@ class StepLayout:
     def of(rows: Sequence[int], draft_length: int, device: torch.device) -> "StepLayout":
         """Make the layout of some rows with `draft_length` draft tokens each."""
         spans = [(-1, 1), *((i, i + 1) for i in range(1, draft_length)), (0, draft_length + 1)]
-        steps, row_of, ahead = list[slice](), list[int](), list[int]()
+        steps, token_rows, offsets = list[slice](), list[int](), list[int]()
         for begin, end in spans:
             tokens = list(itertools.product(rows, range(begin, end)))
-            steps.append(slice(len(row_of), len(row_of) + len(tokens)))
+            steps.append(slice(len(token_rows), len(token_rows) + len(tokens)))
             tokens += [(rows[0], 0)] * (len(tokens) % 2)
-            row_of += [row for row, _ in tokens]
-            ahead += [offset for _, offset in tokens]
-        every = torch.tensor(rows, device=device)
-        lines = torch.arange(len(rows), device=device)
+            token_rows += [row for row, _ in tokens]
+            offsets += [offset for _, offset in tokens]
+        row_indices = torch.tensor(rows, device=device)
+        indices = torch.arange(len(rows), device=device)
         return StepLayout(
             steps=steps,
-            rows=torch.tensor(row_of, device=device),
-            ahead=torch.tensor(ahead, device=device),
-            last=lines * 2 + 1,
+            rows=torch.tensor(token_rows, device=device),
+            offsets=torch.tensor(offsets, device=device),
+            last=indices * 2 + 1,
             picks=[
-                Picks(every, lines * (draft_length + 1) + turn) for turn in range(draft_length + 1)
+                Picks(row_indices, indices * (draft_length + 1) + index)
+                for index in range(draft_length + 1)
             ],
         )
 
@@ -60,23 +63,23 @@ class SpeculativeStep:
     """A step with a draft, for rows that are alone in their slots.
 
     Args:
-        parts: the network, its caches and its samplers; the draft decoder's cache has the prompts.
+        resources: the network, its caches and its samplers; the draft decoder's cache has the
+            prompts.
         count: the number of draft tokens per row.
     """
 
-    def __init__(self, parts: RuntimeResources, count: int) -> None:
-        assert parts.draft is not None, "the engine has no draft decoder"
-        self._network = parts.network
-        self._cache = parts.cache
-        self._state = parts.state
-        self._advance = parts.advances[False]
-        self._guess = parts.guess
-        self._decoder, self._draft_cache = parts.draft
+    def __init__(self, resources: RuntimeResources, count: int) -> None:
+        assert resources.draft is not None, "the engine has no draft decoder"
+        self._network = resources.network
+        self._cache = resources.cache
+        self._state = resources.state
+        self._sampler = resources.samplers[False]
+        self._draft_sampler = resources.draft_sampler
+        self._decoder, self._draft_cache = resources.draft
         self.count = count
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
-        self._tokens_per_row = torch.tensor([2, 1, count + 1], device=parts.state.tokens.device)[
-            :, None, None
-        ]
+        device = resources.state.tokens.device
+        self._tokens_per_row = torch.tensor([2, 1, count + 1], device=device)[:, None, None]
 
     def layout_of(self, rows: Sequence[int]) -> StepLayout:
         """Make the layout of a step of some rows."""
@@ -93,31 +96,39 @@ class SpeculativeStep:
         """
         state = self._state
         *drafting, verifying = self._batches(layout, table, length)
-        for turn, batch in enumerate(drafting, 1):
-            wanted = layout.last if turn == 1 else None
-            logits = self._decoder.step(batch, self._draft_cache, wanted)
-            self._guess(state, layout.picks[0].rows, logits, turn)
+        for offset, batch in enumerate(drafting, 1):
+            logit_indices = layout.last if offset == 1 else None
+            logits = self._decoder.step(batch, self._draft_cache, logit_indices)
+            self._draft_sampler(state, layout.picks[0].rows, logits, offset)
         logits = self._network.step(verifying, self._cache)
         state.trusted.index_fill_(0, layout.picks[0].rows, True)
         for picks in layout.picks:
-            self._advance(state, picks, logits, drafted=True)
+            self._sampler(state, picks, logits, drafted=True)
 
     def _batches(self, layout: StepLayout, table: torch.Tensor, length: int) -> list[StepBatch]:
         """Make the batches of the decoder steps from the rows' current positions."""
         state = self._state
         last = state.tokens.shape[1] - 1
-        position = state.position.index_select(0, layout.rows).add_(layout.ahead).clamp_(0, last)
+        position = state.position.index_select(0, layout.rows).add_(layout.offsets).clamp_(0, last)
         rows = len(layout.last)
         # (kinds of step, 2, slots): the first token of each slot, and the number of tokens.
         token_ranges = table[1:] * self._tokens_per_row
         kinds = [0, *[1] * (self.count - 1), 2]
         batches = []
         for step, kind in zip(layout.steps, kinds, strict=True):
-            per_row = (2, 1, self.count + 1)[kind]
+            tokens_per_row = (2, 1, self.count + 1)[kind]
             first, count = token_ranges[kind, :, :rows].unbind()
-            groups = SlotGroups(table[0, :rows], first, count, per_row)
-            rows_at = (layout.rows[step], position[step])
+            groups = SlotGroups(table[0, :rows], first, count, tokens_per_row)
+            token_positions = (layout.rows[step], position[step])
             batches.append(
-                StepBatch(state.tokens, *rows_at, groups, None, per_row > 1, length, per_row)
+                StepBatch(
+                    state.tokens,
+                    *token_positions,
+                    groups,
+                    None,
+                    tokens_per_row > 1,
+                    length,
+                    tokens_per_row,
+                )
             )
         return batches

@@ -38,13 +38,13 @@ class Stopwatch:
         if self._range is not None:
             self._range.__exit__(None, None, None)
 
-    def hold(self, stream: torch.cuda.Stream) -> None:
+    def delay(self, stream: torch.cuda.Stream) -> None:
         """Make later work on a stream wait for the measured work."""
         for event in self._events[1:]:
             stream.wait_event(event)
 
     @property
-    def known(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the device has reached `stop`."""
         return all(event.query() for event in self._events)
 
@@ -59,6 +59,6 @@ class Stopwatch:
 def total(stopwatches: collections.deque[Stopwatch]) -> float:
     """Remove the leading stopwatches with known times, and return the sum of these times."""
     seconds = 0.0
-    while stopwatches and stopwatches[0].known:
+    while stopwatches and stopwatches[0].is_finished:
         seconds += stopwatches.popleft().seconds()
     return seconds

@@ -1,4 +1,4 @@
-"""Set the threads of a CPU runtime to the number of cores that other programs leave free.
+"""Adapt the number of threads of a CPU runtime to the cores that other programs leave free.
 
 All threads of a matrix product wait for the slowest one. If another program keeps one of two cores
 busy, two threads are several times slower than one. The runtime therefore reads the machine's load
@@ -17,7 +17,7 @@ import torch
 from serve.contract.config import RuntimeConfig
 from serve.contract.devices import usable_cores
 
-_LOOK_S = 0.1  # seconds between readings; the kernel counts in hundredths of a second
+_READ_INTERVAL_S = 0.1  # the kernel counts in hundredths of a second
 _IGNORED = 0.4  # cores that other programs may use before the runtime gives up a thread
 _IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are in "user" already
 
@@ -41,24 +41,24 @@ class Threads:
         environment = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         # Like libgomp, ignore a value that is not a number.
         default = int(environment) if environment.isdecimal() else 0
-        self.most = config.threads or default or usable_cores()
+        self.max_count = config.threads or default or usable_cores()
         self._last = _reading()
-        self.set(self.most)
+        self.set(self.max_count)
 
     def set(self, count: int) -> None:
         """Compute with `count` threads from now on."""
         self.count = count
         torch.set_num_threads(count)
 
-    def follow(self) -> None:
-        """Adapt to the machine's load, at most every `_LOOK_S` seconds."""
-        if self.most == 1 or time.perf_counter() - self._last[0] < _LOOK_S:
+    def adapt(self) -> None:
+        """Adapt to the machine's load, at most every `_READ_INTERVAL_S` seconds."""
+        if self.max_count == 1 or time.perf_counter() - self._last[0] < _READ_INTERVAL_S:
             return
         reading = _reading()
-        elapsed, busy, own = (now - last for now, last in zip(reading, self._last, strict=True))
+        elapsed, busy, own_busy = (new - old for new, old in zip(reading, self._last, strict=True))
         self._last = reading
-        free = len(os.sched_getaffinity(0)) - max(0.0, busy - own) / elapsed
-        count = max(1, min(self.most, math.floor(free + _IGNORED)))
+        free_cores = len(os.sched_getaffinity(0)) - max(0.0, busy - own_busy) / elapsed
+        count = max(1, min(self.max_count, math.floor(free_cores + _IGNORED)))
         if count != self.count:
             self.set(count)
 

@@ -29,10 +29,10 @@ class Mlp:
 
 
 class Loader:
-    """Loads an engine's tensors onto one device.
+    """A loader of an engine's tensors onto one device.
 
-    INT8 matrices are expanded once. On a CPU this is faster than reading INT8 in each step, and a
-    GPU's encoder needs it. `keep_int8` keeps them for kernels that read INT8.
+    INT8 matrices are converted to the compute dtype once. On a CPU this is faster than reading INT8
+    in each step, and a GPU's encoder needs it. `keep_int8` keeps them for kernels that read INT8.
     """
 
     def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
@@ -51,16 +51,17 @@ class Loader:
         return self.tensor(f"{side}.positions", self._stream)
 
     def matrix(
-        self, name: str, factor: float = 1.0, bias: bool = True, keep_int8: bool = False
+        self, name: str, scale_factor: float = 1.0, bias: bool = True, keep_int8: bool = False
     ) -> Matrix:
-        """Load a linear layer times a power of two; int8 only if stored as such and kept."""
-        offset = None
+        """Load a linear layer times a power of two; INT8 stays INT8 with `keep_int8`."""
+        bias_tensor = None
         if bias:
-            offset = (self.tensor(f"{name}.bias", torch.float32) * factor).to(self._dtype)
+            bias_tensor = self.tensor(f"{name}.bias", torch.float32) * scale_factor
+            bias_tensor = bias_tensor.to(self._dtype)
         stored, scale = self._stored(f"{name}.weight")
         if scale is not None and keep_int8:
-            return Matrix(stored, offset, scale * factor)
-        return Matrix((_expanded(stored, scale) * factor).to(self._dtype), offset)
+            return Matrix(stored, bias_tensor, scale * scale_factor)
+        return Matrix((_expanded(stored, scale) * scale_factor).to(self._dtype), bias_tensor)
 
     def vocabulary(self, side: str, keep_int8: bool) -> tuple[torch.Tensor, Matrix]:
         """Load the token embedding in the compute dtype, and the output projection tied to it.
@@ -68,11 +69,11 @@ class Loader:
         Logits have the dtype of the residual stream, since bfloat16 has too few digits for them.
         """
         stored, scale = self._stored(f"{side}.tokens")
-        whole = _expanded(stored, scale)
-        tokens = whole.to(self._dtype)
+        expanded = _expanded(stored, scale)
+        tokens = expanded.to(self._dtype)
         if scale is not None and keep_int8:
             return tokens, Matrix(stored, None, scale)
-        return tokens, Matrix(tokens if self._stream == self._dtype else whole, None)
+        return tokens, Matrix(tokens if self._stream == self._dtype else expanded, None)
 
     def _stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Load a stored matrix and, if it is int8, the rows' float32 scales."""
@@ -93,7 +94,7 @@ class Loader:
 
     def attention(self, prefix: str, packed: bool, keep_int8: bool = False) -> Attention:
         """Load self-attention with q, k and v in one matrix, or cross-attention with only q."""
-        query = self.matrix(f"{prefix}.q", factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
+        query = self.matrix(f"{prefix}.q", scale_factor=HEAD_DIM**-0.5, keep_int8=keep_int8)
         if packed:
             key = self.matrix(f"{prefix}.k", bias=False, keep_int8=keep_int8)
             query = _stack_qkv(query, key, self.matrix(f"{prefix}.v", keep_int8=keep_int8))

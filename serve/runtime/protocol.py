@@ -31,7 +31,7 @@ class Capabilities:
     beam_width: int  # the maximum number of rows of a window: bounds `beam_size` and `best_of`
     max_windows: int  # windows that may decode at the same time
     device: str = "cpu"  # torch device on which `Job.features` are best computed
-    takes: Literal["features", "samples"] = "features"  # what `Job.features` must hold
+    input_kind: Literal["features", "samples"] = "features"  # the content of `Job.features`
     previous_text: bool = True  # prompts may hold previous text and `Job.prefix`
     search_options: bool = False  # all of `SearchOptions` but `beam_size` and `best_of`
     words: bool = False  # honours `Job.align_frames`
@@ -39,20 +39,20 @@ class Capabilities:
     languages: bool = False  # honours `Detection.languages`
     phrases: bool = False  # honours `DecodingOptions.phrases`
     urgent_first: bool = False  # `Job.urgent` jobs leave the queue first
-    tells_begin: bool = False  # sets `JobEvent.began_s`
+    reports_begin: bool = False  # sets `JobEvent.began_s`
     # The only values of `beam_size` of an engine built for them, without `best_of`; (): all.
     beam_sizes: tuple[int, ...] = ()
 
-    def refusal(self, wanted: SearchOptions) -> str | None:
-        """Return which search option is not supported and what to do; None if all are."""
+    def refusal(self, options: SearchOptions) -> str | None:
+        """Return a message on the first unsupported search option; None if all are supported."""
         for name in SEARCH_OPTIONS:
-            value = getattr(wanted, name)
-            if (reason := self._unable(name, value)) is not None:
+            value = getattr(options, name)
+            if (reason := self._unsupported_reason(name, value)) is not None:
                 return f"{name} = {to_json(value)}{reason}"
         return None
 
     def refusal_of(self, job: "Job") -> str | None:
-        """Return which option of a job is not supported and what to do; None if all are."""
+        """Return a message on the first unsupported option of a job; None if all are supported."""
         if job.align_frames > 0 and not self.words:
             return f"the runtime {self.runtime} cannot align words with this engine; ask without"
         if job.detection.languages and not self.languages:
@@ -61,19 +61,19 @@ class Capabilities:
             return f"the runtime {self.runtime} cannot boost phrases; ask without"
         return self.refusal(job.options)
 
-    def _unable(self, name: str, value: float) -> str | None:
+    def _unsupported_reason(self, name: str, value: float) -> str | None:
         """Return why the runtime does not support an option's value."""
         if name not in ("beam_size", "best_of"):
-            neutral = getattr(SearchOptions, name)
-            if self.search_options or value == neutral:
+            default = getattr(SearchOptions, name)
+            if self.search_options or value == default:
                 return None
-            expected = to_json(neutral)
+            expected = to_json(default)
             return f", but the runtime {self.runtime} does not have it; expected {expected}"
         if self.beam_sizes:
-            possible = self.beam_sizes if name == "beam_size" else (1,)
-            if value in possible:
+            supported = self.beam_sizes if name == "beam_size" else (1,)
+            if value in supported:
                 return None
-            expected = " or ".join(map(str, possible))
+            expected = " or ".join(map(str, supported))
             return f", which the runtime {self.runtime} was not built for; expected {expected}"
         if value <= self.beam_width:
             return None
@@ -104,14 +104,15 @@ class Detection:
     """
 
     languages: tuple[int, ...] = ()  # token ids of the allowed languages; (): any
-    # The window is decoded in further languages until the probabilities of the tried ones add up to
-    # this, and the likeliest text is the answer. Runtimes without this search use one language.
+    # The window is decoded in further languages until the probabilities of the languages tried add
+    # up to this. The likeliest text is the answer. Runtimes without this search use one language.
     certainty: float = 0.0
-    tries: int = 1  # the most languages to try
-    # If the prompt names a language, and another one has at least this probability, the window is
-    # decoded in that one too, and the likelier text is the answer. 0: never.
+    max_languages: int = 1  # maximum number of languages to try
+    # If the prompt names a language, and another language has at least this probability, the window
+    # is decoded in both, and the likelier text is the answer. 0: never.
     switch: float = 0.0
-    close: tuple[frozenset[int], ...] = ()  # token ids of languages that never switch to each other
+    # Sets of token ids of languages that never switch to each other.
+    close_languages: tuple[frozenset[int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +121,8 @@ class Job:
 
     id: int
     # float32 on any device: log-mel (n_mels, 3000). A runtime with short windows also takes fewer
-    # frames that end with a second of silence. A runtime that `takes` samples gets 16 kHz mono of
-    # at most 30 s (n,) without padding.
+    # frames that end with a second of silence. A runtime with the `input_kind` "samples" gets
+    # 16 kHz mono of at most 30 s (n,) without padding.
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
@@ -157,7 +158,7 @@ class Scores:
     began_s: tuple[float, float] | None = None
     # Token id and probability of the likeliest language of a window with a language in the prompt.
     # None if the window was decoded in both.
-    heard: tuple[int, float] | None = None
+    top_language: tuple[int, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

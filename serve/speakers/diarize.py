@@ -19,12 +19,7 @@ import torch
 
 from serve.contract.errors import RequestError, shown
 from serve.contract.messages import Samples
-from serve.speakers.inference import (
-    DiarizationModels,
-    SpeakerEmbeddings,
-    Vectors,
-    unit,
-)
+from serve.speakers.inference import DiarizationModels, SpeakerEmbeddings, Vectors, unit
 from serve.speakers.networks import HOP, OFFSET
 from serve.speech.rate import SAMPLE_RATE
 
@@ -35,60 +30,60 @@ Labels = npt.NDArray[np.int64]
 class ClusteringSettings:
     """The thresholds that define a voice, tuned with `python -m eval speakers`.
 
-    A cluster is a voice if it has `least_s` seconds or `least_share` of all speech. A smaller
-    cluster is a voice if it has `distinct_s` seconds and is unlike every other voice. The speech of
-    the remaining clusters is assigned to the most similar voice.
+    A cluster is a voice if it has `min_voice_s` seconds or `min_voice_share` of all speech. A
+    smaller cluster is a voice if it has `min_distinct_s` seconds and is unlike every other voice.
+    The speech of the remaining clusters is assigned to the most similar voice.
     """
 
-    alike: float = 0.42  # minimum average cosine of clusters to merge
-    least_s: float = 4.0
-    least_share: float = 0.1
-    distinct_s: float = 1.2
-    distinct: float = 0.3  # maximum cosine of a small voice to every other voice
-    rare_share: float = 0.01  # minimum share of any voice; noise adds up over hours
+    min_cosine: float = 0.42  # minimum average cosine of clusters to merge
+    min_voice_s: float = 4.0
+    min_voice_share: float = 0.1
+    min_distinct_s: float = 1.2
+    max_distinct_cosine: float = 0.3  # maximum cosine of a small voice to every other voice
+    min_share: float = 0.01  # minimum share of any voice; noise adds up over hours
 
 
 @dataclasses.dataclass(frozen=True)
 class _ClusterMerge:
     """A merge of two clusters, each identified by the index of one vector."""
 
-    alike: float
-    kept: int
-    gone: int
+    cosine: float
+    target: int
+    source: int
 
 
 def centroids(
     vectors: Vectors,
     seconds: npt.NDArray[np.float32],
-    least: int,
-    most: int,
-    rules: ClusteringSettings,
+    min_voices: int,
+    max_voices: int,
+    settings: ClusteringSettings,
 ) -> Vectors:
     """Find the voices of a recording.
 
     Args:
         vectors: (n, size), unit vectors, n > 0.
         seconds: (n,), seconds of speech behind each vector.
-        least: the minimum number of voices, >= 1; fewer vectors give fewer voices.
-        most: the maximum number of voices, >= least.
-        rules: the thresholds that define a voice.
+        min_voices: >= 1; fewer vectors give fewer voices.
+        max_voices: >= min_voices.
+        settings: the thresholds that define a voice.
 
     Returns:
         (voices, size), unit vectors.
     """
     merges = _merges(vectors, seconds)
     total_s = float(seconds.sum())
-    least_s = min(rules.least_s, rules.least_share * total_s)
-    large_s = max(least_s, rules.rare_share * total_s)
-    tries = (
+    least_s = min(settings.min_voice_s, settings.min_voice_share * total_s)
+    large_s = max(least_s, settings.min_share * total_s)
+    attempts = (
         (1, len(vectors), large_s),  # without the limits
-        (least, most, large_s),
-        (least, least, 0.0),  # with small clusters, up to the minimum number
+        (min_voices, max_voices, large_s),
+        (min_voices, min_voices, 0.0),  # with small clusters, up to the minimum number
     )
-    for low, high, large in tries:
-        labels = _cut(merges, seconds, low, high, rules.alike, large)
-        voices = _voices(vectors, seconds, labels, large, rules)[:high]
-        if least <= len(voices) <= most:
+    for min_count, max_count, min_large_s in attempts:
+        labels = _cut(merges, seconds, min_count, max_count, settings.min_cosine, min_large_s)
+        voices = _voices(vectors, seconds, labels, min_large_s, settings)[:max_count]
+        if min_voices <= len(voices) <= max_voices:
             break
     return voices
 
@@ -98,102 +93,106 @@ def _voices(
     seconds: npt.NDArray[np.float32],
     labels: Labels,
     large_s: float,
-    rules: ClusteringSettings,
+    settings: ClusteringSettings,
 ) -> Vectors:
     """Return the directions of the clusters that are voices: large ones and distinct small ones."""
     totals = np.bincount(labels, weights=seconds)
-    weighed = vectors * seconds[:, None]
-    directions = unit(
-        np.stack([weighed[labels == cluster].sum(0) for cluster in range(len(totals))])
-    )
-    kept = np.flatnonzero(totals >= large_s).tolist()
-    distinct_s = max(rules.distinct_s, rules.rare_share * float(seconds.sum()))
+    weighted = vectors * seconds[:, None]
+    sums = [weighted[labels == cluster].sum(0) for cluster in range(len(totals))]
+    directions = unit(np.stack(sums))
+    voice_clusters = np.flatnonzero(totals >= large_s).tolist()
+    distinct_s = max(settings.min_distinct_s, settings.min_share * float(seconds.sum()))
     for cluster in np.argsort(-totals, kind="stable").tolist():
-        alike = (directions[kept] @ directions[cluster]).max(initial=-1.0)
-        if distinct_s <= totals[cluster] < large_s and alike < rules.distinct:
-            kept.append(cluster)
-    return np.asarray(directions[kept])
+        max_cosine = (directions[voice_clusters] @ directions[cluster]).max(initial=-1.0)
+        if distinct_s <= totals[cluster] < large_s and max_cosine < settings.max_distinct_cosine:
+            voice_clusters.append(cluster)
+    return np.asarray(directions[voice_clusters])
 
 
-def assign(likeness: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -> Labels:
+def assign(similarity: npt.NDArray[np.float32], groups: Sequence[Sequence[int]]) -> Labels:
     """Assign each vector to a voice, and the vectors of a group to different voices if possible.
 
     Args:
-        likeness: (n, voices), the similarity of vectors and voices.
+        similarity: (n, voices), the similarity of vectors and voices.
         groups: indices of vectors with different voices, such as overlapping speech.
 
     Returns:
         (n,), the indices of the voices.
     """
-    labels = np.asarray(likeness.argmax(1), np.int64)
+    labels = np.asarray(similarity.argmax(1), np.int64)
     for group in groups:
         if len(group) < 2 or len({int(labels[i]) for i in group}) == len(group):
             continue
-        free = likeness[list(group)].copy()
-        for _ in range(min(free.shape)):
-            row, voice = map(int, np.unravel_index(free.argmax(), free.shape))
+        remaining = similarity[list(group)].copy()
+        for _ in range(min(remaining.shape)):
+            row, voice = map(int, np.unravel_index(remaining.argmax(), remaining.shape))
             labels[group[row]] = voice
-            free[row], free[:, voice] = -np.inf, -np.inf
+            remaining[row], remaining[:, voice] = -np.inf, -np.inf
     return labels
 
 
 def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_ClusterMerge]:
     """Return all merges down to one cluster, most similar first (nearest-neighbour chains)."""
     sums, totals = vectors * weights[:, None], weights.astype(np.float32)
-    gone = np.zeros(len(vectors), bool)
+    merged = np.zeros(len(vectors), bool)
     merges, chain = list[_ClusterMerge](), list[int]()
     while len(merges) < len(vectors) - 1:
         if not chain:
-            chain.append(int(np.argmin(gone)))
+            chain.append(int(np.argmin(merged)))
         last = chain[-1]
-        likeness = sums @ sums[last] / (totals * totals[last])
-        likeness[gone], likeness[last] = -np.inf, -np.inf
-        nearest = int(likeness.argmax())
-        if len(chain) < 2 or likeness[nearest] > likeness[chain[-2]]:
+        similarity = sums @ sums[last] / (totals * totals[last])
+        similarity[merged], similarity[last] = -np.inf, -np.inf
+        nearest = int(similarity.argmax())
+        if len(chain) < 2 or similarity[nearest] > similarity[chain[-2]]:
             chain.append(nearest)
             continue
-        kept = chain[-2]
+        target = chain[-2]
         del chain[-2:]
-        merges.append(_ClusterMerge(float(likeness[kept]), kept, last))
-        sums[kept] += sums[last]
-        totals[kept] += totals[last]
-        gone[last] = True
-    return sorted(merges, key=lambda merge: -merge.alike)
+        merges.append(_ClusterMerge(float(similarity[target]), target, last))
+        sums[target] += sums[last]
+        totals[target] += totals[last]
+        merged[last] = True
+    return sorted(merges, key=lambda merge: -merge.cosine)
 
 
 def _cut(
     merges: Sequence[_ClusterMerge],
     seconds: npt.NDArray[np.float32],
-    least: int,
-    most: int,
-    alike: float,
+    min_voices: int,
+    max_voices: int,
+    min_cosine: float,
     large_s: float,
 ) -> Labels:
-    """Merge similar clusters; merge more or fewer to keep the number of large ones in bounds."""
-    wanted = sum(merge.alike >= alike for merge in merges)
+    """Merge similar clusters; merge more or fewer to keep the number of large clusters in bounds.
+
+    Returns:
+        The cluster of each vector.
+    """
+    n_similar = sum(merge.cosine >= min_cosine for merge in merges)
     totals = seconds.astype(np.float64)
-    large = [int((totals >= large_s).sum())]
+    n_large = [int((totals >= large_s).sum())]
     for merge in merges:
-        kept, gone = totals[merge.kept], totals[merge.gone]
-        totals[merge.kept], totals[merge.gone] = kept + gone, 0.0
-        change = int(kept + gone >= large_s) - int(kept >= large_s) - int(gone >= large_s)
-        large.append(large[-1] + change)
-    missed = [max(least - count, count - most, 0) for count in large]
-    count = min(range(len(large)), key=lambda done: (missed[done], abs(done - wanted)))
+        target_s, source_s = totals[merge.target], totals[merge.source]
+        joined_s = target_s + source_s
+        totals[merge.target], totals[merge.source] = joined_s, 0.0
+        change = int(joined_s >= large_s) - int(target_s >= large_s) - int(source_s >= large_s)
+        n_large.append(n_large[-1] + change)
+    excess = [max(min_voices - count, count - max_voices, 0) for count in n_large]
+    count = min(range(len(n_large)), key=lambda n: (excess[n], abs(n - n_similar)))
     labels = np.arange(len(seconds))
     for merge in merges[:count]:
-        labels[labels == merge.gone] = merge.kept
+        labels[labels == merge.source] = merge.target
     return np.asarray(np.unique(labels, return_inverse=True)[1], np.int64)
 
 
 REFERENCE_S = (2.0, 10.0)  # minimum and maximum seconds of a known speaker's reference
-_VOICE_S = 1.0  # minimum seconds of speech in a reference
+_MIN_REFERENCE_SPEECH_S = 1.0  # minimum seconds of speech in a reference
 # Thresholds, tuned with `python -m eval speakers`.
-_EARLY_S = 0.045  # start a turn earlier by this much, because the network is late
-_GAP_S = 0.2  # fill shorter pauses of a speaker
-_TURN_S = 0.15  # drop shorter turns
-_SURE_S = 1.0  # minimum speech of vectors that are clustered, if there are enough
-_NAMED = 0.5  # minimum cosine similarity of a voice to a known speaker
+_ONSET_DELAY_S = 0.045  # delay of the network; turns start earlier by this much
+_MAX_FILLED_GAP_S = 0.2  # fill shorter pauses of a speaker
+_MIN_TURN_S = 0.15  # drop shorter turns
+_MIN_CLUSTERED_S = 1.0  # minimum speech of vectors that are clustered, if there are enough
+_MIN_KNOWN_COSINE = 0.5  # minimum cosine similarity of a voice to a known speaker
 
 
 def turns(pieces: SpeakerEmbeddings, labels: Labels) -> list[tuple[float, float, int]]:
@@ -213,16 +212,16 @@ def turns(pieces: SpeakerEmbeddings, labels: Labels) -> list[tuple[float, float,
         for start, end in spans
     ):
         start_s, end_s = ((OFFSET + HOP * frame) / SAMPLE_RATE for frame in (start, end))
-        start_s = max(0.0, start_s - _EARLY_S)
-        own = joined.setdefault(voice, [])
-        if own and start_s - own[-1][1] < _GAP_S:
-            start_s, end_s = own[-1][0], max(end_s, own.pop()[1])
-        own.append((start_s, min(end_s, pieces.seconds)))
+        start_s = max(0.0, start_s - _ONSET_DELAY_S)
+        voice_turns = joined.setdefault(voice, [])
+        if voice_turns and start_s - voice_turns[-1][1] < _MAX_FILLED_GAP_S:
+            start_s, end_s = voice_turns[-1][0], max(end_s, voice_turns.pop()[1])
+        voice_turns.append((start_s, min(end_s, pieces.seconds)))
     return sorted(
         (start_s, end_s, voice)
-        for voice, own in joined.items()
-        for start_s, end_s in own
-        if end_s - start_s >= _TURN_S
+        for voice, voice_turns in joined.items()
+        for start_s, end_s in voice_turns
+        if end_s - start_s >= _MIN_TURN_S
     )
 
 
@@ -257,17 +256,16 @@ class Diarizer:
         self,
         samples: Samples | Iterable[Samples],
         *,
-        least: int = 1,
-        most: int | None = None,
+        min_speakers: int = 1,
+        max_speakers: int | None = None,
         known: Sequence[KnownSpeaker] = (),
     ) -> tuple[SpeakerTurn, ...]:
         """Find the speaker turns of a recording.
 
         Args:
             samples: float32 (n,) in [-1, 1] at 16 kHz mono, or blocks of them.
-            least: the minimum number of speakers, >= 1; fewer are returned if too few voices are
-                found.
-            most: the maximum number of speakers, >= least; None: no limit.
+            min_speakers: >= 1; fewer are returned if too few voices are found.
+            max_speakers: >= min_speakers; None: no limit.
             known: speakers to identify by name.
 
         Returns:
@@ -277,48 +275,48 @@ class Diarizer:
             RequestError: a reference does not have exactly one voice.
         """
         references = [self._reference(speaker) for speaker in known]
-        pieces = self._models.hear([samples] if isinstance(samples, np.ndarray) else samples)
+        pieces = self._models.embed([samples] if isinstance(samples, np.ndarray) else samples)
         if not len(pieces.vectors):
             return ()
-        sure = pieces.speech_s >= _SURE_S
-        if sure.sum() < least:
-            sure[:] = True
+        reliable = pieces.speech_s >= _MIN_CLUSTERED_S
+        if reliable.sum() < min_speakers:
+            reliable[:] = True
         voices = centroids(
-            pieces.vectors[sure],
-            pieces.speech_s[sure],
-            least,
-            most or max(least, len(pieces.vectors)),
+            pieces.vectors[reliable],
+            pieces.speech_s[reliable],
+            min_speakers,
+            max_speakers or max(min_speakers, len(pieces.vectors)),
             ClusteringSettings(),
         )
-        labels = assign(pieces.vectors @ voices.T, list(_at_once(pieces)))
-        spoken = turns(pieces, labels)
-        named = _named(voices, references, _NAMED)
-        names = {voice: known[index].name for voice, index in named.items()}
-        free = letters(set(names.values()))
-        for _, _, voice in spoken:
+        labels = assign(pieces.vectors @ voices.T, list(_overlapping_pairs(pieces)))
+        found = turns(pieces, labels)
+        known_voices = _match_known_speakers(voices, references, _MIN_KNOWN_COSINE)
+        names = {voice: known[index].name for voice, index in known_voices.items()}
+        free_letters = letters(set(names.values()))
+        for _, _, voice in found:
             if voice not in names:
-                names[voice] = next(free)
-        return tuple(SpeakerTurn(start_s, end_s, names[voice]) for start_s, end_s, voice in spoken)
+                names[voice] = next(free_letters)
+        return tuple(SpeakerTurn(start_s, end_s, names[voice]) for start_s, end_s, voice in found)
 
-    def _reference(self, known: KnownSpeaker) -> Vectors:
+    def _reference(self, speaker: KnownSpeaker) -> Vectors:
         """Return the vector of a known speaker's voice, (size,)."""
-        seconds, (shortest_s, longest_s) = len(known.samples) / SAMPLE_RATE, REFERENCE_S
-        subject = f"the reference of {shown(known.name)}"
-        if not shortest_s <= seconds <= longest_s:
+        seconds, (min_s, max_s) = len(speaker.samples) / SAMPLE_RATE, REFERENCE_S
+        sample = f"the reference of {shown(speaker.name)}"
+        if not min_s <= seconds <= max_s:
+            raise RequestError(f"{sample} lasts {seconds:.1f} s; expected {min_s:g} to {max_s:g} s")
+        pieces = self._models.embed([speaker.samples])
+        if pieces.speech_s.sum() < _MIN_REFERENCE_SPEECH_S:
             raise RequestError(
-                f"{subject} lasts {seconds:.1f} s; expected {shortest_s:g} to {longest_s:g} s"
+                f"{sample} has no speech; expected at least {_MIN_REFERENCE_SPEECH_S:g} s of it"
             )
-        pieces = self._models.hear([known.samples])
-        if pieces.speech_s.sum() < _VOICE_S:
-            raise RequestError(f"{subject} has no speech; expected at least {_VOICE_S:g} s of it")
-        rules = ClusteringSettings(least_s=_VOICE_S)
-        voices = centroids(pieces.vectors, pieces.speech_s, 1, 2, rules)
+        settings = ClusteringSettings(min_voice_s=_MIN_REFERENCE_SPEECH_S)
+        voices = centroids(pieces.vectors, pieces.speech_s, 1, 2, settings)
         if len(voices) > 1:
-            raise RequestError(f"{subject} has two voices; expected a single speaker")
+            raise RequestError(f"{sample} has two voices; expected a single speaker")
         return np.asarray(voices[0])
 
 
-def _at_once(pieces: SpeakerEmbeddings) -> Iterator[tuple[int, int]]:
+def _overlapping_pairs(pieces: SpeakerEmbeddings) -> Iterator[tuple[int, int]]:
     """Yield pairs of pieces that overlap in time, so that their speakers differ."""
     spans = sorted(
         (start, end, index) for index, piece in enumerate(pieces.spans) for start, end in piece
@@ -331,23 +329,25 @@ def _at_once(pieces: SpeakerEmbeddings) -> Iterator[tuple[int, int]]:
                 yield index, other
 
 
-def _named(voices: Vectors, references: Sequence[Vectors], threshold: float) -> dict[int, int]:
+def _match_known_speakers(
+    voices: Vectors, references: Sequence[Vectors], threshold: float
+) -> dict[int, int]:
     """Map voices to indices of known speakers, most similar pairs first, above a threshold."""
-    named = dict[int, int]()
+    matches = dict[int, int]()
     if not references:
-        return named
-    likeness = voices @ np.stack(references).T
-    while likeness.max() >= threshold:
-        voice, index = map(int, np.unravel_index(likeness.argmax(), likeness.shape))
-        named[voice] = index
-        likeness[voice], likeness[:, index] = -np.inf, -np.inf
-    return named
+        return matches
+    similarity = voices @ np.stack(references).T
+    while similarity.max() >= threshold:
+        voice, index = map(int, np.unravel_index(similarity.argmax(), similarity.shape))
+        matches[voice] = index
+        similarity[voice], similarity[:, index] = -np.inf, -np.inf
+    return matches
 
 
-def letters(taken: Container[str]) -> Iterator[str]:
-    """Yield A to Z, AA, AB, …, without the names in `taken`."""
+def letters(used: Container[str]) -> Iterator[str]:
+    """Yield A to Z, AA, AB, …, without the names in `used`."""
     alphabet = [chr(ord("A") + i) for i in range(26)]
     for length in itertools.count(1):
         for name in map("".join, itertools.product(alphabet, repeat=length)):
-            if name not in taken:
+            if name not in used:
                 yield name

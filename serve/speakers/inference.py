@@ -42,7 +42,7 @@ _GPU_BATCH = 256  # windows per batch on a GPU; smaller ones would be limited by
 _FEATURE_BATCH = 32  # windows per batch of features, to limit memory
 _VECTOR_FRAMES = 32_000  # feature frames per batch of vectors, to limit memory
 _FEATURES = (SAMPLES - FRAME) // FBANK_HOP + 1  # feature frames per window
-_BUCKET = 50  # the inputs of vectors are padded to a multiple of this many feature frames
+_LENGTH_MULTIPLE = 50  # the inputs of vectors are padded to a multiple of this many feature frames
 
 _Network = TypeVar("_Network", Segmentation, Embedding)
 Vectors = npt.NDArray[np.float32]
@@ -52,15 +52,17 @@ Frames = npt.NDArray[np.int64]
 # Thresholds of pieces, tuned with `python -m eval speakers`.
 _MARGIN = 59  # frames at either end of a window that the adjacent window covers: 1 s
 _STEP = FRAMES - 2 * _MARGIN  # frames between the starts of windows
-_ACTIVE = 0.45  # minimum probability of an active speaker in a frame
-_QUIET_S = 0.35  # minimum length of quiet frames that count as silence
-_FLOOR_DB = 5.0  # a quiet frame is less than this above its window's 5 % quantile
-_BELOW_DB = 20.0  # and more than this below its window's 95 % quantile
-_PAUSE_S = 0.3  # a longer pause ends a piece
-_PIECE_S = 2.0  # a piece with this much speech ends at its next pause
-_MAX_S = 4.0  # maximum length of continuous speech in a piece
-_ALONE_S = 0.5  # with less speech alone, overlapping speech is used for the vector, too
-_MIN_S = 0.15  # drop pieces with less speech
+_MIN_ACTIVITY = 0.45  # minimum probability of an active speaker in a frame
+_MIN_QUIET_S = 0.35  # minimum length of quiet frames that count as silence
+# A quiet frame is less than `_FLOOR_DB` above the 5 % quantile of its window's levels, and more
+# than `_BELOW_DB` below the 95 % quantile.
+_FLOOR_DB = 5.0
+_BELOW_DB = 20.0
+_MAX_PAUSE_S = 0.3  # a longer pause ends a piece
+_FULL_PIECE_S = 2.0  # a piece with this much speech ends at its next pause
+_MAX_RUN_S = 4.0  # maximum length of continuous speech in a piece
+_MIN_ALONE_S = 0.5  # with less speech alone, overlapping speech is used for the vector, too
+_MIN_PIECE_S = 0.15  # drop pieces with less speech
 
 Span = tuple[int, int]
 """The first frame of an interval in the recording, and the frame after its last one."""
@@ -91,8 +93,11 @@ class DiarizationModels:
         self._embedding = _load(Embedding(), EMBEDDING, device, self._dtype)
 
     @torch.inference_mode()
-    def hear(self, blocks: Iterable[Samples]) -> SpeakerEmbeddings:
-        """Find the pieces of speech in blocks of samples; only some windows are in memory."""
+    def embed(self, blocks: Iterable[Samples]) -> SpeakerEmbeddings:
+        """Find the pieces of speech in blocks of samples, and compute their vectors.
+
+        Only some windows are in memory at a time.
+        """
         spans, speech_s = list[tuple[Span, ...]](), list[float]()
         vectors, count, seconds = [np.zeros((0, SIZE), np.float32)], 0, 0.0
         for batch, samples, last in _batches(blocks, _STEP * HOP, self._batch):
@@ -101,22 +106,19 @@ class DiarizationModels:
             active = self._active(windows, _levels(on_device).unfold(0, FRAMES, _STEP))
             active[int(count == 0) :, :_MARGIN] = False
             active[: len(active) - last, FRAMES - _MARGIN :] = False
-            frames, spoken = list[Frames](), np.flatnonzero(active.any((1, 2)))
-            for place, index in enumerate(spoken):
-                window, before = count + int(index), place * _FEATURES
+            frames, active_windows = list[Frames](), np.flatnonzero(active.any((1, 2)))
+            for position, index in enumerate(active_windows):
+                window, first_feature = count + int(index), position * _FEATURES
                 for speaker, piece in self._pieces(active[index]):
-                    own = _features_of(self._own(active[index], speaker, piece))
-                    frames.append(before + own)
+                    indices = _features_of(self._embedding_frames(active[index], speaker, piece))
+                    frames.append(first_feature + indices)
                     spans.append(tuple((a + window * _STEP, b + window * _STEP) for a, b in piece))
-                    speech_s.append(len(own) * FBANK_HOP / SAMPLE_RATE)
+                    speech_s.append(len(indices) * FBANK_HOP / SAMPLE_RATE)
             if frames:
-                vectors.append(self._vectors(_features(windows, spoken), frames))
+                vectors.append(self._vectors(_features(windows, active_windows), frames))
             count, seconds = count + len(windows), samples / SAMPLE_RATE
         return SpeakerEmbeddings(
-            seconds,
-            tuple(spans),
-            np.asarray(speech_s, np.float32),
-            unit(np.concatenate(vectors)),
+            seconds, tuple(spans), np.asarray(speech_s, np.float32), unit(np.concatenate(vectors))
         )
 
     def _active(self, windows: Tensor, levels: Tensor) -> Active:
@@ -127,67 +129,70 @@ class DiarizationModels:
             levels: (n, FRAMES), see `_levels`.
         """
         activity = self._segmentation.activity(windows.to(self._dtype)).float()
-        active = activity.cpu().numpy() >= _ACTIVE
-        self._leave_out_pauses(active, levels.cpu().numpy())
+        active = activity.cpu().numpy() >= _MIN_ACTIVITY
+        self._clear_quiet_frames(active, levels.cpu().numpy())
         return active
 
-    def _leave_out_pauses(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
+    def _clear_quiet_frames(self, active: Active, levels: npt.NDArray[np.float32]) -> None:
         """Clear the activity, (n, FRAMES, SPEAKERS), in quiet frames by levels, (n, FRAMES).
 
         The network bridges pauses of up to a second, for example when people read word by word.
         """
         floor, loud = np.quantile(levels, (0.05, 0.95), axis=1)
         limits = np.minimum(floor + _FLOOR_DB, loud - _BELOW_DB)
-        least = _QUIET_S * SAMPLE_RATE / HOP
+        min_frames = _MIN_QUIET_S * SAMPLE_RATE / HOP
         for window, quiet in enumerate(levels < limits[:, None]):
             for start, end in runs(quiet):
-                if end - start >= least:
+                if end - start >= min_frames:
                     active[window, start:end] = False
 
     def _pieces(self, active: Active) -> Iterator[tuple[int, list[Span]]]:
         """Yield the pieces of a window's activity, (FRAMES, SPEAKERS), with their speakers."""
-        pause, enough, most, least = (
-            seconds * SAMPLE_RATE / HOP for seconds in (_PAUSE_S, _PIECE_S, _MAX_S, _MIN_S)
+        max_pause, full_piece, max_run, min_piece = (
+            seconds * SAMPLE_RATE / HOP
+            for seconds in (_MAX_PAUSE_S, _FULL_PIECE_S, _MAX_RUN_S, _MIN_PIECE_S)
         )
         for speaker in range(SPEAKERS):
             piece = list[Span]()
             for run in runs(active[:, speaker]):
-                for start, end in _parts(run, most):
+                for start, end in _parts(run, max_run):
                     length = sum(b - a for a, b in piece)
-                    if piece and (start - piece[-1][1] > pause or length >= enough):
-                        if length >= least:
+                    if piece and (start - piece[-1][1] > max_pause or length >= full_piece):
+                        if length >= min_piece:
                             yield speaker, piece
                         piece = []
                     piece.append((start, end))
-            if sum(b - a for a, b in piece) >= least:
+            if sum(b - a for a, b in piece) >= min_piece:
                 yield speaker, piece
 
-    def _own(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
-        """Return the frames for a piece's vector: those without other speakers, if enough."""
+    def _embedding_frames(self, active: Active, speaker: int, piece: Sequence[Span]) -> Active:
+        """Return the frames for a piece's vector: frames without other speakers, if enough."""
         piece_frames = np.zeros(FRAMES, bool)
         for start, end in piece:
             piece_frames[start:end] = True
-        alone = piece_frames & (active.sum(1) == 1)
-        return alone if alone.sum() * HOP >= _ALONE_S * SAMPLE_RATE else piece_frames
+        single_speaker = piece_frames & (active.sum(1) == 1)
+        has_enough = single_speaker.sum() * HOP >= _MIN_ALONE_S * SAMPLE_RATE
+        return single_speaker if has_enough else piece_frames
 
     def _vectors(self, features: Tensor, pieces: Sequence[Frames]) -> Vectors:
         """Compute the vector of each piece from its feature frames.
 
-        Frames are repeated to a multiple of `_BUCKET`, and pieces of equal length form batches. All
-        results are fetched together, so the host waits for a GPU only once.
+        Frames are repeated to a multiple of `_LENGTH_MULTIPLE`, and pieces of equal length form
+        batches. All results are fetched together, so the host waits for a GPU only once.
         """
-        lengths = [-(-len(frames) // _BUCKET) * _BUCKET for frames in pieces]
+        lengths = [-(-len(frames) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE for frames in pieces]
         order, outputs = list[int](), list[Tensor]()
         for length in sorted(set(lengths)):
             indices = [index for index, size in enumerate(lengths) if size == length]
-            some = [pieces[index] for index in indices]
-            frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in some]))
-            once = torch.tensor([len(piece) for piece in some])[:, None]
-            weights = (torch.arange(length) < once) / once
-            shares, at_once = weights[..., None].to(self._device), _VECTOR_FRAMES // length
-            for first in range(0, len(some), at_once):
-                batch = features[frames[first : first + at_once].to(self._device)]
-                means = (batch * shares[first : first + at_once]).sum(1, keepdim=True)
+            group = [pieces[index] for index in indices]
+            frames = torch.from_numpy(np.stack([np.resize(piece, length) for piece in group]))
+            group_lengths = torch.tensor([len(piece) for piece in group])[:, None]
+            weights = (torch.arange(length) < group_lengths) / group_lengths
+            device_weights = weights[..., None].to(self._device)
+            batch_size = _VECTOR_FRAMES // length
+            for first in range(0, len(group), batch_size):
+                batch = features[frames[first : first + batch_size].to(self._device)]
+                means = (batch * device_weights[first : first + batch_size]).sum(1, keepdim=True)
                 outputs.append(self._embedding((batch - means).to(self._dtype)))
             order += indices
         vectors = np.empty((len(pieces), SIZE), np.float32)
@@ -215,10 +220,9 @@ def runs(active: Active) -> list[Span]:
 
 def _features(windows: Tensor, indices: npt.NDArray[np.int64]) -> Tensor:
     """Compute log-mel energies of the selected windows, (m * _FEATURES, BANDS)."""
-    some = (
-        indices[first : first + _FEATURE_BATCH] for first in range(0, len(indices), _FEATURE_BATCH)
-    )
-    return torch.cat([fbank(windows[batch]).flatten(0, 1) for batch in some])
+    firsts = range(0, len(indices), _FEATURE_BATCH)
+    batches = (indices[first : first + _FEATURE_BATCH] for first in firsts)
+    return torch.cat([fbank(windows[batch]).flatten(0, 1) for batch in batches])
 
 
 def _levels(samples: Tensor) -> Tensor:
@@ -227,9 +231,9 @@ def _levels(samples: Tensor) -> Tensor:
     return 10 * torch.log10(frames.square().mean(-1) + 1e-10)
 
 
-def _parts(span: Span, most: float) -> list[Span]:
-    """Split a span into equal parts of at most `most` frames."""
-    edges = np.linspace(*span, math.ceil((span[1] - span[0]) / most) + 1).round().astype(int)
+def _parts(span: Span, max_frames: float) -> list[Span]:
+    """Split a span into equal parts of at most `max_frames` frames."""
+    edges = np.linspace(*span, math.ceil((span[1] - span[0]) / max_frames) + 1).round().astype(int)
     return list(itertools.pairwise(edges.tolist()))
 
 
@@ -247,22 +251,22 @@ def _batches(
     Each batch comes with the number of samples received so far, and whether it has the last window,
     which is padded with silence.
     """
-    waiting, waiting_samples, received = list[Samples](), 0, 0
+    pending, pending_samples, received = list[Samples](), 0, 0
     for block in blocks:
-        waiting.append(block)
-        waiting_samples, received = waiting_samples + len(block), received + len(block)
-        while waiting_samples > (size - 1) * step + SAMPLES:
-            samples = np.concatenate(waiting, dtype=np.float32)
+        pending.append(block)
+        pending_samples, received = pending_samples + len(block), received + len(block)
+        while pending_samples > (size - 1) * step + SAMPLES:
+            samples = np.concatenate(pending, dtype=np.float32)
             yield samples[: (size - 1) * step + SAMPLES], received, False
-            waiting, waiting_samples = [samples[size * step :]], waiting_samples - size * step
-    if waiting_samples:
-        count = 1 + max(0, -(-(waiting_samples - SAMPLES) // step))
-        samples = np.concatenate(waiting, dtype=np.float32)
-        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - waiting_samples))
+            pending, pending_samples = [samples[size * step :]], pending_samples - size * step
+    if pending_samples:
+        count = 1 + max(0, -(-(pending_samples - SAMPLES) // step))
+        samples = np.concatenate(pending, dtype=np.float32)
+        samples = np.pad(samples, (0, (count - 1) * step + SAMPLES - pending_samples))
         for first in range(0, count, size):
-            some = min(size, count - first)
+            n_windows = min(size, count - first)
             yield (
-                samples[first * step :][: (some - 1) * step + SAMPLES],
+                samples[first * step :][: (n_windows - 1) * step + SAMPLES],
                 received,
-                first + some == count,
+                first + n_windows == count,
             )

@@ -47,8 +47,8 @@ def fbank(samples: Tensor) -> Tensor:
     """
     frames = samples.unfold(-1, FRAME, FBANK_HOP) * 32768.0
     frames = frames - frames.mean(-1, keepdim=True)
-    before = functional.pad(frames, (1, 0), mode="replicate")[..., :-1]
-    frames = (frames - _PREEMPHASIS * before) * _window(samples.device)
+    previous = functional.pad(frames, (1, 0), mode="replicate")[..., :-1]
+    frames = (frames - _PREEMPHASIS * previous) * _window(samples.device)
     power = torch.fft.rfft(frames, _FFT).abs().square()[..., :-1]
     energies: Tensor = power @ _bands(samples.device)
     return energies.clamp_min(torch.finfo(torch.float32).eps).log()
@@ -177,7 +177,8 @@ class Segmentation(nn.Module):
         ends = zip(_CHANNELS[:-1], _CHANNELS[1:], _KERNELS, _STRIDES, strict=True)
         self.norm = nn.InstanceNorm1d(1, affine=True)
         self.convs = nn.ModuleList(
-            nn.Conv1d(ins, outs, kernel, stride, bias=ins > 1) for ins, outs, kernel, stride in ends
+            nn.Conv1d(in_channels, out_channels, kernel, stride, bias=in_channels > 1)
+            for in_channels, out_channels, kernel, stride in ends
         )
         self.norms = nn.ModuleList(nn.InstanceNorm1d(n, affine=True) for n in _CHANNELS[1:])
         self.lstm = nn.LSTM(60, 128, num_layers=4, bidirectional=True, batch_first=True)

@@ -22,7 +22,7 @@ class _SpeakerTurns:
         self._starts = [turn.start_s for turn in turns]
         self._ends = list(itertools.accumulate((turn.end_s for turn in turns), max))
 
-    def speaker(self, start: float, end: float, before: str | None) -> str | None:
+    def speaker(self, start: float, end: float, previous: str | None) -> str | None:
         """Return the speaker with the most speech in an interval.
 
         Among equals the previous speaker wins. Without any speech the nearest speaker is returned,
@@ -35,14 +35,14 @@ class _SpeakerTurns:
             if (seconds := min(end, turn.end_s) - max(start, turn.start_s)) > 0:
                 spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + seconds
         if not spoken:
-            around = self._turns[max(0, first - 1) : first + 1]
-            return (
-                min(around, key=lambda turn: _apart(turn, start, end)).speaker if around else None
-            )
-        return max(spoken, key=lambda speaker: (round(spoken[speaker], 3), speaker == before))
+            if not self._turns:
+                return None
+            adjacent = self._turns[max(0, first - 1) : first + 1]
+            return min(adjacent, key=lambda turn: _distance_s(turn, start, end)).speaker
+        return max(spoken, key=lambda speaker: (round(spoken[speaker], 3), speaker == previous))
 
 
-def _apart(turn: SpeakerTurn, start: float, end: float) -> float:
+def _distance_s(turn: SpeakerTurn, start: float, end: float) -> float:
     return max(turn.start_s - end, start - turn.end_s)
 
 
@@ -61,8 +61,8 @@ def label(words: Sequence[Word], turns: Sequence[SpeakerTurn]) -> list[str | Non
     """
     turn_lookup, speakers = _SpeakerTurns(turns), list[str | None]()
     for word in words:
-        before = speakers[-1] if speakers else None
-        speakers.append(turn_lookup.speaker(word.start, word.end, before))
+        previous = speakers[-1] if speakers else None
+        speakers.append(turn_lookup.speaker(word.start, word.end, previous))
     for first, last in _sentences(words):
         speakers[first:last] = _smooth_single_words(speakers[first:last])
     return speakers
@@ -84,36 +84,36 @@ def split(
         Segments in order; the speaker is None if there are no turns.
     """
     labels = label([word for segment in segments for word in segment.words or ()], turns)
-    known, at, before = _SpeakerTurns(turns), 0, None
+    turn_lookup, offset, previous = _SpeakerTurns(turns), 0, None
     for segment in segments:
         words = segment.words or ()
-        spoken = labels[at : at + len(words)]
-        at += len(words)
-        runs = list(_runs(spoken))
+        speakers = labels[offset : offset + len(words)]
+        offset += len(words)
+        runs = list(_runs(speakers))
         if len(runs) > 1:
-            yield from _parts(segment, spoken, runs, decode)
+            yield from _parts(segment, speakers, runs, decode)
         elif runs:
-            yield dataclasses.replace(segment, speaker=spoken[0])
+            yield dataclasses.replace(segment, speaker=speakers[0])
         else:
-            speaker = known.speaker(segment.start, segment.end, before)
+            speaker = turn_lookup.speaker(segment.start, segment.end, previous)
             yield dataclasses.replace(segment, speaker=speaker)
-            spoken = [speaker]
-        before = spoken[-1]
+            speakers = [speaker]
+        previous = speakers[-1]
 
 
-def lettered(segments: Sequence[Segment], known: Collection[str]) -> list[Segment]:
+def letter_speakers(segments: Sequence[Segment], known: Collection[str]) -> list[Segment]:
     """Rename unknown speakers to A, B, … in the order of first segments.
 
     Args:
         segments: the segments in order of time; their speakers are letters or known names.
         known: the names of known speakers, which do not change.
     """
-    free, names = letters(known), {name: name for name in known}
+    free_letters, names = letters(known), {name: name for name in known}
     renamed = list[Segment]()
     for segment in segments:
         if segment.speaker is not None:
             if segment.speaker not in names:
-                names[segment.speaker] = next(free)
+                names[segment.speaker] = next(free_letters)
             segment = dataclasses.replace(segment, speaker=names[segment.speaker])
         renamed.append(segment)
     return renamed
@@ -179,9 +179,9 @@ def _smooth_single_words(speakers: Sequence[str | None]) -> list[str | None]:
     """Assign single words of a sentence to the speaker of the longer adjacent run."""
     runs = list(_runs(speakers))
     corrected = list(speakers)
-    for number, (first, last) in enumerate(runs):
-        beside = [runs[i] for i in (number - 1, number + 1) if 0 <= i < len(runs)]
-        longest = max(beside, key=lambda run: run[1] - run[0], default=(0, 0))
+    for index, (first, last) in enumerate(runs):
+        neighbours = [runs[i] for i in (index - 1, index + 1) if 0 <= i < len(runs)]
+        longest = max(neighbours, key=lambda run: run[1] - run[0], default=(0, 0))
         if last - first == 1 < longest[1] - longest[0]:
             corrected[first] = speakers[longest[0]]
     return corrected

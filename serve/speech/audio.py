@@ -60,7 +60,7 @@ class AudioSource(Protocol):
 
     rate: int  # the rate of the first block; later blocks may have another
     channels: int
-    layout: Layout  # the layout of the latest block; before the first block, of that one
+    layout: Layout  # the layout of the latest block, or of the first block before it is read
     declared_s: float | None  # None if the file does not declare it reliably
     present_s: float | None  # the maximum from the file's size; None if unknown before decoding
     tolerance_s: float  # allowed difference to the declared length; 0 if lengths are exact
@@ -95,8 +95,8 @@ class Pcm16:
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         size = max(1, BLOCK_VALUES // self.channels) * 2 * self.channels
         for start in range(self._begin, self._end, size):
-            part = self._audio[start : min(start + size, self._end)]
-            block = np.frombuffer(part, "<i2").astype(np.float32).reshape(-1, self.channels)
+            data = self._audio[start : min(start + size, self._end)]
+            block = np.frombuffer(data, "<i2").astype(np.float32).reshape(-1, self.channels)
             block *= 1 / 32768
             yield self.rate, block
 
@@ -123,8 +123,8 @@ def decode(
         audio: a whole audio file.
         limits: the maximum length, size and CPU time.
         stopped: returns whether the request was cancelled; called at each block and each read.
-        warn: called before the last block's end with each warning about audio that is missing or
-            guessed: truncated audio, if the limits allow it, or a wrong header.
+        warn: called with each warning, at the latest before the generator ends: about truncated
+            audio, if the limits allow it, or about a wrong header.
 
     Yields:
         float32 (n,), n > 0: the next samples, 16 kHz mono in [-1, 1]; at least one block.
@@ -138,7 +138,7 @@ def decode(
         UnavailableError, DeadlineError: the decoder's process was ended, or does not respond.
     """
     meter = DecodeBudget(limits, stopped, warn)
-    return select_column(meter.steps(_decoded(audio, meter)), warn)
+    return select_column(meter.metered(_decoded(audio, meter)), warn)
 
 
 def from_samples(
@@ -161,10 +161,10 @@ def from_samples(
         CancelledError: `stopped` returned true.
     """
     meter = DecodeBudget(limits, stopped)
-    return meter.steps(_checked_samples(samples, sample_rate, meter))
+    return meter.metered(_checked_samples(samples, sample_rate, meter))
 
 
-def whole(blocks: Iterable[Samples]) -> Samples:
+def join_blocks(blocks: Iterable[Samples]) -> Samples:
     """Join all blocks to one array, float32 (n,)."""
     return np.concatenate(list(blocks))
 
@@ -188,7 +188,7 @@ def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None
     if not audio:
         raise AudioError(f"audio has 0 bytes; {EXPECTED}")
     header = containers.pcm16_header(audio)
-    if header is not None and repair.is_settled(audio) and not meter.limits.track:
+    if header is not None and repair.has_right_size(audio) and not meter.limits.track:
         yield from samples_of([Pcm16(audio, header)], meter)
     else:
         yield from sandbox.decode(audio, meter.limits, meter.stopped, meter.warn)
@@ -205,46 +205,46 @@ def _checked_samples(
     max_s = meter.limits.max_s
     if len(samples) / sample_rate > max_s:
         raise _too_long(f"lasts {len(samples) / sample_rate:.1f} s", max_s)
-    meter.refuse_values(len(samples))
+    meter.check_total(len(samples))
     starts = range(0, len(samples), BLOCK_VALUES)
     yield from _to_16_khz(((sample_rate, samples[i : i + BLOCK_VALUES]) for i in starts), max_s)
 
 
 def _parts(sources: Iterable[AudioSource], meter: DecodeBudget) -> Iterator[Block]:
     """Yield the blocks of all parts."""
-    before_s, channels = 0.0, 0
+    decoded_s, channels = 0.0, 0
     for source in sources:
         with contextlib.closing(source):
             meter.end_header()
-            _check_header(source, meter, before_s)
-            for rate, block in _whole_file(source, meter):
+            _check_header(source, meter, decoded_s)
+            for rate, block in _check_blocks(source, meter):
                 channels = channels or block.shape[1]
                 if meter.limits.channel >= 0 and block.shape[1] != channels:
                     raise AudioError(
                         f"audio changes from {channels} to {block.shape[1]} channels after "
-                        f"{before_s:.2f} s; expected a constant number of channels, or "
+                        f"{decoded_s:.2f} s; expected a constant number of channels, or "
                         "channels = mix"
                     )
-                before_s += len(block) / rate
+                decoded_s += len(block) / rate
                 yield rate, source.layout, block
 
 
-def _check_header(source: AudioSource, meter: DecodeBudget, before_s: float) -> None:
-    """Check the header of a part that begins after `before_s` seconds of audio."""
+def _check_header(source: AudioSource, meter: DecodeBudget, earlier_s: float) -> None:
+    """Check the header of a part that begins after `earlier_s` seconds of audio."""
     _check_rate(source.rate)
     _check_channel(source.channels, meter.limits.channel)
     max_s = meter.limits.max_s
     if (declared_s := source.declared_s) is None:
         return
-    if before_s + declared_s > max_s:
-        raise _too_long(f"lasts {before_s + declared_s:.1f} s", max_s)
+    if earlier_s + declared_s > max_s:
+        raise _too_long(f"lasts {earlier_s + declared_s:.1f} s", max_s)
     if source.present_s is not None:
-        _check_whole(source, source.present_s, meter)
-    meter.refuse_values(declared_s * source.rate * source.channels)
+        _check_length(source, source.present_s, meter)
+    meter.check_total(declared_s * source.rate * source.channels)
 
 
-def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
-    """Yield a source's blocks. Raise an error if the source is shorter than its header declares."""
+def _check_blocks(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int, Samples]]:
+    """Yield a source's blocks; reject a source that is shorter than its header declares."""
     decoded_s = 0.0
     try:
         for rate, block in source.blocks():
@@ -257,21 +257,21 @@ def _whole_file(source: AudioSource, meter: DecodeBudget) -> Iterator[tuple[int,
     except Exception as error:  # noqa: BLE001 - decoders raise any type; PyAV even an IndexError
         meter.cut_short(_cut_short_text(decoded_s, source.declared_s), error)
     else:
-        _check_whole(source, decoded_s, meter)
+        _check_length(source, decoded_s, meter)
 
 
 def _check_channel(channels: int, channel: int) -> None:
-    least, most = CHANNELS
-    if channel >= 0 and not least <= channels <= most:
+    min_channels, max_channels = CHANNELS
+    if channel >= 0 and not min_channels <= channels <= max_channels:
         raise AudioError(
-            f"audio has {channels} channel{'s' * (channels != 1)}; expected {least} to {most}, "
-            "one per speaker, or channels = mix"
+            f"audio has {channels} channel{'s' * (channels != 1)}; expected {min_channels} to "
+            f"{max_channels}, one per speaker, or channels = mix"
         )
     if channel >= channels:
         raise ChannelError(f"audio has {channels} channels, but no channel {channel}")
 
 
-def _check_whole(source: AudioSource, present_s: float, meter: DecodeBudget) -> None:
+def _check_length(source: AudioSource, present_s: float, meter: DecodeBudget) -> None:
     tolerance_s = source.tolerance_s or 0.5 / source.rate  # half a sample against rounding
     if source.declared_s is not None and present_s < source.declared_s - tolerance_s:
         meter.cut_short(_cut_short_text(present_s, source.declared_s))
@@ -310,13 +310,13 @@ def _to_16_khz(
 
 
 def _checked(blocks: Iterable[tuple[int, Samples]], max_s: float) -> Iterator[tuple[int, Samples]]:
-    before_s, last_rate, count = 0.0, SAMPLE_RATE, 0  # count: samples at last_rate
+    earlier_s, last_rate, count = 0.0, SAMPLE_RATE, 0  # count: samples at last_rate
     for rate, block in blocks:
         if rate != last_rate:
-            before_s, last_rate, count = before_s + count / last_rate, rate, 0
-        check_values(block, before_s + count / rate)
+            earlier_s, last_rate, count = earlier_s + count / last_rate, rate, 0
+        check_values(block, earlier_s + count / rate)
         count += len(block)
-        if before_s + count / rate > max_s:
+        if earlier_s + count / rate > max_s:
             raise _too_long(f"lasts more than {max_s:g} s", max_s)
         yield rate, block
 

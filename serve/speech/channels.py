@@ -12,10 +12,10 @@ VAD runs on the centre and on the rest. The decision is made for each block, so 
 late, and speech in the other channels is not lost.
 
 With one speaker per channel, a file may have the same audio in two channels, or each speaker at low
-volume in the other's channel. Both would be transcribed twice. A channel is therefore silenced
-wherever it repeats another one. To find this, windows of both channels are correlated at short
-delays and with either sign. A window in which the channel's own speaker talks, too, does not
-correlate and is kept.
+volume in the other's channel (crosstalk). Such speech would be transcribed twice. A channel is
+therefore silenced where it repeats another channel. To find repetitions, windows of both channels
+are correlated at short delays and with either sign. A window in which the channel's own speaker
+talks as well does not correlate and is kept.
 
 Decisions are made for windows of a fixed length, so that they do not depend on a library's block
 size.
@@ -86,8 +86,8 @@ def flac_layout(audio: Bytes, channels: int) -> Layout:
     return _FLAC_LAYOUTS.get(channels, UNKNOWN)
 
 
-def known(names: Layout) -> Layout:
-    """Return a layout if all its channels have a weight, else the unknown layout."""
+def known_layout(names: Layout) -> Layout:
+    """Return the layout if all its channels have a weight, else the unknown layout."""
     return names if all(name in _WEIGHTS for name in names) else UNKNOWN
 
 
@@ -127,22 +127,24 @@ COLUMNS = 3
 """The mix, the centre alone, and the mix without the centre."""
 
 _WINDOWS_PER_S = 2
-_FORGET = 0.5  # decay per window of the energies
+_ENERGY_DECAY = 0.5  # decay per window of the energies
 _PAUSE = 0.01  # energy relative to the previous windows; a window below it has no speech
 # The mix's energy, relative to the sum of the channels' energies.
 _CANCELS_BELOW = 0.15
-_CANCELS_NO_MORE = 0.4
-_LOUDER = 2.0  # energy ratio above which another channel replaces the selected one
+_CANCELS_NOT_ABOVE = 0.4
+_SWITCH_RATIO = 2.0  # energy ratio above which another channel replaces the selected one
 _SILENCE = 1e-8  # mean square: 80 dB below full scale
 
 _REPEAT_WINDOWS_PER_S = 4
 _RATE = 4_000  # approximate rate in Hz at which channels are compared
 _MAX_DELAY_S = 0.02
 # Minimum squared correlation of a repetition, after a window with speech and after a repetition.
-_SAME = (0.9, 0.6)
-_LEAKED = (0.4, 0.25)  # the same for audio that is much quieter than the other channel's
-_QUIETER = 0.1  # energy ratio below which audio is much quieter
-_COPY_LOUDER = 4.0  # energy ratio above which the louder of two copies is kept, not the first one
+_MIN_COPY_CORRELATION = (0.9, 0.6)
+# The same for audio that is much quieter than the other channel's.
+_MIN_LEAK_CORRELATION = (0.4, 0.25)
+_MAX_LEAK_RATIO = 0.1  # energy ratio below which audio is much quieter
+# Energy ratio above which the louder of two copies is kept, not the first one.
+_LOUDER_COPY_RATIO = 4.0
 _REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
 _REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
 _LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy
@@ -151,12 +153,12 @@ _Signals = npt.NDArray[np.float64]
 
 _BLOCK = 250 * FRAME  # samples per decision: 8 s
 _MIX, _CENTRE, _REST = range(3)  # columns from `serve.speech.channels`
-_VOICE = 0.5  # minimum probability of speech in the centre
-_OTHER_VOICE = 0.6  # the same in the rest, higher because music may look like speech
-_NEAR = 10  # frames around speech in the centre in which the rest may have its echo
-_MIN_CENTRE = 8  # minimum frames of speech in the centre for a decision
-_MIN_OTHER = 25  # minimum frames of other speech that keep the mix: 0.8 s
-_CLEARER = 0.15  # minimum lead of the centre's mean probability
+_MIN_CENTRE_PROB = 0.5  # minimum probability of speech in the centre
+_MIN_REST_PROB = 0.6  # the same in the rest, higher because music may look like speech
+_ECHO_FRAMES = 10  # frames around speech in the centre in which the rest may have its echo
+_MIN_CENTRE_FRAMES = 8  # minimum frames of speech in the centre for a decision
+_MIN_OTHER_FRAMES = 25  # minimum frames of other speech that keep the mix: 0.8 s
+_MIN_PROB_LEAD = 0.15  # minimum lead of the centre's mean probability
 
 
 def mix(
@@ -178,9 +180,9 @@ def mix(
     _, layout, block = first
     blocks = itertools.chain([first], blocks)
     if channel < 0:
-        yield from _Downmix(centre(layout, block.shape[1]) is not None).mixed(blocks, warn)
+        yield from _Downmix(centre(layout, block.shape[1]) is not None).mix_blocks(blocks, warn)
     else:
-        yield from _OwnChannel(channel).filtered(blocks, warn)
+        yield from _OwnChannel(channel).filter_blocks(blocks, warn)
 
 
 def _by_kind(
@@ -193,25 +195,25 @@ def _by_kind(
 
 def _windows(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
     """Cut blocks, float32 (n, channels), into windows of `length`; the last one may be shorter."""
-    held, count = list[Samples](), 0
+    buffered, count = list[Samples](), 0
     for block in blocks:
-        held.append(block)
+        buffered.append(block)
         count += len(block)
         if count >= length:
-            whole = np.concatenate(held) if len(held) > 1 else block
+            samples = np.concatenate(buffered) if len(buffered) > 1 else block
             end = count - count % length
-            held, count = [whole[end:]], count - end
+            buffered, count = [samples[end:]], count - end
             for start in range(0, end, length):
-                yield whole[start : start + length]
+                yield samples[start : start + length]
     if count:
-        yield np.concatenate(held)
+        yield np.concatenate(buffered)
 
 
-def faded(old: Samples, new: Samples, rate: int) -> Samples:
+def crossfade(old: Samples, new: Samples, rate: int) -> Samples:
     """Crossfade from old to new samples, both float32 (n,), over the first 10 ms."""
-    n = min(len(new), max(1, rate // 100))
-    ramp = np.linspace(0, 1, n, dtype=np.float32)
-    return np.concatenate([old[:n] * (1 - ramp) + new[:n] * ramp, new[n:]])
+    n_fade = min(len(new), max(1, rate // 100))
+    ramp = np.linspace(0, 1, n_fade, dtype=np.float32)
+    return np.concatenate([old[:n_fade] * (1 - ramp) + new[:n_fade] * ramp, new[n_fade:]])
 
 
 class _Downmix:
@@ -228,7 +230,7 @@ class _Downmix:
         self._fallback: int | None = None  # the channel used instead of the mix
         self._total_s = self._cancelled_s = 0.0
 
-    def mixed(
+    def mix_blocks(
         self, blocks: Iterable[Block], warn: Callable[[str], None]
     ) -> Iterator[tuple[int, Samples]]:
         for (rate, layout, channels), group in _by_kind(blocks):
@@ -247,53 +249,53 @@ class _Downmix:
 
     def _mix(self, rate: int, layout: Layout, window: Samples) -> Samples:
         channels = window.shape[1]
-        shares = weights(layout, channels)
-        mean: Samples = window.mean(axis=1, dtype=np.float32) if shares is None else window @ shares
-        mono = self._uncancelled(rate, window, mean, shares)
+        gains = weights(layout, channels)
+        mean: Samples = window.mean(axis=1, dtype=np.float32) if gains is None else window @ gains
+        mono = self._mix_or_fallback(rate, window, mean, gains)
         if not self._columns:
             return mono
-        place = centre(layout, channels)
-        if place is None:  # the layout has changed
+        centre_index = centre(layout, channels)
+        if centre_index is None:  # the layout has changed
             return np.stack([mono, np.zeros_like(mono), mono], axis=1)
-        share = 1 / channels if shares is None else float(shares[place])
-        rest = (mean - share * window[:, place]) / (1 - share) if share < 1 else 0 * mean
-        return np.stack([mono, window[:, place], rest], axis=1)
+        gain = 1 / channels if gains is None else float(gains[centre_index])
+        rest = (mean - gain * window[:, centre_index]) / (1 - gain) if gain < 1 else 0 * mean
+        return np.stack([mono, window[:, centre_index], rest], axis=1)
 
-    def _uncancelled(
-        self, rate: int, window: Samples, mean: Samples, shares: Samples | None
+    def _mix_or_fallback(
+        self, rate: int, window: Samples, mean: Samples, gains: Samples | None
     ) -> Samples:
         """Return the mix, or one channel if the channels cancel each other."""
         channels = window.shape[1]
         self._total_s += len(window) / rate
         if channels == 1:
             return mean
-        weights = np.full(channels, 1 / channels) if shares is None else shares
+        channel_gains = np.full(channels, 1 / channels) if gains is None else gains
         if len(self._energies) != channels:
             self._energies, self._loudness, self._fallback = np.zeros(channels), 0.0, None
-        before = self._fallback
+        previous = self._fallback
         with np.errstate(all="ignore"):  # invalid values are rejected later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
             if energies.max() > _SILENCE * len(window):
-                self._decide(float(np.dot(mean, mean)), energies * weights**2)
+                self._choose_fallback(float(np.dot(mean, mean)), energies * channel_gains**2)
         if self._fallback is not None:
             self._cancelled_s += len(window) / rate
-        new = mean if self._fallback is None else window[:, self._fallback]
-        if before == self._fallback:
-            return new
-        return faded(mean if before is None else window[:, before], new, rate)
+        output = mean if self._fallback is None else window[:, self._fallback]
+        if previous == self._fallback:
+            return output
+        return crossfade(mean if previous is None else window[:, previous], output, rate)
 
-    def _decide(self, mix: float, energies: npt.NDArray[np.float64]) -> None:
+    def _choose_fallback(self, mix_energy: float, energies: npt.NDArray[np.float64]) -> None:
         """Select the mix or one channel from a window's energies."""
-        apart = float(energies.sum())
-        self._loudness = max(apart, _FORGET * self._loudness)
-        if not apart > _PAUSE * self._loudness:
+        channel_energy = float(energies.sum())
+        self._loudness = max(channel_energy, _ENERGY_DECAY * self._loudness)
+        if not channel_energy > _PAUSE * self._loudness:
             return  # no speech, or all of it in channels with weight 0
-        self._energies = _FORGET * self._energies + energies
-        if mix < _CANCELS_BELOW * apart:
-            loudest, taken = int(self._energies.argmax()), self._fallback
-            if taken is None or self._energies[loudest] > _LOUDER * self._energies[taken]:
+        self._energies = _ENERGY_DECAY * self._energies + energies
+        if mix_energy < _CANCELS_BELOW * channel_energy:
+            loudest, current = int(self._energies.argmax()), self._fallback
+            if current is None or self._energies[loudest] > _SWITCH_RATIO * self._energies[current]:
                 self._fallback = loudest
-        elif not mix < _CANCELS_NO_MORE * apart:
+        elif not mix_energy < _CANCELS_NOT_ABOVE * channel_energy:
             self._fallback = None
 
 
@@ -306,37 +308,41 @@ class _OwnChannel:
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
-        self._leads: dict[int, bool] = {}  # whether this one of two copies is kept, by channel
+        self._is_original: dict[
+            int, bool
+        ] = {}  # whether this one of two copies is kept, by channel
         self._loudest = 0.0
         self._repeats = False
         self._total_s = self._repeated_s = 0.0
         self._copied: set[int] = set()  # channels that this one repeats
 
-    def filtered(
+    def filter_blocks(
         self, blocks: Iterable[Block], warn: Callable[[str], None]
     ) -> Iterator[tuple[int, Samples]]:
-        """Yield the channel's windows; a repetition is kept if a neighbour has own speech."""
-        before: tuple[int, Samples, bool] | None = None
+        """Yield the channel's windows; silence repetitions next to other repetitions."""
+        previous: tuple[int, Samples, bool] | None = None
         window: tuple[int, Samples, bool] | None = None
         was_silent = False
-        for after in itertools.chain(self._judged(blocks), [None]):
+        for following in itertools.chain(self._windows_with_repeats(blocks), [None]):
             if window is not None:
                 rate, samples, repeats = window
-                silent = repeats and (before or window)[2] and (after or window)[2]
-                nothing = np.zeros_like(samples)
-                old, new = (nothing if quiet else samples for quiet in (was_silent, silent))
-                yield rate, new if silent == was_silent else faded(old, new, rate)
-                was_silent = silent
-            before, window = window, after
+                now_silent = repeats and (previous or window)[2] and (following or window)[2]
+                silence = np.zeros_like(samples)
+                output = silence if now_silent else samples
+                if now_silent != was_silent:
+                    output = crossfade(silence if was_silent else samples, output, rate)
+                yield rate, output
+                was_silent = now_silent
+            previous, window = window, following
         if self._copied:
-            others = " and ".join(str(channel + 1) for channel in sorted(self._copied))
+            sources = " and ".join(str(channel + 1) for channel in sorted(self._copied))
             warn(
-                f"channel {self._channel + 1} repeats channel {others} in {self._repeated_s:.1f} "
+                f"channel {self._channel + 1} repeats channel {sources} in {self._repeated_s:.1f} "
                 f"of {self._total_s:.1f} s, as a copy or as crosstalk; the repetition is not "
                 "transcribed"
             )
 
-    def _judged(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Samples, bool]]:
+    def _windows_with_repeats(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Samples, bool]]:
         """Yield the rate and samples of each window, and whether it is a repetition."""
         for (rate, *_), group in _by_kind(blocks):
             for window in _windows(group, max(1, rate // _REPEAT_WINDOWS_PER_S)):
@@ -346,11 +352,11 @@ class _OwnChannel:
 
     def _is_repeated(self, rate: int, window: Samples) -> bool:
         with np.errstate(all="ignore"):  # invalid values are rejected later
-            signals = _slowed(window, rate)
+            signals = _downsample(window, rate)
             energies = np.einsum("ij,ij->j", signals, signals)
-        own = float(energies[self._channel])
-        self._loudest = max(_LOUDEST_DECAY * self._loudest, own)
-        if not own > _REPEAT_SILENCE * len(signals):
+        own_energy = float(energies[self._channel])
+        self._loudest = max(_LOUDEST_DECAY * self._loudest, own_energy)
+        if not own_energy > _REPEAT_SILENCE * len(signals):
             return self._repeats
         source = next(
             (
@@ -360,7 +366,7 @@ class _OwnChannel:
             ),
             None,
         )
-        if own <= _REPEAT_PAUSE * self._loudest:  # no speech
+        if own_energy <= _REPEAT_PAUSE * self._loudest:  # no speech
             return self._repeats or source is not None
         if source is not None:
             self._copied.add(source)
@@ -368,44 +374,45 @@ class _OwnChannel:
         return source is not None
 
     def _is_copy(self, signals: _Signals, energies: _Signals, other: int, rate: int) -> bool:
-        """Return whether a window repeats another channel's; both channels agree on the result."""
+        """Return whether a window repeats another channel's; only one of the two channels does."""
         own_energy, other_energy = float(energies[self._channel]), float(energies[other])
         if not other_energy > 0:
             return False
         step = max(1, rate // _RATE)
         first, second = sorted((self._channel, other))
-        explained = _explained(
+        correlation = _max_correlation(
             signals[:, first], signals[:, second], round(_MAX_DELAY_S * rate / step)
         ) / (own_energy * other_energy)
-        if explained > _SAME[False]:
-            if own_energy > _COPY_LOUDER * other_energy:
-                self._leads[other] = True
-            elif other_energy > _COPY_LOUDER * own_energy:
-                self._leads[other] = False
-        if own_energy < _QUIETER * other_energy:
-            return explained > _LEAKED[self._repeats]
-        leads = self._leads.get(other, self._channel < other)
-        much_louder = own_energy > _COPY_LOUDER * other_energy
-        return explained > _SAME[self._repeats] and not (leads or much_louder)
+        if correlation > _MIN_COPY_CORRELATION[False]:
+            if own_energy > _LOUDER_COPY_RATIO * other_energy:
+                self._is_original[other] = True
+            elif other_energy > _LOUDER_COPY_RATIO * own_energy:
+                self._is_original[other] = False
+        if own_energy < _MAX_LEAK_RATIO * other_energy:
+            return correlation > _MIN_LEAK_CORRELATION[self._repeats]
+        is_original = self._is_original.get(other, self._channel < other)
+        is_louder = own_energy > _LOUDER_COPY_RATIO * other_energy
+        return correlation > _MIN_COPY_CORRELATION[self._repeats] and not (is_original or is_louder)
 
 
-def _slowed(window: Samples, rate: int) -> _Signals:
+def _downsample(window: Samples, rate: int) -> _Signals:
     """Downsample the channels and remove their mean; returns float64 (m, channels)."""
     step = max(1, rate // _RATE)
-    whole = max(1, len(window) // step)
+    n_steps = max(1, len(window) // step)
     if len(window) < step:
         step = len(window)
-    slow: _Signals = window[: whole * step].reshape(whole, step, -1).mean(axis=1, dtype=np.float64)
-    slow -= slow.mean(axis=0)
-    return slow
+    blocks = window[: n_steps * step].reshape(n_steps, step, -1)
+    downsampled: _Signals = blocks.mean(axis=1, dtype=np.float64)
+    downsampled -= downsampled.mean(axis=0)
+    return downsampled
 
 
-def _explained(a: _Signals, b: _Signals, delay: int) -> float:
+def _max_correlation(a: _Signals, b: _Signals, delay: int) -> float:
     """Return the maximum squared correlation of two signals at delays of up to `delay` samples."""
     size = 1 << (2 * len(a) - 1).bit_length()
     products = np.fft.irfft(np.fft.rfft(a, size) * np.conj(np.fft.rfft(b, size)), size)
-    near = np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]
-    return float((near**2).max())
+    delayed = np.concatenate([products[: delay + 1], products[-delay:]]) if delay else products[:1]
+    return float((delayed**2).max())
 
 
 def select_column(
@@ -424,15 +431,15 @@ def select_column(
         EarshotError: VAD cannot be loaded.
     """
     detectors: dict[int, VadModel] = {}
-    held, column = np.zeros((0, COLUMNS), np.float32), _MIX
-    taken = {_MIX: 0, _CENTRE: 0}  # samples
+    buffered, column = np.zeros((0, COLUMNS), np.float32), _MIX
+    column_samples = {_MIX: 0, _CENTRE: 0}  # samples
 
     def choose(block: Samples) -> Samples:
         nonlocal column
         padded = np.pad(block, ((0, -len(block) % FRAME), (0, 0)))
         centre, rest = (detectors[i].probabilities(padded[:, i]) for i in (_CENTRE, _REST))
-        column = _decided(centre, rest, column)
-        taken[column] += len(block)
+        column = _choose_column(centre, rest, column)
+        column_samples[column] += len(block)
         return block[:, column].copy()
 
     with contextlib.closing(blocks):
@@ -441,29 +448,31 @@ def select_column(
                 yield block
                 continue
             detectors = detectors or {i: VadModel() for i in (_CENTRE, _REST)}
-            held = np.concatenate([held, block])
-            while len(held) >= _BLOCK:
-                yield choose(held[:_BLOCK])
-                held = held[_BLOCK:]
-        if len(held):
-            yield choose(held)
-        if taken[_CENTRE]:
+            buffered = np.concatenate([buffered, block])
+            while len(buffered) >= _BLOCK:
+                yield choose(buffered[:_BLOCK])
+                buffered = buffered[_BLOCK:]
+        if len(buffered):
+            yield choose(buffered)
+        if column_samples[_CENTRE]:
+            centre_s = column_samples[_CENTRE] / SAMPLE_RATE
+            total_s = sum(column_samples.values()) / SAMPLE_RATE
             warn(
-                "only the front centre channel has speech in "
-                f"{taken[_CENTRE] / SAMPLE_RATE:.1f} of {sum(taken.values()) / SAMPLE_RATE:.1f} s; "
+                f"only the front centre channel has speech in {centre_s:.1f} of {total_s:.1f} s; "
                 "the other channels are dropped there"
             )
 
 
-def _decided(centre: Probabilities, rest: Probabilities, before: int) -> int:
+def _choose_column(centre: Probabilities, rest: Probabilities, previous: int) -> int:
     """Choose a block's column from the speech probabilities of the centre and the rest."""
-    voice, other = centre >= _VOICE, rest >= _OTHER_VOICE
-    near = np.convolve(voice, np.ones(2 * _NEAR + 1))[_NEAR : _NEAR + len(voice)] > 0
-    if np.count_nonzero(other & ~near) >= _MIN_OTHER:
+    centre_speech, rest_speech = centre >= _MIN_CENTRE_PROB, rest >= _MIN_REST_PROB
+    n_near = np.convolve(centre_speech, np.ones(2 * _ECHO_FRAMES + 1))
+    near_centre_speech = n_near[_ECHO_FRAMES : _ECHO_FRAMES + len(centre_speech)] > 0
+    if np.count_nonzero(rest_speech & ~near_centre_speech) >= _MIN_OTHER_FRAMES:
         return _MIX
-    n_voice = np.count_nonzero(voice)
-    if n_voice < _MIN_CENTRE:
-        return before
-    only_there = 2 * np.count_nonzero(other & voice) <= n_voice
-    clearer = centre[voice].mean() > rest[voice].mean() + _CLEARER
-    return _CENTRE if only_there or clearer else _MIX
+    n_voice = np.count_nonzero(centre_speech)
+    if n_voice < _MIN_CENTRE_FRAMES:
+        return previous
+    only_in_centre = 2 * np.count_nonzero(rest_speech & centre_speech) <= n_voice
+    is_clearer = centre[centre_speech].mean() > rest[centre_speech].mean() + _MIN_PROB_LEAD
+    return _CENTRE if only_in_centre or is_clearer else _MIX

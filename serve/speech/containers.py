@@ -40,11 +40,11 @@ class FileSlice:
     def __len__(self) -> int:
         return len(self._header) + self._end - self._begin
 
-    def __getitem__(self, place: slice) -> bytes:
-        begin, end, _ = place.indices(len(self))
+    def __getitem__(self, key: slice) -> bytes:
+        begin, end, _ = key.indices(len(self))
         shift = self._begin - len(self._header)
-        rest = self._file[max(self._begin, begin + shift) : max(self._begin, end + shift)]
-        return self._header[begin:end] + rest if begin < len(self._header) else rest
+        content = self._file[max(self._begin, begin + shift) : max(self._begin, end + shift)]
+        return self._header[begin:end] + content if begin < len(self._header) else content
 
 
 Bytes = bytes | AudioFile | FileSlice
@@ -115,14 +115,14 @@ def sample_bytes(audio: Bytes) -> tuple[int, int]:
 def chunks(
     audio: Bytes, layout: ChunkLayout, offset: int | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the name, the content's offset and the declared bytes of content of each chunk.
+    """Yield the name of each chunk, and the offset and the declared bytes of its content.
 
-    The last one may have a negative size, as in a CAF file of unknown length.
+    The last chunk may have a negative size, as in a CAF file of unknown length.
 
     Args:
         audio: the file.
         layout: the layout of its chunks.
-        offset: that of the first chunk; None: after the file's header.
+        offset: the offset of the first chunk; None: after the file's header.
 
     Raises:
         AudioError: there are more than `MAX_CHUNKS`.
@@ -161,7 +161,7 @@ def find_chunk(audio: Bytes, name: bytes, layout: ChunkLayout) -> tuple[int, int
 def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield the type, the offset and the end of an MP4's boxes; a last box may have no end."""
     offset = 0
-    for _ in range(_MAX_PARTS):
+    for _ in range(_MAX_ELEMENTS):
         head = audio[offset : offset + 16]
         if len(head) < 8:
             return
@@ -176,9 +176,9 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def last_ogg_page_is_whole(audio: Bytes) -> bool:
     """Return whether an OGG file ends with a complete page, according to the page's header."""
-    end = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    begin = end.rfind(b"OggS")
-    page = end[begin:] if begin >= 0 else b""
+    tail = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    begin = tail.rfind(b"OggS")
+    page = tail[begin:] if begin >= 0 else b""
     if len(page) < OGG_HEADER:
         return False
     segments = page[OGG_HEADER - 1]
@@ -194,13 +194,13 @@ def id3_bytes(audio: Bytes) -> int:
     return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
 
 
-def mp3_states_its_length(audio: Bytes) -> bool:
+def mp3_declares_length(audio: Bytes) -> bool:
     """Return whether an MP3's first frame declares the length (a Xing or Info header)."""
     _, tag = _xing(audio)
     return bool(tag)
 
 
-def mp3_goes_on(audio: Bytes) -> bool | None:
+def another_mp3_follows(audio: Bytes) -> bool | None:
     """Return whether another MP3 follows the declared end of the first one.
 
     None means that the first frame declares no size.
@@ -222,8 +222,8 @@ def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
     offset = id3_bytes(audio)
     frame = audio[offset : offset + 64]
-    place = max(frame.find(b"Xing"), frame.find(b"Info"))
-    return offset, frame[place:] if place >= 0 else b""
+    index = max(frame.find(b"Xing"), frame.find(b"Info"))
+    return offset, frame[index:] if index >= 0 else b""
 
 
 SEARCH_BYTES = 1 << 16
@@ -308,7 +308,7 @@ def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
 
 
 def _chain(data: bytes, offset: int, at_end: bool) -> Frame | None:
-    """Return the frame at an offset if frames of the same kind follow it, or it is the last one."""
+    """Return the frame at an offset if frames of the same kind follow it, or the data ends."""
     if (first := _frame(data, offset)) is None:
         return None
     offset += first.size
@@ -346,8 +346,8 @@ def _frame(data: bytes, offset: int) -> Frame | None:
     return Frame(_MP3, (version, layer, rate, int(head[3] >> 6 == _MONO)), size)
 
 
-_MAX_PARTS = 100_000  # maximum parts to read; hours of audio have fewer
-_CAF_ENDLESS = -1
+_MAX_ELEMENTS = 100_000  # maximum parts to read; hours of audio have fewer
+_CAF_UNKNOWN_SIZE = -1
 
 _EBML, _SEGMENT, _CLUSTER = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"
 _CLUSTER_BYTES = 8 << 20  # bytes at the file's end to search for the last cluster
@@ -365,8 +365,8 @@ def is_cut_off(audio: Bytes) -> bool:
     This detects OGG, MP4, WebM, CAF, AVI, W64 and WMA; for other formats it returns False.
     """
     head = audio[:16]
-    ends = next((ends for offset, mark, ends in _KNOWN if head.startswith(mark, offset)), None)
-    return ends is not None and ends(audio)
+    check = next((check for offset, magic, check in _KNOWN if head.startswith(magic, offset)), None)
+    return check is not None and check(audio)
 
 
 def _mp4(audio: Bytes) -> bool:
@@ -375,7 +375,8 @@ def _mp4(audio: Bytes) -> bool:
 
 def _caf(audio: Bytes) -> bool:
     return any(
-        size < _CAF_ENDLESS or begin + size > len(audio) for _, begin, size in chunks(audio, CAF)
+        size < _CAF_UNKNOWN_SIZE or begin + size > len(audio)
+        for _, begin, size in chunks(audio, CAF)
     )
 
 
@@ -400,49 +401,52 @@ def _webm(audio: Bytes) -> bool:
     The first two elements declare the size of the whole file, but a live recorder leaves the second
     size unknown. Then the elements of the last cluster are followed.
     """
-    if not _fit(audio, 0, 2, through=()):
+    if not _elements_fit(audio, 0, 2, descend_into=()):
         return True
     end = audio[max(0, len(audio) - _CLUSTER_BYTES) : len(audio)]
-    places = list(islice(_places(end, _CLUSTER), _CLUSTER_TRIES))
-    return bool(places) and not any(
-        _fit(end, offset, _MAX_PARTS, through=(_SEGMENT, _CLUSTER)) for offset in places
+    offsets = list(islice(_offsets_of(end, _CLUSTER), _CLUSTER_TRIES))
+    return bool(offsets) and not any(
+        _elements_fit(end, offset, _MAX_ELEMENTS, descend_into=(_SEGMENT, _CLUSTER))
+        for offset in offsets
     )
 
 
-def _places(data: bytes, mark: bytes) -> Iterator[int]:
+def _offsets_of(data: bytes, mark: bytes) -> Iterator[int]:
     """Yield the offsets of a byte sequence, last one first."""
     offset = len(data)
     while (offset := data.rfind(mark, 0, offset)) >= 0:
         yield offset
 
 
-def _fit(audio: Bytes, offset: int, most: int, through: tuple[bytes, ...]) -> bool:
+def _elements_fit(
+    audio: Bytes, offset: int, max_elements: int, descend_into: tuple[bytes, ...]
+) -> bool:
     """Return whether EBML elements end within the file.
 
     Args:
         audio: the file.
-        offset: that of the first element.
-        most: maximum number of elements to follow.
-        through: ids of elements to descend into if their size is unknown.
+        offset: the offset of the first element.
+        max_elements: maximum number of elements to follow.
+        descend_into: ids of elements to descend into if their size is unknown.
     """
-    for _ in range(most):
+    for _ in range(max_elements):
         if offset >= len(audio):
             break
         head = audio[offset : offset + 12]
-        named = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
-        if named > 4:
+        id_bytes = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
+        if id_bytes > 4:
             return True  # no element: the file is damaged or padded
-        if named >= len(head):
+        if id_bytes >= len(head):
             return True  # only the id is present, as in slices that Chrome sends
-        sized = 9 - head[named].bit_length()
-        if sized > 8 or named + sized > len(head):
+        size_bytes = 9 - head[id_bytes].bit_length()
+        if size_bytes > 8 or id_bytes + size_bytes > len(head):
             return True
-        bits = 7 * sized
-        size = int.from_bytes(head[named : named + sized], "big") & ((1 << bits) - 1)
-        offset += named + sized
+        bits = 7 * size_bytes
+        size = int.from_bytes(head[id_bytes : id_bytes + size_bytes], "big") & ((1 << bits) - 1)
+        offset += id_bytes + size_bytes
         if size != (1 << bits) - 1:
             offset += size
-        elif head[:named] not in through:
+        elif head[:id_bytes] not in descend_into:
             return True
     return offset <= len(audio)
 

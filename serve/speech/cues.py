@@ -3,7 +3,7 @@
 All segments form one text. It is split where the sum of the costs is lowest: at the ends of
 sentences and clauses and at pauses, so that each cue can be read in its time. Sizes, times and
 reading speed follow the rules of broadcasters and streaming services: two lines of 42 characters,
-5/6 s to 7 s, 20 characters per second. East Asian characters count twice, so a line has 21 of them.
+5/6 s to 7 s, 20 characters per second. East Asian characters count twice, so a line has at most 21.
 
 A cue holds the words spoken in its time. If two people speak at once, each has a line in the same
 cue. If one speaks after the other, each has a cue, unless that would be too short.
@@ -28,7 +28,7 @@ from serve.speech.text import CLOSING, ENDS, is_joined, sentence_ends
 CLAUSE, SEGMENT, ANYWHERE, ABBREVIATION = 1.5, 3.0, 5.0, 8.0
 """Costs of a split after a clause, a segment, a word and an abbreviation; 0 after a sentence."""
 
-_SLOWEST = 3.0  # minimum characters per second, if only the segment's times are known
+_MIN_CHARS_PER_S = 3.0  # minimum characters per second, if only the segment's times are known
 _CLAUSE_ENDS = ",;:—–،؛、，；：､၊፣፤"
 # Characters that may not begin or end a line, by Japanese and Chinese typesetting rules.
 _NO_START = frozenset(
@@ -69,7 +69,7 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
     pieces = [
         piece
         for speaker, numbered_segments in by_speaker.items()
-        for piece in _of_speaker(speaker, numbered_segments, max_width)
+        for piece in _speaker_pieces(speaker, numbered_segments, max_width)
     ]
     pieces.sort(key=lambda item: (item[1].start, item[0]))
     return [piece for _, piece in pieces]
@@ -88,39 +88,41 @@ def _width(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def _of_speaker(
+def _speaker_pieces(
     speaker: str | None, segments: Sequence[tuple[int, Segment]], max_width: int
 ) -> Iterator[tuple[int, Piece]]:
-    """Cut one speaker's numbered segments; yield pieces with their segment's number."""
+    """Cut one speaker's segments into pieces; yield each with the number of its segment."""
     cut = [
         (number, index == 0, index == len(parts) - 1, part)
         for number, segment in segments
         for parts in [_cut_segment(segment, max_width)]
         for index, part in enumerate(parts)
     ]
-    bare = [" ".join(text.split()) for *_, (text, _, _) in cut]
-    reached = 0.0
-    for (number, begins, ends, (text, start, end)), word, sentence in zip(
-        cut, bare, sentence_ends(bare), strict=True
+    stripped = [" ".join(text.split()) for *_, (text, _, _) in cut]
+    min_start = 0.0
+    for (number, begins, ends, (text, start, end)), stripped_text, sentence in zip(
+        cut, stripped, sentence_ends(stripped), strict=True
     ):
-        reached = max(reached, start)
-        cost = 0.0 if sentence else _split_cost(word, ends)
-        space = text[0].isspace() or (begins and not _stands_alone(word[0]))
-        yield number, Piece(word, space, reached, max(reached, end), width_of(word), cost, speaker)
+        min_start = max(min_start, start)
+        cost = 0.0 if sentence else _split_cost(stripped_text, ends)
+        space = text[0].isspace() or (begins and not _is_spaceless(stripped_text[0]))
+        width = width_of(stripped_text)
+        piece = Piece(stripped_text, space, min_start, max(min_start, end), width, cost, speaker)
+        yield number, piece
 
 
 def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, float]]:
     """Return (text, start, end) of a segment's pieces; the text includes a leading space."""
     joined: list[tuple[str, float, float]] = []
-    for text, start, end in _timed(segment):
+    for text, start, end in _timed_texts(segment):
         if joined and not _may_split(joined[-1][0][-1], text[0]):
-            before, begin, _ = joined.pop()
-            text, start = before + text, begin
+            previous, begin, _ = joined.pop()
+            text, start = previous + text, begin
         joined.append((text, start, max(start, end)))
     return [part for unit in joined for part in _cut(*unit, max_width)]
 
 
-def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
+def _timed_texts(segment: Segment) -> Iterator[tuple[str, float, float]]:
     """Yield (text, start, end) of words or single characters; texts include a leading space."""
     if segment.words:
         for word in segment.words:
@@ -130,17 +132,18 @@ def _timed(segment: Segment) -> Iterator[tuple[str, float, float]]:
     texts = [text for word in re.findall(r"\s*\S+", segment.text) for text in _characters(word)]
     widths = [width_of(text) for text in texts]
     total = max(sum(widths), 1)
-    each_s = min(segment.end - segment.start, total / _SLOWEST) / total
-    done = 0
+    seconds_per_width = min(segment.end - segment.start, total / _MIN_CHARS_PER_S) / total
+    width_so_far = 0
     for text, width in zip(texts, widths, strict=True):
-        yield text, segment.start + done * each_s, segment.start + (done + width) * each_s
-        done += width
+        start = segment.start + width_so_far * seconds_per_width
+        width_so_far += width
+        yield text, start, segment.start + width_so_far * seconds_per_width
 
 
 def _characters(word: str) -> Iterator[str]:
-    """Yield the whole word in scripts with spaces, else its characters."""
-    begin, bare = 0, len(word) - len(word.lstrip())
-    for index in range(bare + 1, len(word)):
+    """Yield a word whole in scripts with spaces, and in its characters in other scripts."""
+    begin, text_begin = 0, len(word) - len(word.lstrip())
+    for index in range(text_begin + 1, len(word)):
         if _may_split(word[index - 1], word[index]):
             yield word[begin:index]
             begin = index
@@ -153,10 +156,10 @@ def _may_split(last: str, first: str) -> bool:
         return True
     if first in _NO_START or last in _NO_END or is_joined(last, first):
         return False
-    return _stands_alone(last) or _stands_alone(first)
+    return _is_spaceless(last) or _is_spaceless(first)
 
 
-def _stands_alone(char: str) -> bool:
+def _is_spaceless(char: str) -> bool:
     """Return whether a character's script is written without spaces."""
     if char.isascii() or _HANGUL.match(char):
         return False
@@ -173,10 +176,11 @@ def _cut(text: str, start: float, end: float, max_width: int) -> Iterator[tuple[
         if parts[-1].strip() and width_of(parts[-1].strip() + char) > max_width:
             parts.append("")
         parts[-1] += char
-    each_s, done = (end - start) / sum(map(len, parts)), 0
+    seconds_per_char, chars_so_far = (end - start) / sum(map(len, parts)), 0
     for part in parts:
-        yield part, start + done * each_s, start + (done + len(part)) * each_s
-        done += len(part)
+        part_start = start + chars_so_far * seconds_per_char
+        chars_so_far += len(part)
+        yield part, part_start, start + chars_so_far * seconds_per_char
 
 
 def _split_cost(text: str, ends_segment: bool) -> float:
@@ -189,21 +193,21 @@ def _split_cost(text: str, ends_segment: bool) -> float:
     return SEGMENT if ends_segment else ANYWHERE
 
 
-LEAST_S, MOST_S = 5 / 6, 7.0  # minimum and maximum time of a cue
+MIN_CUE_S, MAX_CUE_S = 5 / 6, 7.0  # minimum and maximum time of a cue
 READING_SPEED = 20.0  # characters per second
 _GAP_S = 2 / 24  # two video frames between a prolonged cue and the next one
-_SHORTEST_S = 0.02  # time of a cue with words that have no duration
-_FLASH_S = 0.7  # a cue with less time is merged or prolonged
-_TOUCH_S = 0.1  # two people speak at once if they overlap for longer than this
-_MOST_SPEAKERS = 8  # maximum speakers per cue
-_MOST_WORDS = 300  # maximum words per cue, because the time to split a text grows with it
+_INSTANT_S = 0.02  # time of a cue with words that have no duration
+_MIN_SHOWN_S = 0.7  # a cue with less time is merged or prolonged
+_MAX_OVERLAP_S = 0.1  # speakers with a longer overlap speak at once
+_MAX_SPEAKERS = 8  # maximum speakers per cue
+_MAX_WORDS = 300  # maximum words per cue, because the time to split a text grows with it
 
 # Costs of a cue. A pause of p seconds makes a split cheaper by _PAUSE * p, and costs
 # _INNER_PAUSE * (p - _SHORT_PAUSE_S) within a cue.
 _CUE = 1.0
 _PAUSE, _INNER_PAUSE, _SHORT_PAUSE_S = 6.0, 2.0, 0.3
 _TOO_SHORT, _TOO_FAST, _UNFILLED = 4.0, 2.0, 0.3
-_FLASH = 20.0  # a cue with less time than _FLASH_S
+_FLASH = 20.0  # a cue with less time than _MIN_SHOWN_S
 _CHANGE = 4.0  # a change of speaker within the cue
 _LINE_SPLIT = 0.3  # a line break that is not at the end of a clause
 
@@ -233,7 +237,7 @@ CUE_OPTIONS = options_of(CueOptions)
 BOUNDS = {
     "max_line_width": (2, 1000),
     "max_line_count": (1, 100),
-    "max_words_per_line": (1, _MOST_WORDS),
+    "max_words_per_line": (1, _MAX_WORDS),
 }
 """The minimum and maximum of each option."""
 
@@ -244,9 +248,9 @@ def check_bounds(name: str, value: object) -> None:
     Raises:
         OptionError: the option is out of bounds; the message begins with the value.
     """
-    least, most = BOUNDS.get(name, (False, True))
-    if not isinstance(value, int) or not least <= value <= most:
-        raise OptionError(f"{shown(value)}; expected {least} to {most}")
+    minimum, maximum = BOUNDS.get(name, (False, True))
+    if not isinstance(value, int) or not minimum <= value <= maximum:
+        raise OptionError(f"{shown(value)}; expected {minimum} to {maximum}")
 
 
 Lines = tuple[tuple[Piece, ...], ...]
@@ -279,14 +283,14 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
     groups = _split(pieces_of(segments, options.max_line_width), options, duration)
     next_starts = [*(group[0].start for group in groups[1:]), None]
     times = [
-        [group[0].start, _end(group, after, duration)]
-        for group, after in zip(groups, next_starts, strict=False)
+        [group[0].start, _end(group, next_start, duration)]
+        for group, next_start in zip(groups, next_starts, strict=False)
     ]
     if options.max_words_per_line is None:
         _lengthen(times, duration)
-    for before, after in itertools.pairwise(times):
-        after[0] = max(before[1], after[0])
-        after[1] = max(after[0] + _SHORTEST_S, after[1])
+    for earlier, later in itertools.pairwise(times):
+        later[0] = max(earlier[1], later[0])
+        later[1] = max(later[0] + _INSTANT_S, later[1])
     return [
         Cue(start, end, tuple(_turns(group, options)))
         for (start, end), group in zip(times, groups, strict=True)
@@ -296,7 +300,7 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
 def _turns(group: Sequence[Piece], options: CueOptions) -> Iterator[tuple[str | None, Lines]]:
     """Yield the speakers of a cue and their lines."""
     for speaker in dict.fromkeys(piece.speaker for piece in group):
-        yield speaker, _lines([one for one in group if one.speaker == speaker], options)
+        yield speaker, _lines([piece for piece in group if piece.speaker == speaker], options)
 
 
 # ---------------------------------------------------------------- cues
@@ -305,33 +309,33 @@ def _turns(group: Sequence[Piece], options: CueOptions) -> Iterator[tuple[str | 
 def _split(pieces: Sequence[Piece], options: CueOptions, duration: float) -> list[Sequence[Piece]]:
     """Group the pieces into cues with the minimum total cost (dynamic programming)."""
     count, costs = len(pieces), _split_costs(pieces)
-    best, come_from = [0.0, *[math.inf] * count], [0] * (count + 1)
+    min_cost, previous_bound = [0.0, *[math.inf] * count], [0] * (count + 1)
     for begin in range(count):
         for end, cost in _ends(pieces, costs, begin, options, duration):
-            if best[begin] + cost < best[end]:
-                best[end], come_from[end] = best[begin] + cost, begin
+            if min_cost[begin] + cost < min_cost[end]:
+                min_cost[end], previous_bound[end] = min_cost[begin] + cost, begin
     bounds = [count]
     while bounds[-1] > 0:
-        bounds.append(come_from[bounds[-1]])
+        bounds.append(previous_bound[bounds[-1]])
     return [pieces[begin:end] for end, begin in itertools.pairwise(bounds)][::-1]
 
 
 def _split_costs(pieces: Sequence[Piece]) -> list[float]:
     """Return the cost of splitting the speaker's text after each piece."""
-    costs, following = [0.0] * len(pieces), dict[str | None, Piece]()
+    costs, next_pieces = [0.0] * len(pieces), dict[str | None, Piece]()
     for index in range(len(pieces) - 1, -1, -1):
         piece = pieces[index]
-        after = following.get(piece.speaker)
-        if after is not None and not _answered(piece, pieces[index + 1], after):
-            costs[index] = max(0.0, piece.cost - _PAUSE * max(0.0, after.start - piece.end))
-        following[piece.speaker] = piece
+        next_piece = next_pieces.get(piece.speaker)
+        if next_piece is not None and not _answered(piece, pieces[index + 1], next_piece):
+            costs[index] = max(0.0, piece.cost - _PAUSE * max(0.0, next_piece.start - piece.end))
+        next_pieces[piece.speaker] = piece
     return costs
 
 
-def _answered(piece: Piece, following: Piece, after: Piece) -> bool:
+def _answered(piece: Piece, next_any: Piece, next_piece: Piece) -> bool:
     """Return whether another speaker speaks in the pause between two pieces of a speaker."""
-    other = following.speaker != piece.speaker
-    return other and piece.end - _TOUCH_S <= following.start and following.end <= after.start
+    in_pause = piece.end - _MAX_OVERLAP_S <= next_any.start and next_any.end <= next_piece.start
+    return next_any.speaker != piece.speaker and in_pause
 
 
 def _ends(
@@ -348,7 +352,7 @@ def _ends(
     last_index: dict[str | None, int] = {}  # of each speaker's last piece
     line_width: dict[str | None, int] = {}  # of each speaker's last line
     ends_s: dict[str | None, float] = {}  # of each speaker's last word
-    max_words = min(options.max_words_per_line or _MOST_WORDS, _MOST_WORDS)
+    max_words = min(options.max_words_per_line or _MAX_WORDS, _MAX_WORDS)
     for index in range(begin, min(begin + max_words, len(pieces))):
         piece = pieces[index]
         speaker = piece.speaker
@@ -356,7 +360,7 @@ def _ends(
             inner_cost += max(0.0, piece.start - end_s - _SHORT_PAUSE_S) * _INNER_PAUSE
             if speaker != pieces[index - 1].speaker:
                 until_s = max(end for name, end in ends_s.items() if name != speaker)
-                inner_cost += _CHANGE * (until_s - piece.start <= _TOUCH_S)
+                inner_cost += _CHANGE * (until_s - piece.start <= _MAX_OVERLAP_S)
         before = line_width.get(speaker, 0)
         line_width[speaker] = before + piece.width + (piece.space and before > 0)
         if not before or line_width[speaker] > options.max_line_width:
@@ -367,8 +371,8 @@ def _ends(
         ends_s[speaker] = max(piece.end, ends_s.get(speaker, 0.0))
         last_index[speaker] = index
         max_lines = max(options.max_line_count, len(line_width))
-        too_large = lines > max_lines or len(line_width) > _MOST_SPEAKERS
-        if index > begin and (too_large or piece.end - start_s > MOST_S):
+        too_large = lines > max_lines or len(line_width) > _MAX_SPEAKERS
+        if index > begin and (too_large or piece.end - start_s > MAX_CUE_S):
             return
         filled = width / (options.max_line_width * max_lines)
         cost = _CUE + inner_cost + _UNFILLED * (1 - filled) ** 2
@@ -376,51 +380,54 @@ def _ends(
             following_s = pieces[index + 1].start
             cost += _reading_cost(width, following_s - start_s)
             cost += sum(costs[last] for last in last_index.values())
-            cost += _PAUSE * max(0.0, end_s - following_s - _TOUCH_S)
-        elif begin and start_s < duration < pieces[begin - 1].end + _FLASH_S:
+            cost += _PAUSE * max(0.0, end_s - following_s - _MAX_OVERLAP_S)
+        elif begin and start_s < duration < pieces[begin - 1].end + _MIN_SHOWN_S:
             cost += _FLASH  # it cannot be shown earlier either
         yield index + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
     """Return the cost of a cue with too little time to read it before the next one."""
-    cost = _TOO_SHORT * (1 - shown_s / LEAST_S) if shown_s < LEAST_S else 0.0
-    if shown_s < _FLASH_S:
+    cost = _TOO_SHORT * (1 - shown_s / MIN_CUE_S) if shown_s < MIN_CUE_S else 0.0
+    if shown_s < _MIN_SHOWN_S:
         cost += _FLASH
     needed_s = width / READING_SPEED
     if shown_s < needed_s:
-        cost += _TOO_FAST * (min(needed_s / max(shown_s, _SHORTEST_S), 5.0) - 1)
+        cost += _TOO_FAST * (min(needed_s / max(shown_s, _INSTANT_S), 5.0) - 1)
     return cost
 
 
 def _end(group: Sequence[Piece], following: float | None, duration: float) -> float:
-    """Return a cue's end: its last word's, or later if it needs reading time, before the next."""
+    """Return a cue's end: that of its last word, or later for more reading time.
+
+    The end is never after the start of the next cue, `following`.
+    """
     start, end = group[0].start, max(piece.end for piece in group)
     width = sum(piece.width + piece.space for piece in group) - group[0].space
-    wanted = start + max(LEAST_S, width / READING_SPEED)
-    room = duration if following is None else following - _GAP_S
-    end = min(max(end, min(wanted, room)), start + MOST_S)
+    readable_end = start + max(MIN_CUE_S, width / READING_SPEED)
+    latest_end = duration if following is None else following - _GAP_S
+    end = min(max(end, min(readable_end, latest_end)), start + MAX_CUE_S)
     if following is not None:
         end = min(end, following)
-    return max(end, start + _SHORTEST_S)
+    return max(end, start + _INSTANT_S)
 
 
 def _lengthen(times: list[list[float]], duration: float) -> None:
-    """Prolong cues to _FLASH_S, if their neighbours keep that time.
+    """Prolong cues to _MIN_SHOWN_S where the adjacent cues keep that time.
 
     Args:
         times: start and end in seconds of each cue, in order; changed in place.
         duration: seconds of audio.
     """
-    for number, (start, end) in enumerate(times):
-        if end - start >= _FLASH_S:
+    for index, (start, end) in enumerate(times):
+        if end - start >= _MIN_SHOWN_S:
             continue
-        before = times[number - 1] if number else [-_FLASH_S, 0.0]
-        after = times[number + 1] if number + 1 < len(times) else [duration, math.inf]
-        end = min(start + _FLASH_S, max(end, after[0]))
-        start = min(start, max(end - _FLASH_S, min(before[1], before[0] + _FLASH_S)))
-        end = min(start + _FLASH_S, max(end, after[1] - _FLASH_S))
-        times[number][:] = start, end
+        before = times[index - 1] if index else [-_MIN_SHOWN_S, 0.0]
+        after = times[index + 1] if index + 1 < len(times) else [duration, math.inf]
+        end = min(start + _MIN_SHOWN_S, max(end, after[0]))
+        start = min(start, max(end - _MIN_SHOWN_S, min(before[1], before[0] + _MIN_SHOWN_S)))
+        end = min(start + _MIN_SHOWN_S, max(end, after[1] - _MIN_SHOWN_S))
+        times[index][:] = start, end
         before[1], after[0] = min(before[1], start), max(after[0], end)
 
 

@@ -15,10 +15,10 @@ Every window but the last ends 15 s to 30 s after its start, in the longest paus
 - The cut is in the middle of a pause, or half a second before the speech after a long one. Speech
   without a pause is cut at its quietest place.
 
-`pack` removes silence before audio is cut, so that windows are full of speech. `cut_stretches` cuts
-selected intervals only. `Bandwidth` detects audio that lacks the frequencies of speech. Audio with
-a sample rate of 1 kHz has nothing above 500 Hz, even if it is resampled to a higher rate. Whisper
-hallucinates sentences for it at every temperature.
+`pack` removes silence before audio is cut, so that windows are full of speech. `cut_intervals` cuts
+selected intervals only. `Bandwidth` detects audio that lacks the frequencies of speech. Audio
+that was recorded at 1 kHz has nothing above 500 Hz, even if it is resampled to a higher rate.
+Whisper hallucinates sentences for it at every temperature.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ import numpy.typing as npt
 from serve.contract.messages import Samples
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.vad import SpeechFilter
-from serve.speech.windows import AudioWindow, Pause, Stretch
+from serve.speech.windows import AudioWindow, Interval, Pause
 
 _EARLIEST_CUT = WINDOW_SAMPLES // 2
-_SHORTEST_REST = SAMPLE_RATE  # minimum samples of the last window; fewer are not recognisable
-_SURE_SAMPLES = WINDOW_SAMPLES + _SHORTEST_REST  # audio after these samples changes no cut
+_MIN_LAST_SAMPLES = SAMPLE_RATE  # minimum samples of the last window; Whisper needs a second
+_CERTAIN_SAMPLES = WINDOW_SAMPLES + _MIN_LAST_SAMPLES  # later samples do not change the first cut
 _FRAME = SAMPLE_RATE // 50  # samples: 20 ms
 _SMOOTH_FRAMES = 15  # 0.3 s
 _PAUSE_DB = 6.0  # above the quietest frame
-_DEEPEST_DB = 40.0  # below the loudest frame
+_MAX_RANGE_DB = 40.0  # below the loudest frame
 _SILENCE = 1e-12  # mean square, below the last bit of 24-bit samples
 _LONG_PAUSE_FRAMES = 50  # 1 s
 
@@ -67,40 +67,40 @@ class Cutter:
 
     def __init__(self) -> None:
         self._start = 0  # index of the first held sample in the recording
-        self._held = [np.zeros(0, np.float32)]
+        self._blocks_held = [np.zeros(0, np.float32)]
         self._count = 0  # samples held
 
     def push(self, block: Samples) -> Iterator[AudioWindow]:
         """Add a block, and yield the windows that are certain now."""
-        self._held.append(block)
+        self._blocks_held.append(block)
         self._count += len(block)
-        if self._count >= _SURE_SAMPLES:
-            yield from self._cut(_SURE_SAMPLES)
+        if self._count >= _CERTAIN_SAMPLES:
+            yield from self._cut(_CERTAIN_SAMPLES)
 
     def finish(self) -> Iterator[AudioWindow]:
         """Yield the remaining windows."""
         yield from self._cut(WINDOW_SAMPLES + 1)
-        yield AudioWindow(self._start / SAMPLE_RATE, self._held[0], last=True)
+        yield AudioWindow(self._start / SAMPLE_RATE, self._blocks_held[0], last=True)
 
-    def _cut(self, enough: int) -> Iterator[AudioWindow]:
-        """Yield windows while at least `enough` samples are held."""
-        rest = np.concatenate(self._held)
-        self._held, self._count = [rest], len(rest)
-        while len(rest) >= enough:
-            end = _first_cut(rest)
-            window = AudioWindow(self._start / SAMPLE_RATE, rest[:end].copy())
-            self._start, rest = self._start + end, rest[end:]
-            self._held, self._count = [rest], len(rest)
+    def _cut(self, min_samples: int) -> Iterator[AudioWindow]:
+        """Yield windows while at least `min_samples` samples are held."""
+        remaining = np.concatenate(self._blocks_held)
+        self._blocks_held, self._count = [remaining], len(remaining)
+        while len(remaining) >= min_samples:
+            end = _first_cut(remaining)
+            window = AudioWindow(self._start / SAMPLE_RATE, remaining[:end].copy())
+            self._start, remaining = self._start + end, remaining[end:]
+            self._blocks_held, self._count = [remaining], len(remaining)
             yield window
 
 
 def _first_cut(samples: Samples) -> int:
-    """Return the end of the first window of more than 30 s of samples; it depends on 31 s."""
-    latest = min(WINDOW_SAMPLES, len(samples) - _SHORTEST_REST)
-    return _EARLIEST_CUT + _quiet_place(samples[_EARLIEST_CUT:latest])
+    """Return the end of the first window in more than 30 s of samples; the first 31 s decide it."""
+    latest = min(WINDOW_SAMPLES, len(samples) - _MIN_LAST_SAMPLES)
+    return _EARLIEST_CUT + _quietest_sample(samples[_EARLIEST_CUT:latest])
 
 
-def _quiet_place(region: Samples) -> int:
+def _quietest_sample(region: Samples) -> int:
     """Return the index of the best sample to cut at; region is (n,), at least a second."""
     frames = region[: len(region) // _FRAME * _FRAME].reshape(-1, _FRAME)
     power = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / _FRAME
@@ -109,7 +109,7 @@ def _quiet_place(region: Samples) -> int:
     padded = np.pad(power, half, mode="edge")
     smooth = np.convolve(padded, np.full(_SMOOTH_FRAMES, 1.0 / _SMOOTH_FRAMES), mode="valid")
     level_db = 10.0 * np.log10(np.maximum(smooth, _SILENCE))
-    level_db = np.maximum(level_db, level_db.max() - _DEEPEST_DB)
+    level_db = np.maximum(level_db, level_db.max() - _MAX_RANGE_DB)
     margin_db = min(_PAUSE_DB, (level_db.max() - level_db.min()) / 3)
     begin, end = _longest_pause(level_db <= level_db.min() + margin_db)
     # The middle, but never more than half a second before speech begins again.
@@ -129,13 +129,13 @@ def _longest_pause(quiet: npt.NDArray[np.bool_]) -> tuple[int, int]:
     return int(runs[best, 0]), int(runs[best, 1])
 
 
-APART_S = 10.0
+NEW_WINDOW_PAUSE_S = 10.0
 """A longer pause starts a new window, because another speaker or language may follow."""
-BREATHER = 60 * SAMPLE_RATE  # samples without a window after which other requests get a turn
+YIELD_SAMPLES = 60 * SAMPLE_RATE  # samples without a window after which other requests get a turn
 
 
 def cut_long(
-    blocks: Iterable[Samples], listener: Callable[[], SpeechFilter]
+    blocks: Iterable[Samples], new_filter: Callable[[], SpeechFilter]
 ) -> Iterator[AudioWindow | None]:
     """Cut audio into windows, and remove silence if it is longer than one window.
 
@@ -143,44 +143,44 @@ def cut_long(
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: creates the listener.
+        new_filter: makes a filter that detects speech.
 
     Yields:
         See `cut_and_listen` and `pack`.
     """
-    blocks, held, count = iter(blocks), deque[Samples](), 0
+    blocks, buffered, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
-        held.append(block)
+        buffered.append(block)
         count += len(block)
         if count > WINDOW_SAMPLES:
-            yield from pack(itertools.chain(_emptied(held), blocks), listener())
+            yield from pack(itertools.chain(_drain(buffered), blocks), new_filter())
             return
-    for window in cut_and_listen(held, listener()):
+    for window in cut_and_listen(buffered, new_filter()):
         if not window.voice:
             left_out_s = window.duration_s
             window = dataclasses.replace(window, samples=window.samples[:0], left_out_s=left_out_s)
         yield window
 
 
-def cut_and_listen(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWindow]:
+def cut_and_listen(blocks: Iterable[Samples], speech_filter: SpeechFilter) -> Iterator[AudioWindow]:
     """Cut the whole audio like `cut`, and set each window's speech intervals by VAD.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: detects speech; it gets each block before the window that ends in it.
+        speech_filter: detects speech; it gets each block before the window that ends in the block.
     """
 
-    def heard() -> Iterator[Samples]:
+    def filtered() -> Iterator[Samples]:
         for block in blocks:
-            listener.push(block)
+            speech_filter.push(block)
             yield block
-        listener.finish()
+        speech_filter.finish()
 
-    for window in cut(heard()):
+    for window in cut(filtered()):
         start = round(window.start_s * SAMPLE_RATE)
-        voice = listener.spoken(start, start + len(window.samples))
-        inside = ((first - start, last - start) for first, last in voice)
-        yield dataclasses.replace(window, voice=tuple(_seconds(inside)))
+        voice = speech_filter.spoken(start, start + len(window.samples))
+        intervals = ((first - start, last - start) for first, last in voice)
+        yield dataclasses.replace(window, voice=tuple(_seconds(intervals)))
 
 
 def cut_with_voice(
@@ -194,47 +194,47 @@ def cut_with_voice(
     """
     for window in cut(blocks):
         start_s, end_s = window.start_s, window.start_s + window.duration_s
-        parts = ((max(start, start_s), min(end, end_s)) for start, end in voice)
-        inside = tuple((start - start_s, end - start_s) for start, end in parts if start < end)
-        yield dataclasses.replace(window, voice=inside)
+        clipped = ((max(start, start_s), min(end, end_s)) for start, end in voice)
+        intervals = tuple((start - start_s, end - start_s) for start, end in clipped if start < end)
+        yield dataclasses.replace(window, voice=intervals)
 
 
-def _seconds(stretches: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:
-    return ((start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in stretches)
+def _seconds(intervals: Iterable[tuple[int, int]]) -> Iterator[tuple[float, float]]:
+    return ((start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in intervals)
 
 
-def _emptied(held: deque[Samples]) -> Iterator[Samples]:
+def _drain(blocks: deque[Samples]) -> Iterator[Samples]:
     """Yield and free each block: together they are a megabyte, and the request takes minutes."""
-    while held:
-        yield held.popleft()
+    while blocks:
+        yield blocks.popleft()
 
 
-def pack(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWindow | None]:
+def pack(blocks: Iterable[Samples], speech_filter: SpeechFilter) -> Iterator[AudioWindow | None]:
     """Cut the speech in audio into windows of at most 30 s, as early as possible.
 
-    Speech intervals are joined within a window unless they are `APART_S` apart, and cut like in
-    `cut`, where they are quietest. Each window lists the pauses that were cut out, so that its
+    Speech intervals are joined within a window unless they are `NEW_WINDOW_PAUSE_S` apart. Cuts are
+    at the quietest places, as in `cut`. Each window lists the pauses that were cut out, so that its
     times can be mapped back.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        listener: detects speech.
+        speech_filter: detects speech.
 
     Yields:
         Windows, and None after each minute of audio without a window. Audio without speech gives
         one window without samples.
     """
-    packer, waited = _Packer(listener), 0
+    packer, samples_since_window = _Packer(speech_filter), 0
     for block in blocks:
-        waited += len(block)
-        for speech in listener.push(block):
+        samples_since_window += len(block)
+        for speech in speech_filter.push(block):
             for window in packer.push(speech.start, speech.samples):
-                waited = 0
+                samples_since_window = 0
                 yield window
-        if waited >= BREATHER:
-            waited = 0
+        if samples_since_window >= YIELD_SAMPLES:
+            samples_since_window = 0
             yield None
-    for speech in listener.finish():
+    for speech in speech_filter.finish():
         yield from packer.push(speech.start, speech.samples)
     yield from packer.finish()
 
@@ -242,46 +242,53 @@ def pack(blocks: Iterable[Samples], listener: SpeechFilter) -> Iterator[AudioWin
 class _Packer:
     """A cutter of speech that maps windows back to the recording; all units are samples."""
 
-    def __init__(self, listener: SpeechFilter) -> None:
-        self._listener = listener
+    def __init__(self, speech_filter: SpeechFilter) -> None:
+        self._filter = speech_filter
         self._cutter = Cutter()
-        self._received = self._windowed = 0  # speech received, and speech in windows
-        self._until = 0  # end of the received speech in the recording
+        self._received = self._in_windows = 0  # speech received, and speech in windows
+        self._speech_end = 0  # end of the received speech in the recording
         # Pauses that are not in a window yet: position in the speech, and length.
         self._pauses: deque[tuple[int, int]] = deque()
         self._removed = 0  # sum of the pauses before the next window
 
     def push(self, start: int, samples: Samples) -> Iterator[AudioWindow]:
         """Add the next speech, which begins at sample `start` of the recording."""
-        if (start - self._until) / SAMPLE_RATE >= APART_S and self._received > self._windowed:
+        pause_s = (start - self._speech_end) / SAMPLE_RATE
+        if pause_s >= NEW_WINDOW_PAUSE_S and self._received > self._in_windows:
             for window in self._cutter.finish():
-                yield self._placed(dataclasses.replace(window, last=False), 0)
+                yield self._map_window(dataclasses.replace(window, last=False), 0)
             self._cutter = Cutter()
-        if start > self._until:
-            self._pauses.append((self._received, start - self._until))
+        if start > self._speech_end:
+            self._pauses.append((self._received, start - self._speech_end))
         self._received += len(samples)
-        self._until = start + len(samples)
+        self._speech_end = start + len(samples)
         for window in self._cutter.push(samples):
-            yield self._placed(window, 0)
+            yield self._map_window(window, 0)
 
     def finish(self) -> Iterator[AudioWindow]:
         """Yield the remaining windows at the audio's end."""
         for window in self._cutter.finish():
-            yield self._placed(window, self._listener.received - self._until if window.last else 0)
+            skipped = self._filter.received - self._speech_end if window.last else 0
+            yield self._map_window(window, skipped)
 
-    def _placed(self, window: AudioWindow, after: int) -> AudioWindow:
-        """Map a window of speech to the recording; `after` samples of silence follow it."""
-        begin, self._windowed = self._windowed, self._windowed + len(window.samples)
-        before = 0
+    def _map_window(self, window: AudioWindow, silence_after: int) -> AudioWindow:
+        """Map a window of speech to the recording.
+
+        Args:
+            window: the window, with times in the speech.
+            silence_after: samples of silence after it, at the audio's end.
+        """
+        begin, self._in_windows = self._in_windows, self._in_windows + len(window.samples)
+        silence_before = 0
         while self._pauses and self._pauses[0][0] <= begin:
-            before += self._pauses.popleft()[1]
+            silence_before += self._pauses.popleft()[1]
         inner_pauses = []
-        while self._pauses and self._pauses[0][0] < self._windowed:
+        while self._pauses and self._pauses[0][0] < self._in_windows:
             inner_pauses.append(self._pauses.popleft())
-        self._removed += before
+        self._removed += silence_before
         start = begin + self._removed
-        inner_samples = sum(length for _, length in inner_pauses)
-        self._removed += inner_samples
+        inner_silence = sum(length for _, length in inner_pauses)
+        self._removed += inner_silence
         return AudioWindow(
             start / SAMPLE_RATE,
             window.samples,
@@ -290,35 +297,35 @@ class _Packer:
                 Pause((offset - begin) / SAMPLE_RATE, length / SAMPLE_RATE)
                 for offset, length in inner_pauses
             ),
-            margin_s=self._listener.margin_s,
-            left_out_s=(before + inner_samples + after) / SAMPLE_RATE,
+            margin_s=self._filter.margin_s,
+            left_out_s=(silence_before + inner_silence + silence_after) / SAMPLE_RATE,
             voice=tuple(_seconds(self._voice(start, begin, inner_pauses))),
         )
 
     def _voice(
-        self, start: int, begin: int, inside: Iterable[tuple[int, int]]
+        self, start: int, begin: int, pauses: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[int, int]]:
         """Yield a window's speech intervals, in samples from its start.
 
         Args:
             start: the window's start in the recording.
-            begin: the window's start in the speech; it ends at `_windowed`.
-            inside: position in the speech, and length, of each pause cut out of the window.
+            begin: the window's start in the speech; the window ends at `_in_windows`.
+            pauses: position in the speech, and length, of each pause cut out of the window.
         """
         offset = 0
-        for place, length in (*inside, (self._windowed, 0)):
-            end = start + place - begin - offset
-            for first, last in self._listener.spoken(start, end):
+        for position, length in (*pauses, (self._in_windows, 0)):
+            end = start + position - begin - offset
+            for first, last in self._filter.spoken(start, end):
                 yield first - start + offset, last - start + offset
-            start, offset = end + length, place - begin
+            start, offset = end + length, position - begin
 
 
-CutOne = Callable[[Iterable[Samples]], Iterator[AudioWindow | None]]
+CutFunction = Callable[[Iterable[Samples]], Iterator[AudioWindow | None]]
 """A function that cuts a whole recording, such as `cut` or `pack`."""
 
 
-def cut_stretches(
-    blocks: Iterable[Samples], stretches: Sequence[Stretch], cut_one: CutOne
+def cut_intervals(
+    blocks: Iterable[Samples], intervals: Sequence[Interval], cut_interval: CutFunction
 ) -> Iterator[AudioWindow | None]:
     """Cut each interval of the audio into its own windows.
 
@@ -327,24 +334,24 @@ def cut_stretches(
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        stretches: at least one interval, in order.
-        cut_one: called with the blocks of each interval.
+        intervals: at least one interval, in order.
+        cut_interval: called with the blocks of each interval.
 
     Yields:
         Windows; only the last one may have no samples. None as in `pack`.
     """
     reader, left_out_s = _Reader(blocks), 0.0
-    for number, (start_s, end_s) in enumerate(stretches, start=1):
-        before = reader.offset
-        yield from _skipped(reader.until(_sample(start_s)))
-        left_out_s += (reader.offset - before) / SAMPLE_RATE
+    for index, (start_s, end_s) in enumerate(intervals, start=1):
+        previous_offset = reader.offset
+        yield from _skip(reader.until(_sample(start_s)))
+        left_out_s += (reader.offset - previous_offset) / SAMPLE_RATE
         begin_s = reader.offset / SAMPLE_RATE
-        for window in cut_one(reader.until(_sample(end_s))):
+        for window in cut_interval(reader.until(_sample(end_s))):
             if window is None:
                 yield None
                 continue
             left_out_s += window.left_out_s
-            last = window.last and number == len(stretches)
+            last = window.last and index == len(intervals)
             if len(window.samples) or last:
                 yield dataclasses.replace(
                     window, start_s=begin_s + window.start_s, last=last, left_out_s=left_out_s
@@ -356,13 +363,13 @@ def _sample(time_s: float) -> int:
     return round(time_s * SAMPLE_RATE) if math.isfinite(time_s) else sys.maxsize
 
 
-def _skipped(blocks: Iterable[Samples]) -> Iterator[None]:
-    """Discard blocks; yield None after each `BREATHER` samples."""
-    waited = 0
+def _skip(blocks: Iterable[Samples]) -> Iterator[None]:
+    """Discard blocks; yield None after each `YIELD_SAMPLES` samples."""
+    samples = 0
     for block in blocks:
-        waited += len(block)
-        if waited >= BREATHER:
-            waited = 0
+        samples += len(block)
+        if samples >= YIELD_SAMPLES:
+            samples = 0
             yield None
 
 
@@ -372,29 +379,29 @@ class _Reader:
     def __init__(self, blocks: Iterable[Samples]) -> None:
         self.offset = 0  # samples read
         self._blocks = iter(blocks)
-        self._rest = np.zeros(0, np.float32)
+        self._remaining = np.zeros(0, np.float32)
 
     def until(self, end: int) -> Iterator[Samples]:
         """Yield blocks up to a sample of the recording, or to its end."""
         while self.offset < end:
-            if not len(self._rest):
+            if not len(self._remaining):
                 block = next(self._blocks, None)
                 if block is None:
                     return
-                self._rest = block
-            wanted = end - self.offset
-            part, self._rest = self._rest[:wanted], self._rest[wanted:]
+                self._remaining = block
+            n_samples = end - self.offset
+            part, self._remaining = self._remaining[:n_samples], self._remaining[n_samples:]
             self.offset += len(part)
             yield part
 
 
 _SPECTRUM = 1024  # samples
-_HZ = SAMPLE_RATE / _SPECTRUM  # width of a bin
+_BIN_HZ = SAMPLE_RATE / _SPECTRUM  # width of a bin
 _SPEECH_HZ = 1_050  # speech always has energy above this frequency
 _HUM_HZ = 60  # lower frequencies (mains hum, offsets) are ignored
-_SHARE = 1e-6  # minimum share of the total energy: -60 dB
-_LOUD = 1e-10  # mean square: 100 dB below full scale
-_MANY = 64  # frames per batch
+_MIN_ENERGY_SHARE = 1e-6  # minimum share of the total energy: -60 dB
+_MIN_POWER = 1e-10  # mean square: 100 dB below full scale
+_FRAMES_PER_BATCH = 64  # frames per batch
 _HANN = np.hanning(_SPECTRUM).astype(np.float32)
 
 
@@ -402,48 +409,48 @@ class Bandwidth:
     """A monitor of a recording's blocks that stops once it has found high frequencies."""
 
     def __init__(self) -> None:
-        self._wide = False
+        self._has_high = False
         self._energies = np.zeros(_SPECTRUM // 2 + 1)
-        self._rest = np.zeros(0, np.float32)
+        self._remaining = np.zeros(0, np.float32)
 
     def watch(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
         """Analyze blocks, float32 (n,) at 16 kHz, and yield them unchanged."""
         for block in blocks:
-            if not self._wide:
-                self._take(block)
+            if not self._has_high:
+                self._analyze(block)
             yield block
 
     @property
     def narrow(self) -> bool:
         """Whether all audio so far is too low for speech."""
-        return not self._wide and bool(self._energies.any())
+        return not self._has_high and bool(self._energies.any())
 
     def warning(self) -> str:
         """Return a warning if the audio is too low for speech, else ""."""
         if not self.narrow:
             return ""
-        above = np.cumsum(self._energies[::-1])[::-1] > _SHARE * self._energies.sum()
-        highest_hz = (np.flatnonzero(above)[-1] - 1) * _HZ  # a tone spans two bins
+        above = np.cumsum(self._energies[::-1])[::-1] > _MIN_ENERGY_SHARE * self._energies.sum()
+        highest_hz = (np.flatnonzero(above)[-1] - 1) * _BIN_HZ  # a tone spans two bins
         return (
             "the audio has no frequencies above "
             f"{100 * max(1, np.ceil(highest_hz / 100)):.0f} Hz, but speech needs 300 to 3400 Hz: "
             "the text may be hallucinated; send the recording at a sample rate of at least 8000 Hz"
         )
 
-    def _take(self, block: Samples) -> None:
-        samples = np.concatenate([self._rest, block])
-        whole = len(samples) // _SPECTRUM
-        self._rest = samples[whole * _SPECTRUM :].copy()
-        frames = samples[: whole * _SPECTRUM].reshape(whole, _SPECTRUM)
-        for offset in range(0, whole, _MANY):
-            part = frames[offset : offset + _MANY]
-            loud = part[np.einsum("ij,ij->i", part, part) > _LOUD * _SPECTRUM]
+    def _analyze(self, block: Samples) -> None:
+        samples = np.concatenate([self._remaining, block])
+        n_frames = len(samples) // _SPECTRUM
+        self._remaining = samples[n_frames * _SPECTRUM :].copy()
+        frames = samples[: n_frames * _SPECTRUM].reshape(n_frames, _SPECTRUM)
+        for offset in range(0, n_frames, _FRAMES_PER_BATCH):
+            part = frames[offset : offset + _FRAMES_PER_BATCH]
+            loud = part[np.einsum("ij,ij->i", part, part) > _MIN_POWER * _SPECTRUM]
             if not len(loud):
                 continue
             spectra = np.abs(np.fft.rfft(loud * _HANN)) ** 2
             self._energies += spectra.sum(axis=0)
-            self._energies[: round(_HUM_HZ / _HZ)] = 0.0
-            high = self._energies[round(_SPEECH_HZ / _HZ) :].sum()
-            if high > _SHARE * self._energies.sum():
-                self._wide, self._rest = True, self._rest[:0]
+            self._energies[: round(_HUM_HZ / _BIN_HZ)] = 0.0
+            high = self._energies[round(_SPEECH_HZ / _BIN_HZ) :].sum()
+            if high > _MIN_ENERGY_SHARE * self._energies.sum():
+                self._has_high, self._remaining = True, self._remaining[:0]
                 return

@@ -25,8 +25,8 @@ def capture(
     Graphs captured on the same stream share the libraries' workspaces. The first replay uploads the
     graph to the device, so that no window waits for it.
 
-    The garbage collector is off meanwhile: garbage may hold a graph of a closed runtime, and CUDA
-    refuses to free a graph during a capture.
+    The garbage collector is off during the capture: garbage may hold a graph of a closed runtime,
+    and CUDA cannot free a graph during a capture.
 
     Args:
         work: launches kernels without synchronizing with the device.
@@ -39,13 +39,13 @@ def capture(
         work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    collects = gc.isenabled()
+    gc_enabled = gc.isenabled()
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             work()
     finally:
-        if collects:
+        if gc_enabled:
             gc.enable()
     with torch.cuda.stream(stream):
         graph.replay()
@@ -170,7 +170,7 @@ class LogMel:
 
 def with_silence(features: torch.Tensor, frames: int) -> torch.Tensor:
     """Pad log-mel (n_mels, n) that ends with silence to at least `frames` frames."""
-    behind = frames - features.shape[-1]
-    if behind <= 0:
+    missing = frames - features.shape[-1]
+    if missing <= 0:
         return features
-    return torch.cat([features, features[:, -1:].expand(-1, behind)], dim=1)
+    return torch.cat([features, features[:, -1:].expand(-1, missing)], dim=1)

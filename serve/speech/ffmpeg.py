@@ -30,9 +30,9 @@ from serve.speech.file_types import EXPECTED
 from serve.speech.languages import language_code
 from serve.speech.meter import DecodeBudget, MeteredFile
 
-_SUDDEN_S = 0.25  # minimum gap between two frames; the jitter of timestamps is smaller
-_SLOW_S = 0.5  # minimum sum of smaller gaps (drift)
-_BACK_S = 1.0  # a clock that goes back by more belongs to another recording
+_MIN_GAP_S = 0.25  # between two frames; the jitter of timestamps is smaller
+_MIN_DRIFT_S = 0.5  # sum of smaller gaps that is filled
+_MAX_BACKWARD_S = 1.0  # timestamps that go back by more belong to another recording
 _MAX_GAP_S = 1800.0  # a longer gap also means another recording
 
 
@@ -41,15 +41,15 @@ class FileClock:
     """A counter that returns the silence to insert before each frame of a file's audio.
 
     Args:
-        start_s: timestamp of the file's beginning; None: that of the first frame.
+        start_s: timestamp of the file's beginning; None: the first frame's timestamp.
         max_s: maximum seconds of audio and silence together.
     """
 
     start_s: float | None
     max_s: float
-    begins_s: float = 0.0  # silence before the first frame
-    skipped_s: float = 0.0  # sum of gaps that are too long to be filled
-    _at_s: float = 0.0  # audio and silence so far
+    lead_in_s: float = 0.0  # silence before the first frame
+    unfilled_s: float = 0.0  # sum of gaps that are too long to be filled
+    _position_s: float = 0.0  # audio and silence so far
     _end_s: float | None = None  # timestamp of the last frame's end
     _gaps: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # start, length
     _jumps: list[str] = dataclasses.field(default_factory=list)
@@ -62,7 +62,7 @@ class FileClock:
             duration_s: the frame's duration.
         """
         gap_s = 0.0 if time_s is None else self._gap_s(time_s)
-        self._at_s += gap_s + duration_s
+        self._position_s += gap_s + duration_s
         if time_s is not None:
             self._end_s = time_s + duration_s
         elif self._end_s is not None:
@@ -72,9 +72,9 @@ class FileClock:
     def warnings(self) -> list[str]:
         """Return warnings about gaps."""
         texts = []
-        if self.begins_s:
+        if self.lead_in_s:
             texts.append(
-                f"the audio starts {self.begins_s:.2f} s after the file; times count from the "
+                f"the audio starts {self.lead_in_s:.2f} s after the file; times count from the "
                 "beginning of the file"
             )
         if self._gaps:
@@ -85,10 +85,10 @@ class FileClock:
                 "them to keep the times correct"
             )
         if self._jumps:
-            more = f" (and {len(self._jumps) - 1} times more)" if len(self._jumps) > 1 else ""
+            suffix = f" (and {len(self._jumps) - 1} times more)" if len(self._jumps) > 1 else ""
             texts.append(
-                f"the file's timestamps jump ahead by {self._jumps[0]}{more}, too far to fill with "
-                "silence; times continue as if there were no gap"
+                f"the file's timestamps jump ahead by {self._jumps[0]}{suffix}, too far to fill "
+                "with silence; times continue as if there were no gap"
             )
         return texts
 
@@ -96,23 +96,23 @@ class FileClock:
         first = self._end_s is None
         if self.start_s is None:
             self.start_s = time_s
-        ahead_s = time_s - self.start_s - self._at_s
-        sudden_s = ahead_s if self._end_s is None else time_s - self._end_s
-        if ahead_s < -_BACK_S:  # another recording follows, with its own timestamps
-            self.start_s += ahead_s
+        missing_s = time_s - self.start_s - self._position_s
+        since_frame_s = missing_s if self._end_s is None else time_s - self._end_s
+        if missing_s < -_MAX_BACKWARD_S:  # another recording follows, with its own timestamps
+            self.start_s += missing_s
             return 0.0
-        if not (ahead_s >= _SLOW_S or min(ahead_s, sudden_s) >= _SUDDEN_S):
+        if not (missing_s >= _MIN_DRIFT_S or min(missing_s, since_frame_s) >= _MIN_GAP_S):
             return 0.0
-        if ahead_s > _MAX_GAP_S or self._at_s + ahead_s > self.max_s:
-            self.start_s += ahead_s
-            self.skipped_s += ahead_s
-            self._jumps.append(f"{ahead_s:.1f} s at {self._at_s:.2f} s")
+        if missing_s > _MAX_GAP_S or self._position_s + missing_s > self.max_s:
+            self.start_s += missing_s
+            self.unfilled_s += missing_s
+            self._jumps.append(f"{missing_s:.1f} s at {self._position_s:.2f} s")
             return 0.0
         if first:
-            self.begins_s = ahead_s
+            self.lead_in_s = missing_s
         else:
-            self._gaps.append((self._at_s, ahead_s))
-        return ahead_s
+            self._gaps.append((self._position_s, missing_s))
+        return missing_s
 
 
 _MAX_SHOWN = 16  # maximum tracks in a message
@@ -149,48 +149,49 @@ class Track:
     readable: bool = True
 
 
-def pick(tracks: Sequence[Track], wanted: str) -> int:
+def choose_track(tracks: Sequence[Track], requested: str) -> int:
     """Return the index of the track to transcribe.
 
     Args:
         tracks: at least one track.
-        wanted: number or language; empty: the default track.
+        requested: number or language; empty: the default track.
 
     Raises:
         OptionError: there is no such track; the message lists the tracks.
     """
-    if not wanted:
+    if not requested:
         return min(range(len(tracks)), key=lambda i: _rank(tracks[i]))
-    if wanted.isdecimal():
-        number = int(wanted)
+    if requested.isdecimal():
+        number = int(requested)
         if 1 <= number <= len(tracks):
             return number - 1
     else:
-        code = _code(wanted)
-        spoken = [i for i, track in enumerate(tracks) if code and _code(track.language) == code]
-        if spoken:
-            return min(spoken, key=lambda i: _rank(tracks[i]))
+        code = _code(requested)
+        matching = [i for i, track in enumerate(tracks) if code and _code(track.language) == code]
+        if matching:
+            return min(matching, key=lambda i: _rank(tracks[i]))
     raise OptionError(
-        f"audio_track = {shown(wanted)}, but the file has no such track; expected one of "
-        f"{_listed(tracks)}"
+        f"audio_track = {shown(requested)}, but the file has no such track; expected one of "
+        f"{_list_tracks(tracks)}"
     )
 
 
-def check_only(wanted: str, kind: str) -> None:
+def check_single_track(requested: str, kind: str) -> None:
     """Check the requested track of a file in a format with only one track.
 
     Raises:
         OptionError: another track is requested.
     """
-    pick([Track("", kind)], wanted)
+    choose_track([Track("", kind)], requested)
 
 
-def others(tracks: Sequence[Track], taken: int) -> str:
-    """Return the warning that one of several tracks was chosen by default."""
-    rest = [i for i in range(len(tracks)) if i != taken]
+def other_tracks_warning(tracks: Sequence[Track], chosen: int) -> str:
+    """Return the warning that one track of several was chosen by default."""
+    unused = [i for i in range(len(tracks)) if i != chosen]
     return (
-        f"the file has {len(tracks)} audio tracks; track {_named(tracks, taken)} is transcribed, "
-        f"and not {_listed(tracks, rest)}; set audio_track to choose another one"
+        f"the file has {len(tracks)} audio tracks; track {_describe(tracks, chosen)} is "
+        f"transcribed, and not {_list_tracks(tracks, unused)}; set audio_track to choose another "
+        "one"
     )
 
 
@@ -206,18 +207,18 @@ def _code(language: str) -> str | None:
     return _CODES.get(first) or language_code(language) or first
 
 
-def _listed(tracks: Sequence[Track], places: Sequence[int] | None = None) -> str:
-    shown_places = list(range(len(tracks)) if places is None else places)
-    names = [_named(tracks, i) for i in shown_places[:_MAX_SHOWN]]
-    return ", ".join(names) + (", …" if len(shown_places) > _MAX_SHOWN else "")
+def _list_tracks(tracks: Sequence[Track], indices: Sequence[int] | None = None) -> str:
+    listed = list(range(len(tracks)) if indices is None else indices)
+    names = [_describe(tracks, i) for i in listed[:_MAX_SHOWN]]
+    return ", ".join(names) + (", …" if len(listed) > _MAX_SHOWN else "")
 
 
-def _named(tracks: Sequence[Track], place: int) -> str:
-    track = tracks[place]
+def _describe(tracks: Sequence[Track], index: int) -> str:
+    track = tracks[index]
     tag = "".join(c for c in track.language if c.isalnum() or c in "-_")[:_MAX_LANGUAGE_CHARS]
     language = "no language" if tag in _UNKNOWN else tag
     default = ", default" if track.default and len(tracks) > 1 else ""
-    return f"{place + 1} ({language}, {track.kind}{default})"
+    return f"{index + 1} ({language}, {track.kind}{default})"
 
 
 # Formats of speech recordings: phones (mov: MP4, M4A, 3GP; amr, caf), browsers (matroska: also
@@ -237,13 +238,13 @@ _DECODERS = tuple(
     "wmalossless wmapro wmav1 wmav2 wmavoice adpcm_ima_qt adpcm_ima_wav adpcm_ms "
     "adpcm_swf adpcm_yamaha".split()
 )
-_PLAIN = tuple(sorted(name for name in codecs_available if name.startswith("pcm_")))
-_DECLARING = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
+_PCM_DECODERS = tuple(sorted(name for name in codecs_available if name.startswith("pcm_")))
+_TRACK_LENGTH_FORMATS = ("mov", "wav", "au", "nistsphere", "wv", "tta", "ape")
 """Formats with the length of a track in the header, which FFmpeg reports."""
-_DECLARING_WHOLE = ("matroska", "flv")
+_FILE_LENGTH_FORMATS = ("matroska", "flv")
 """Formats with only the file's length in the header; the video may be longer than the audio."""
 _MICROSECONDS = 1_000_000  # per second; FFmpeg's unit of a file's times
-_CLOCKED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
+_TIMESTAMPED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
 """Formats with timestamps in packets. In others FFmpeg computes times from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
 """Files with fewer bytes per second have gaps, so their declared length includes silence."""
@@ -255,7 +256,7 @@ _NOT_MAIN = (
     | Disposition.clean_effects
     | Disposition.dependent
 )
-_STREAMS = ("mp3", "aac", "ac3", "eac3")
+_FRAME_FORMATS = ("mp3", "aac", "ac3", "eac3")
 """Formats that consist of frames only, so that a part of a stream is a valid file."""
 
 
@@ -279,7 +280,7 @@ class FFmpegFile:
     def __init__(self, audio: Bytes, meter: DecodeBudget, *demuxers: str) -> None:
         options = {
             "format_whitelist": ",".join(demuxers or DEMUXERS),
-            "codec_whitelist": ",".join(_DECODERS + _PLAIN),
+            "codec_whitelist": ",".join(_DECODERS + _PCM_DECODERS),
             "protocol_whitelist": "none",
         }
         self._meter = meter
@@ -288,7 +289,7 @@ class FFmpegFile:
         )
         self.format = self._file.format.name
         try:
-            self._stream = self._picked_stream()
+            self._stream = self._choose_stream()
         except EarshotError:
             self._file.close()
             raise
@@ -299,39 +300,40 @@ class FFmpegFile:
         self.channels: int = codec.channels
         self.layout = _layout(codec.layout)
         if not self.rate:  # the audio starts too late for FFmpeg's probing
-            self._look_ahead()
+            self._read_first_frame()
         self.declared_s = self._declared_s(len(audio))
 
-    def _picked_stream(self) -> av.AudioStream:
+    def _choose_stream(self) -> av.AudioStream:
         streams = self._file.streams.audio
         if not streams:
             raise AudioError(f"the file has no audio track; {EXPECTED}")
-        found = [_track(stream) for stream in streams]
-        wanted = self._meter.limits.track
-        place = pick(found, wanted)
-        if not found[place].readable:
-            codec = streams[place].codec_context
+        tracks = [_track(stream) for stream in streams]
+        requested = self._meter.limits.track
+        index = choose_track(tracks, requested)
+        if not tracks[index].readable:
+            codec = streams[index].codec_context
             raise AudioError(file_types.undecoded("unknown" if codec is None else codec.name))
-        if len(found) > 1 and not wanted:
-            self._meter.warn(others(found, place))
-        return streams[place]
+        if len(tracks) > 1 and not requested:
+            self._meter.warn(other_tracks_warning(tracks, index))
+        return streams[index]
 
     def _declared_s(self, size: int) -> float | None:
         """Return the declared seconds, from the file's first timestamp on."""
         declared_s = None
-        if self.format.startswith(_DECLARING) and self._stream.duration and self._stream.time_base:
+        has_length = self.format.startswith(_TRACK_LENGTH_FORMATS)
+        if has_length and self._stream.duration and self._stream.time_base:
             declared_s = float(self._stream.duration * self._stream.time_base)
-        alone = len(self._file.streams) == 1
-        if self.format.startswith(_DECLARING_WHOLE) and alone and self._file.duration:
+        is_single = len(self._file.streams) == 1
+        if self.format.startswith(_FILE_LENGTH_FORMATS) and is_single and self._file.duration:
             # Some files declare the end's timestamp instead of a duration.
             start, end = self._file.start_time or 0, self._file.duration
             declared_s = (end - start if 0 < start < end else end) / _MICROSECONDS
         if declared_s is not None and size < declared_s * _MIN_BYTES_PER_S:
             too_long = declared_s > self._meter.limits.max_s
-            return None if too_long and self.format.startswith(_CLOCKED) else declared_s
+            return None if too_long and self.format.startswith(_TIMESTAMPED) else declared_s
         return declared_s
 
-    def _look_ahead(self) -> None:
+    def _read_first_frame(self) -> None:
         """Take the track's properties from its first frame if FFmpeg's probing missed them."""
         first = next(self._decoded, None)
         if first is not None:
@@ -341,13 +343,13 @@ class FFmpegFile:
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         clock: FileClock | None = None
-        if self.format.startswith(_CLOCKED):
-            start, alone = self._file.start_time, len(self._file.streams) == 1
-            start_s = None if start is None or alone else start / _MICROSECONDS
+        if self.format.startswith(_TIMESTAMPED):
+            start, is_single = self._file.start_time, len(self._file.streams) == 1
+            start_s = None if start is None or is_single else start / _MICROSECONDS
             clock = FileClock(start_s, self._meter.limits.max_s)
         error: Exception | None = None
         try:
-            yield from self._timed(clock)
+            yield from self._with_silence(clock)
         except Exception as found:  # noqa: BLE001 - it is raised below
             error = found
         for text in clock.warnings() if clock is not None else ():
@@ -355,7 +357,7 @@ class FFmpegFile:
         if error is not None:
             raise error
 
-    def _timed(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
+    def _with_silence(self, clock: FileClock | None) -> Iterator[tuple[int, Samples]]:
         """Yield the audio, with silence for gaps between timestamps."""
         # NOTE: not planar: PyAV reads past the end of a planar frame of more than 8 channels.
         to_float, kind = av.AudioResampler(format="flt"), (0, "")
@@ -375,30 +377,30 @@ class FFmpegFile:
     def _silence(
         self, clock: FileClock, frame: av.AudioFrame, block: Samples
     ) -> Iterator[tuple[int, Samples]]:
-        rate, skipped_s = frame.sample_rate, clock.skipped_s
-        begins_s = clock.begins_s
+        rate, unfilled_s = frame.sample_rate, clock.unfilled_s
+        lead_in_s = clock.lead_in_s
         count = round(rate * clock.silence_before(frame.time, len(block) / rate))
         if self.declared_s is not None:
             # The declared duration includes gaps, but not the silence before the audio.
-            self.declared_s += clock.begins_s - begins_s - (clock.skipped_s - skipped_s)
-        most = max(1, BLOCK_VALUES // block.shape[1])
-        for at in range(0, count, most):
-            yield rate, np.zeros((min(most, count - at), block.shape[1]), np.float32)
+            self.declared_s += clock.lead_in_s - lead_in_s - (clock.unfilled_s - unfilled_s)
+        max_frames = max(1, BLOCK_VALUES // block.shape[1])
+        for offset in range(0, count, max_frames):
+            yield rate, np.zeros((min(max_frames, count - offset), block.shape[1]), np.float32)
 
     def _frames(self) -> Iterator[av.AudioFrame]:
-        begun, error = False, None
+        has_frames, error = False, None
         for packet in self._file.demux(self._stream):
             try:
                 for frame in packet.decode():
-                    begun = True
+                    has_frames = True
                     yield frame
             except av.InvalidDataError as found:
                 # Ignore errors between two MP3 files, such as at the second one's tag, and at the
                 # beginning of streams, which may begin inside a frame.
-                if self.format != "mp3" and (begun or self.format not in _STREAMS):
+                if self.format != "mp3" and (has_frames or self.format not in _FRAME_FORMATS):
                     raise
                 error = found
-        if error is not None and not begun:
+        if error is not None and not has_frames:
             raise error
 
     def close(self) -> None:
@@ -406,12 +408,12 @@ class FFmpegFile:
 
 
 def _layout(layout: av.AudioLayout) -> channels.Layout:
-    return channels.known(tuple(channel.name for channel in layout.channels))
+    return channels.known_layout(tuple(channel.name for channel in layout.channels))
 
 
 def _track(stream: av.AudioStream) -> Track:
     codec = stream.codec_context
-    readable = codec is not None and codec.codec.name in _DECODERS + _PLAIN
+    readable = codec is not None and codec.codec.name in _DECODERS + _PCM_DECODERS
     name = "unknown" if codec is None else codec.codec.name
     count = 0 if codec is None else codec.channels
     sound = {0: "", 1: ", mono", 2: ", stereo"}.get(count, f", {count} channels")

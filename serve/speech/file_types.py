@@ -71,4 +71,4 @@ def undecoded(codec: str) -> str:
 
 def kind_of(head: bytes) -> str:
     """Return the kind of a recording by its first bytes; "" if it is unknown."""
-    return next((name for at, mark, name in _KINDS if head.startswith(mark, at)), "")
+    return next((name for offset, magic, name in _KINDS if head.startswith(magic, offset)), "")

@@ -33,10 +33,10 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
     if format in SUBTITLES:
         shown = split(transcript.segments, cues, transcript.duration)
         return _subtitles(shown, cues.highlight_words, format == "vtt")
-    lines, before = list[str](), None
+    lines, previous_speaker = list[str](), None
     for segment in transcript.segments:
-        lines.append(f"{_name(segment.speaker, before)}{_one_line(segment.text)}\n")
-        before = segment.speaker
+        lines.append(f"{_name(segment.speaker, previous_speaker)}{_one_line(segment.text)}\n")
+        previous_speaker = segment.speaker
     return "".join(lines)
 
 
@@ -89,7 +89,7 @@ def _subtitles(cues: Sequence[Cue], highlighted: bool, vtt: bool) -> str:
     """Write numbered blocks (srt), or a header and blocks with `&` and `<` escaped (vtt)."""
     blocks, speakers = ["WEBVTT\n"] if vtt else list[str](), list[str | None]([None])
     for cue in cues:
-        known = speakers[0] if len(speakers) == len(cue.turns) == 1 else None
+        previous = speakers[0] if len(speakers) == len(cue.turns) == 1 else None
         speakers = [speaker for speaker, _ in cue.turns]
         for start, end, marked in _highlights(cue) if highlighted else [(cue.start, cue.end, ())]:
             number, decimal_mark = ("", ".") if vtt else (f"{len(blocks) + 1}\n", ",")
@@ -97,7 +97,7 @@ def _subtitles(cues: Sequence[Cue], highlighted: bool, vtt: bool) -> str:
             turns = [
                 _voice(speaker, _text(lines, _without_markup, marked), len(cue.turns) > 1)
                 if vtt
-                else _name(speaker, known) + _text(lines, str, marked)
+                else _name(speaker, previous) + _text(lines, str, marked)
                 for speaker, lines in cue.turns
             ]
             text = "\n".join(turns)
@@ -109,9 +109,9 @@ def _without_markup(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _name(speaker: str | None, before: str | None) -> str:
+def _name(speaker: str | None, previous: str | None) -> str:
     """Return the prefix with the speaker's name if the speaker changes, else ""."""
-    if speaker is None or speaker == before:
+    if speaker is None or speaker == previous:
         return ""
     return f"{_plain(speaker)}: "
 
@@ -160,7 +160,7 @@ def suffix_of(format: Format) -> str:
     return ".txt" if format == "text" else f".{format}"
 
 
-def places_of(paths: Sequence[str]) -> list[str]:
+def output_paths(paths: Sequence[str]) -> list[str]:
     """Return the output paths of files' transcripts, without suffixes: talk for talk.mp3.
 
     If two files would have the same output path, such as talk.mp3 and talk.wav, both keep their
@@ -169,15 +169,15 @@ def places_of(paths: Sequence[str]) -> list[str]:
     Args:
         paths: distinct paths, with /.
     """
-    whole: set[str] = set()  # paths that keep their suffix
+    with_suffix: set[str] = set()  # paths that keep their suffix
     while True:
-        places = [
-            path if path in whole else path.removesuffix(PurePosixPath(path).suffix)
+        outputs = [
+            path if path in with_suffix else path.removesuffix(PurePosixPath(path).suffix)
             for path in paths
         ]
-        counts = Counter(places)
-        pairs = zip(paths, places, strict=True)
-        shared = {path for path, place in pairs if counts[place] > 1} - whole
+        counts = Counter(outputs)
+        pairs = zip(paths, outputs, strict=True)
+        shared = {path for path, output in pairs if counts[output] > 1} - with_suffix
         if not shared:
-            return places
-        whole |= shared
+            return outputs
+        with_suffix |= shared

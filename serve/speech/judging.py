@@ -2,10 +2,10 @@
 
 The rules follow OpenAI's `whisper/transcribe.py`.
 
-In silence a decoder may hallucinate a sentence, which its words reveal by duration and
-probability. The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
-`whisper/transcribe.py` and in faster-whisper. Those decode again from the start of such a segment;
-here only that segment is dropped.
+In silence a decoder may hallucinate a sentence. Its words have unusual durations and probabilities.
+The rule and its numbers are those of `hallucination_silence_threshold` in OpenAI's
+`whisper/transcribe.py` and in faster-whisper. These decode again from the start of such a segment;
+here only the segment is dropped.
 
 The calibration in an engine's manifest gives the confidence of words.
 """
@@ -24,11 +24,11 @@ from serve.speech.features import WINDOW_S
 from serve.speech.windows import Attempt, DecodedWindow
 from serve.speech.words import PUNCTUATION
 
-_HARDLY_SPOKEN_S = 0.5  # with less speech, the model's no-speech probability alone decides
-LOOP_START = 16  # tokens of the repeated words and of zlib's constant overhead
+_MIN_SPEECH_S = 0.5  # with less speech, the model's no-speech probability alone decides
+LOOP_START = 16  # tokens: the words that then repeat, and zlib's constant overhead
 
-_PLAIN_RATIO = 1.56  # lowest compression ratio measured on 600 bytes of plain text
-_TOKENS_PER_S = 8  # maximum speech rate
+_PLAIN_TEXT_RATIO = 1.56  # lowest compression ratio measured on 600 bytes of plain text
+_MAX_TOKENS_PER_S = 8  # maximum speech rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,11 @@ def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
     Returns:
         At least `LOOP_START`; 0 if no number of repetitions suffices.
     """
-    new = _PLAIN_RATIO / max(threshold, _PLAIN_RATIO)
-    if max_tokens * new < LOOP_START:
+    share_new = _PLAIN_TEXT_RATIO / max(threshold, _PLAIN_TEXT_RATIO)
+    if max_tokens * share_new < LOOP_START:
         return 0
-    most = min(max_tokens, LOOP_START + _TOKENS_PER_S * duration_s)
-    return LOOP_START + round(most * (1 - new))
+    max_text_tokens = min(max_tokens, LOOP_START + _MAX_TOKENS_PER_S * duration_s)
+    return LOOP_START + round(max_text_tokens * (1 - share_new))
 
 
 def decide(
@@ -74,11 +74,11 @@ def decide(
 ) -> AttemptDecision:
     """Accept an attempt, call it silence, or retry it at the next higher temperature.
 
-    It is silence if the no-speech probability is high and either the text is uncertain or VAD found
-    hardly any speech. The latter catches a hallucinated "Thank you.", which the model is certain
-    of. An attempt that was ended as a loop, but is not repetitive, continues at the same
-    temperature. Scores that are None skip their check. With a fixed temperature the attempt is
-    final. After the highest temperature the verdict is "give up"; see `best_attempt`.
+    An attempt is silence if the no-speech probability is high and either the text is uncertain or
+    VAD found hardly any speech. The latter catches a hallucinated "Thank you.", of which the model
+    is certain. An attempt that was ended as a loop, but is not repetitive, continues at the same
+    temperature. A score of None skips its check. With a fixed temperature the attempt is final.
+    After the highest temperature the decision is "give up"; see `best_attempt`.
 
     Args:
         attempt: the attempt.
@@ -89,15 +89,15 @@ def decide(
     repetitive = attempt.compression_ratio > config.compression_ratio_threshold
     if attempt.looped and not repetitive:
         return AttemptDecision("retry", attempt.temperature)
-    unsure = attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
-    hardly_spoken = voice_s is not None and voice_s < _HARDLY_SPOKEN_S
+    uncertain = attempt.avg_logprob is not None and attempt.avg_logprob < config.logprob_threshold
+    little_speech = voice_s is not None and voice_s < _MIN_SPEECH_S
     if (
         attempt.no_speech_prob is not None
         and attempt.no_speech_prob > config.no_speech_threshold
-        and (unsure or attempt.avg_logprob is None or hardly_spoken)
+        and (uncertain or attempt.avg_logprob is None or little_speech)
     ):
         return AttemptDecision("silence")
-    if fixed_temperature or not (unsure or repetitive):
+    if fixed_temperature or not (uncertain or repetitive):
         return AttemptDecision("accept")
     higher = [t for t in config.temperatures if t > attempt.temperature]
     return AttemptDecision("retry", min(higher)) if higher else AttemptDecision("give up")
@@ -114,34 +114,34 @@ def best_attempt(attempts: Sequence[Attempt], config: TranscriberConfig) -> Atte
         config: has the compression ratio threshold.
     """
     limit = config.compression_ratio_threshold
-    plain = [attempt for attempt in attempts if attempt.compression_ratio <= limit]
-    unknown = -math.inf
+    not_repetitive = [attempt for attempt in attempts if attempt.compression_ratio <= limit]
+    no_score = -math.inf
     return max(
-        plain or attempts,
-        key=lambda one: unknown if one.avg_logprob is None else one.avg_logprob,
+        not_repetitive or attempts,
+        key=lambda attempt: no_score if attempt.avg_logprob is None else attempt.avg_logprob,
     )
 
 
-_UNLIKELY = 0.15  # a word of lower probability scores 1
-_SHORTEST_S = 0.133  # a shorter word scores `_SHORTNESS` per missing second
-_SHORTNESS = 15
-_LONGEST_S = 2.0  # a longer word scores 1 per additional second
-_FIRST_WORDS = 8  # number of words of a segment that are scored
-_ODD = 3.0  # minimum score of an anomalous segment; with fewer words, 1 per word
-_EDGE_S = 2.0  # a segment this close to an edge of the window counts as touching it
+_MIN_WORD_PROB = 0.15  # a word of lower probability scores 1
+_MIN_WORD_S = 0.133  # a shorter word scores `_SHORT_PENALTY_PER_S` per missing second
+_SHORT_PENALTY_PER_S = 15
+_MAX_WORD_S = 2.0  # a longer word scores 1 per additional second
+_N_SCORED_WORDS = 8  # number of words of a segment that are scored
+_MIN_ANOMALY_SCORE = 3.0  # of an anomalous segment; with fewer than 3 words, 1 per word
+_MAX_EDGE_DISTANCE_S = 2.0  # a segment this close to an edge of the window counts as touching it
 
 
-def is_odd(segment: Segment) -> bool:
-    """Return whether a segment's words are too unlikely, short or long; it must have words."""
+def is_anomalous(segment: Segment) -> bool:
+    """Return whether a segment has words that are too unlikely, short or long."""
     words = [word for word in segment.words or () if word.word not in PUNCTUATION]
-    score = sum(map(_oddness, words[:_FIRST_WORDS]))
-    return bool(segment.words) and score >= min(_ODD, len(words) - 0.01)
+    score = sum(map(_anomaly_score, words[:_N_SCORED_WORDS]))
+    return bool(segment.words) and score >= min(_MIN_ANOMALY_SCORE, len(words) - 0.01)
 
 
-def _oddness(word: Word) -> float:
+def _anomaly_score(word: Word) -> float:
     duration_s = word.end - word.start
-    short_s, long_s = max(0.0, _SHORTEST_S - duration_s), max(0.0, duration_s - _LONGEST_S)
-    return float(word.probability < _UNLIKELY) + _SHORTNESS * short_s + long_s
+    short_s, long_s = max(0.0, _MIN_WORD_S - duration_s), max(0.0, duration_s - _MAX_WORD_S)
+    return float(word.probability < _MIN_WORD_PROB) + _SHORT_PENALTY_PER_S * short_s + long_s
 
 
 def without_hallucinations(
@@ -156,35 +156,35 @@ def without_hallucinations(
         threshold_s: a longer time without words is silence.
     """
     begin_s = window.timeline.start(0.0)
-    end_s, full_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)
+    end_s, full_end_s = window.timeline.end(window.duration_s), window.timeline.end(WINDOW_S)
     spoken = [segment for segment in segments if segment.words]
-    made_up: list[Segment] = []
+    hallucinated: list[Segment] = []
     for segment, following in itertools.zip_longest(spoken, spoken[1:]):
         next_s = following.words[0].start if following and following.words else end_s
         silent_before = (
             segment.start - spoken_until_s > threshold_s
             or segment.start < threshold_s
-            or segment.start - begin_s < _EDGE_S
+            or segment.start - begin_s < _MAX_EDGE_DISTANCE_S
         )
         silent_after = (
             next_s - segment.end > threshold_s
-            or full_s - segment.end < _EDGE_S
-            or (following is not None and is_odd(following))
+            or full_end_s - segment.end < _MAX_EDGE_DISTANCE_S
+            or (following is not None and is_anomalous(following))
         )
-        if silent_before and silent_after and is_odd(segment):
-            made_up.append(segment)
+        if silent_before and silent_after and is_anomalous(segment):
+            hallucinated.append(segment)
         else:
             spoken_until_s = segment.end
-    return [segment for segment in segments if segment not in made_up]
+    return [segment for segment in segments if segment not in hallucinated]
 
 
-_LEAST = 1e-3  # probabilities are clipped to [_LEAST, 1 - _LEAST]
+_MIN_PROB = 1e-3  # probabilities are clipped to [_MIN_PROB, 1 - _MIN_PROB]
 
 
 def log_odds(probability: float) -> float:
     """Return log(p / (1 - p)) of a probability, clipped away from 0 and 1."""
-    inside = min(max(probability, _LEAST), 1 - _LEAST)
-    return math.log(inside / (1 - inside))
+    clipped = min(max(probability, _MIN_PROB), 1 - _MIN_PROB)
+    return math.log(clipped / (1 - clipped))
 
 
 def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> float:
@@ -195,8 +195,8 @@ def confidence_of(fit: Confidence, probability: float, avg_logprob: float) -> fl
         probability: the word's probability, as in the answer.
         avg_logprob: the segment's average log-probability.
     """
-    of_word = fit.probability * log_odds(probability)
-    return (1 + math.tanh((fit.intercept + of_word + fit.avg_logprob * avg_logprob) / 2)) / 2
+    word_term = fit.probability * log_odds(probability)
+    return (1 + math.tanh((fit.intercept + word_term + fit.avg_logprob * avg_logprob) / 2)) / 2
 
 
 def with_confidence(

@@ -129,16 +129,16 @@ def convert(text: str, script: Script) -> str:
     后 may stand for 後 in simplified, but not in traditional Chinese.
     """
     simplified, traditional = _counts(text)
-    foreign = traditional if script == "Hans" else simplified
-    own = simplified if script == "Hans" else traditional
-    if not foreign and (own or script == "Hans"):
+    in_other_script = traditional if script == "Hans" else simplified
+    in_this_script = simplified if script == "Hans" else traditional
+    if not in_other_script and (in_this_script or script == "Hans"):
         return text
     converted = _converted(text, script)
-    if own <= foreign:
+    if in_this_script <= in_other_script:
         return converted
-    lacks = _SIMPLIFIED if script == "Hans" else _TRADITIONAL
+    charset = _SIMPLIFIED if script == "Hans" else _TRADITIONAL
     return "".join(
-        other if _is_han(char) and not _has(lacks, char) else char
+        other if _is_han(char) and not _is_encodable(charset, char) else char
         for char, other in zip(text, converted, strict=True)
     )
 
@@ -150,12 +150,12 @@ def rewrite(segment: Segment, script: Script) -> Segment:
         return segment
     words, scored = segment.words, segment.token_logprobs
     if words is not None:
-        texts = _cut(text, [word.word for word in words])
+        texts = _cut_like(text, [word.word for word in words])
         words = tuple(
             dataclasses.replace(word, word=part) for word, part in zip(words, texts, strict=True)
         )
     if scored is not None:
-        texts = _cut(text, [piece.token for piece in scored])
+        texts = _cut_like(text, [piece.token for piece in scored])
         scored = tuple(
             dataclasses.replace(piece, token=part)
             for piece, part in zip(scored, texts, strict=True)
@@ -163,7 +163,7 @@ def rewrite(segment: Segment, script: Script) -> Segment:
     return dataclasses.replace(segment, text=text, words=words, token_logprobs=scored)
 
 
-def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
+def _cut_like(text: str, parts: Iterable[str]) -> Iterator[str]:
     """Cut a converted text into parts with the lengths of the original parts."""
     offset = 0
     for part in parts:
@@ -173,7 +173,11 @@ def _cut(text: str, parts: Iterable[str]) -> Iterator[str]:
 
 def _counts(text: str) -> Sequence[int]:
     """Count the characters that exist only in simplified, and only in traditional Chinese."""
-    sets = [(_has(_SIMPLIFIED, char), _has(_TRADITIONAL, char)) for char in text if _is_han(char)]
+    sets = [
+        (_is_encodable(_SIMPLIFIED, char), _is_encodable(_TRADITIONAL, char))
+        for char in text
+        if _is_han(char)
+    ]
     return sets.count((True, False)), sets.count((False, True))
 
 
@@ -182,7 +186,7 @@ def _is_han(char: str) -> bool:
 
 
 @functools.lru_cache(2**15)
-def _has(charset: str, char: str) -> bool:
+def _is_encodable(charset: str, char: str) -> bool:
     try:
         char.encode(charset)
     except UnicodeEncodeError:

@@ -74,8 +74,8 @@ class DecodeBudget:
         self._spent_s = 0.0  # CPU time of the previous steps
         self._began_s = 0.0  # CPU time of the current thread at the step's start
 
-    def steps(self, blocks: Generator[Samples, None, None]) -> Generator[Samples, None, None]:
-        """Yield the same blocks, and measure and check each step; closing this closes `blocks`.
+    def metered(self, blocks: Generator[Samples, None, None]) -> Generator[Samples, None, None]:
+        """Yield the blocks unchanged, and check the cost of each; closing this closes `blocks`.
 
         Raises:
             AudioError: decoding exceeds a limit, or the blocks raise it.
@@ -122,9 +122,9 @@ class DecodeBudget:
             AudioLimitError: the total exceeds the limit.
         """
         self._values += values
-        self.refuse_values(0)
+        self.check_total(0)
 
-    def refuse_values(self, values: float) -> None:
+    def check_total(self, values: float) -> None:
         """Check the limit for `values` more values, without counting them.
 
         Raises:
@@ -159,7 +159,7 @@ class DecodeBudget:
         self.warn(text)
 
     def may_read(self) -> bool:
-        """Count a library's read of the file; return False if it must get no more data."""
+        """Count a library's read of the file; return False if the library must get no more data."""
         self._header_reads += self._in_header
         return not (self.stopped() or self._endless_header or self._too_slow)
 
@@ -194,7 +194,7 @@ class DecodeBudget:
 
 
 class MeteredFile(io.RawIOBase):
-    """A file for a decoding library, which ends when its meter stops the decoding.
+    """A file for a decoding library; it ends when its meter stops the decoding.
 
     Exceptions cannot pass through the libraries, so the meter raises them afterwards.
     """

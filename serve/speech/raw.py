@@ -20,9 +20,9 @@ _CODINGS = {
     **dict.fromkeys(("pcma", "alaw", "x-alaw"), _ALAW),
 }
 _WAV_TAGS = {_PCM: 1, _ALAW: 6, _MULAW: 7}
-_AU_PCM, _AU_ENDLESS = 3, 0xFFFFFFFF
+_AU_PCM, _AU_UNKNOWN = 3, 0xFFFFFFFF
 _EXPECTED = "expected a type such as audio/L16; rate=16000; channels=1"
-_MOST = {"rate": 1_000_000, "channels": 255}
+_MAXIMUM = {"rate": 1_000_000, "channels": 255}
 
 
 def header(media_type: str, size: int) -> bytes:
@@ -49,7 +49,7 @@ def header(media_type: str, size: int) -> bytes:
         )
     width = 2 if coding == _PCM else 1
     if coding == _PCM and order == "big-endian":
-        return struct.pack(">4s5I", b".snd", 24, min(size, _AU_ENDLESS), _AU_PCM, rate, channels)
+        return struct.pack(">4s5I", b".snd", 24, min(size, _AU_UNKNOWN), _AU_PCM, rate, channels)
     return wav_header(rate, channels, width, size, _WAV_TAGS[coding])
 
 
@@ -90,6 +90,6 @@ def _parameter(text: str) -> tuple[str, str]:
 
 def _number(name: str, values: dict[str, str]) -> int:
     text = values.get(name, "1")
-    if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= _MOST[name]:
+    if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= _MAXIMUM[name]:
         raise AudioError(f"the audio's type has {name} = {shown(text)}; {_EXPECTED}")
     return int(text)

@@ -66,7 +66,7 @@ _CHUNKS = frozenset(
     b"strg,uuid,ovvw,peak,edct,mark,midi,umrk".split(b",")
 )
 """Known chunk names, which count even if the chunk does not end within the file."""
-_SOUNDS = (b"data", b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
+_SAMPLE_CHUNKS = (b"data", b"riff", b"RIFF", b"RF64", b"BW64", b"FORM", b"caff")
 _W64_DATA = bytes.fromhex("64617461f3acd3118cd100c04f8edb8a")
 _W64_FMT = bytes.fromhex("666d7420f3acd3118cd100c04f8edb8a")
 _AU_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # bytes per sample, by encoding
@@ -100,11 +100,13 @@ def sound_chunk(audio: Bytes) -> SoundChunk | None:
         AudioError: the header has too many chunks.
     """
     head = audio[:16]
-    return next((read(audio) for begin, mark, read in _SIZED if head.startswith(mark, begin)), None)
+    return next(
+        (read(audio) for begin, magic, read in _READERS if head.startswith(magic, begin)), None
+    )
 
 
-def is_settled(audio: Bytes) -> bool:
-    """Return whether the declared samples are present and only chunks follow them."""
+def has_right_size(audio: Bytes) -> bool:
+    """Return whether all declared samples are present and only chunks follow them."""
     chunk = sound_chunk(audio)
     if chunk is None or not chunk.declared or chunk.end > len(audio):
         return False
@@ -127,7 +129,7 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     if chunk is None:
         return audio, ""
     present = len(audio) - chunk.begin
-    if present <= 0 or _is_right(audio, chunk, present):
+    if present <= 0 or _is_size_right(audio, chunk, present):
         return audio, ""
     header = chunk.header(present)
     if not header:
@@ -141,14 +143,14 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     )
 
 
-def _is_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
-    """Return whether the declared size is right, or the file is truncated."""
+def _is_size_right(audio: Bytes, chunk: SoundChunk, present: int) -> bool:
+    """Return whether the size needs no correction: it is right, or the file is truncated."""
     if chunk.declared > present:
         return not (chunk.is_stream or _is_placeholder(audio, chunk))
-    rest = present - chunk.declared
+    remainder = present - chunk.declared
     following = audio[chunk.end : chunk.end + _TEXT_BYTES]
     return (
-        rest < max(8, _MIN_REST_S * chunk.byte_rate)
+        remainder < max(8, _MIN_REST_S * chunk.byte_rate)
         or following.startswith(_TAGS)
         or all(byte in _TEXT for byte in following)
         or not _CHUNKS.isdisjoint((following[:4], following[1:5]))  # a pad byte may be missing
@@ -177,7 +179,7 @@ def _chunks_reach_the_end(audio: Bytes, chunk: SoundChunk, position: int) -> boo
         position = begin + size
         if size < 0 or position > len(audio) + layout.pad - 1:
             return False
-        if not _is_name(name) or name[:4] in _SOUNDS:
+        if not _is_name(name) or name[:4] in _SAMPLE_CHUNKS:
             return False
         if number == MAX_CHUNKS:
             return True
@@ -277,9 +279,10 @@ def _aiff(audio: Bytes) -> SoundChunk | None:
         if size > _MAX_WAV_BYTES:
             return b""
         size -= size % frame
-        now = common[:2] + struct.pack(">I", size // frame) + common[6:]
+        new_common = common[:2] + struct.pack(">I", size // frame) + common[6:]
         parts = b"FVER\0\0\0\4\xa2\x80\x51\x40" if name == b"AIFC" else b""
-        parts += struct.pack(">4sI", b"COMM", len(now)) + now + b"\0" * (len(now) % 2)
+        padding = b"\0" * (len(new_common) % 2)
+        parts += struct.pack(">4sI", b"COMM", len(new_common)) + new_common + padding
         parts += struct.pack(">4sIII", b"SSND", 8 + size, 0, 0)
         return struct.pack(">4sI4s", b"FORM", 4 + len(parts) + size, name) + parts
 
@@ -303,10 +306,10 @@ def _caf(audio: Bytes) -> SoundChunk | None:
     rate, _, _, packet, frames = struct.unpack(">d4sIII", description[:24])
     if not packet or not frames or not 0 < rate < 1e6:
         return None  # packets of variable size, listed in a table
-    before, byte_rate = audio[: begin - CAF.head.size], int(rate * packet / frames)
+    header_bytes, byte_rate = audio[: begin - CAF.head.size], int(rate * packet / frames)
 
     def header(size: int) -> bytes:
-        return before + struct.pack(">4sqI", b"data", 4 + size - size % packet, 0)
+        return header_bytes + struct.pack(">4sqI", b"data", 4 + size - size % packet, 0)
 
     # The samples follow a count of edits.
     return SoundChunk(begin + 4, max(0, size - 4), size, None, size == -1, byte_rate, CAF, header)
@@ -319,16 +322,16 @@ def _au(audio: Bytes) -> SoundChunk | None:
     _, begin, declared, coding, rate, channels = struct.unpack(">6I", head)
     if not 24 <= begin <= min(len(audio), _MAX_HEADER_BYTES):
         return None
-    before, is_stream = audio[12:begin], declared >= STREAM_BYTES
+    header_bytes, is_stream = audio[12:begin], declared >= STREAM_BYTES
     frame = _AU_WIDTHS.get(coding, 0) * channels
 
     def header(size: int) -> bytes:
-        return b".snd" + struct.pack(">II", begin, min(size, 0xFFFFFFFF)) + before
+        return b".snd" + struct.pack(">II", begin, min(size, 0xFFFFFFFF)) + header_bytes
 
     return SoundChunk(begin, declared, declared, None, is_stream, rate * frame, None, header)
 
 
-_SIZED: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
+_READERS: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
     (8, b"WAVE", _wav),
     (0, b"FORM", _aiff),
     (0, b"riff\x2e\x91\xcf\x11", _w64),
@@ -340,7 +343,7 @@ _SIZED: tuple[tuple[int, bytes, Callable[[Bytes], SoundChunk | None]], ...] = (
 MAX_PARTS = 1_000
 
 _CHUNK_BYTES = 1 << 20  # bytes to search at a time
-_MARK_BYTES = 128  # maximum length of a header in the patterns below
+_PATTERN_BYTES = 128  # maximum length of a header in the patterns below
 _MAX_BOS_PAGES = 100  # maximum begin-of-stream pages of an OGG file
 _EBML_BYTES = 128  # bytes of a Matroska file before its segment
 
@@ -358,15 +361,15 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
     Raises:
         AudioError: the file has more than `MAX_PARTS` parts.
     """
-    head = audio[:_MARK_BYTES]
-    kind = next((kind for kind in _KINDS if kind[0].match(head)), None)
+    head = audio[:_PATTERN_BYTES]
+    kind = next((kind for kind in _JOINABLE if kind[0].match(head)), None)
     if kind is None:
         return [audio]
-    mark, skip = kind
+    pattern, skip_bytes = kind
     begins = [0]
     while True:
         part = FileSlice(audio, begins[-1], len(audio))
-        begin = _next_mark(mark, audio, begins[-1] + max(1, skip(part)), check)
+        begin = _find_header(pattern, audio, begins[-1] + max(1, skip_bytes(part)), check)
         if begin is None:
             break
         if len(begins) == MAX_PARTS:
@@ -376,13 +379,13 @@ def split(audio: Bytes, check: Callable[[], None]) -> list[Bytes]:
             )
         begins.append(begin)
     if len(begins) == 1:
-        return _sounds(audio)
+        return _split_data_chunks(audio)
     ends = [*begins[1:], len(audio)]
     files = [FileSlice(audio, begin, end) for begin, end in zip(begins, ends, strict=True)]
-    return [part for file in files for part in _sounds(file)]
+    return [part for file in files for part in _split_data_chunks(file)]
 
 
-def _sounds(audio: Bytes) -> list[Bytes]:
+def _split_data_chunks(audio: Bytes) -> list[Bytes]:
     """Split a WAV file with several data chunks, which some recorders append."""
     chunk = sound_chunk(audio)
     if audio[:4] != b"RIFF" or chunk is None or not 0 < chunk.declared <= len(audio) - chunk.begin:
@@ -397,12 +400,12 @@ def _sounds(audio: Bytes) -> list[Bytes]:
     return parts if len(parts) > 1 else [audio]
 
 
-def _next_mark(
-    mark: re.Pattern[bytes], audio: Bytes, position: int, check: Callable[[], None]
+def _find_header(
+    pattern: re.Pattern[bytes], audio: Bytes, position: int, check: Callable[[], None]
 ) -> int | None:
     while position < len(audio):
         check()
-        if found := mark.search(audio[position : position + _CHUNK_BYTES + _MARK_BYTES]):
+        if found := pattern.search(audio[position : position + _CHUNK_BYTES + _PATTERN_BYTES]):
             return position + found.start()
         position += _CHUNK_BYTES
     return None
@@ -410,7 +413,7 @@ def _next_mark(
 
 def _after_sound(part: Bytes) -> int:
     """Return the part's length if its size is right and only chunks follow the samples."""
-    return len(part) if is_settled(part) else 0
+    return len(part) if has_right_size(part) else 0
 
 
 def _after_riff(part: Bytes) -> int:
@@ -454,27 +457,27 @@ def _after_segment(part: Bytes) -> int:
     return end if length <= 8 and end <= len(part) else 0
 
 
-def _mark(pattern: bytes) -> re.Pattern[bytes]:
+def _header(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.DOTALL)
 
 
-_OGG_MARK = _mark(rb"OggS\0[\x02\x06]")
-# Headers, and the number of bytes from a part's beginning without another part.
-_KINDS: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int]], ...] = (
-    (_mark(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
-    (_mark(rb"FORM....AIF[FC]"), _after_sound),
-    (_mark(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
-    (_mark(rb"caff\0\x01..desc"), _after_sound),
-    (_mark(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
-    (_mark(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
+_OGG_MARK = _header(rb"OggS\0[\x02\x06]")
+# Header patterns, and functions that return how many bytes of a part cannot hold another header.
+_JOINABLE: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int]], ...] = (
+    (_header(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_sound),
+    (_header(rb"FORM....AIF[FC]"), _after_sound),
+    (_header(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), _after_sound),
+    (_header(rb"caff\0\x01..desc"), _after_sound),
+    (_header(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), _after_sound),
+    (_header(rb"fLaC[\x00\x80]\0\0\x22"), lambda part: 0),
     (_OGG_MARK, _after_ogg_begin),
-    (_mark(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
-    (_mark(rb"\0\0..ftyp"), _after_boxes),
-    (_mark(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
-    (_mark(rb"RIFF....AVI LIST"), _after_riff),
-    (_mark(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
-    (_mark(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), lambda part: 0),
-    (_mark(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
-    (_mark(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
-    (_mark(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
+    (_header(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), lambda part: 0),
+    (_header(rb"\0\0..ftyp"), _after_boxes),
+    (_header(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
+    (_header(rb"RIFF....AVI LIST"), _after_riff),
+    (_header(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), lambda part: 0),
+    (_header(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), lambda part: 0),
+    (_header(rb"NIST_1A\n +[0-9]+\n"), lambda part: 0),
+    (_header(rb"Creative Voice File\x1a\x1a\0"), lambda part: 0),
+    (_header(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), lambda part: 0),
 )

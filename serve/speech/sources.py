@@ -3,7 +3,8 @@
 libsndfile reads WAV, AIFF, FLAC, OGG, MP3, CAF of plain samples or ALAC, and some laboratory
 formats. FFmpeg (`serve.speech.ffmpeg`) reads the formats of phones, browsers, broadcasts and
 corpora: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others. It also reads joined MP3 files.
-Libraries read the file through a meter, which ends it for them if reading costs too much.
+Libraries read the file through a meter, which pretends that the file ends if reading costs too
+much.
 
 Before a library reads a file, the header of an HTTP response is removed. `serve.speech.repair` then
 separates joined files and corrects a wrong size of the samples.
@@ -34,14 +35,10 @@ _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
 _LAB_FORMATS = ("IRCAM", "PVF", "AVR", "SVX", "PAF", "HTK", "WVE")
 _SNDFILE_FORMATS = (*_CHUNKED_FORMATS, "FLAC", "OGG", "MP3", "CAF", *_LAB_FORMATS)
 _ORDERED = ("OGG", "CAF")
-"""Formats with their own channel order, which only FFmpeg handles."""
+"""Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
-_LAYOUTS = {
-    "WAV": channels.wav_layout,
-    "WAVEX": channels.wav_layout,
-    "FLAC": channels.flac_layout,
-}
+_LAYOUTS = {"WAV": channels.wav_layout, "WAVEX": channels.wav_layout, "FLAC": channels.flac_layout}
 
 _MAX_HEADER_BYTES = 1 << 16
 _MAX_HEADERS = 10  # consecutive headers: redirections, then the response
@@ -66,16 +63,16 @@ def without_http_header(audio: Bytes) -> Bytes:
     return audio
 
 
-def _without_metadata(audio: Bytes, every: int) -> Bytes:
+def _without_metadata(audio: Bytes, interval: int) -> Bytes:
     """Remove the metadata blocks; each is a length byte followed by 16 times as many bytes."""
-    if every < _MIN_METADATA_BYTES:
+    if interval < _MIN_METADATA_BYTES:
         return audio
-    sound, offset = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
+    output, offset = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
     while offset < len(audio):
-        piece = audio[offset : offset + every + 1]
-        sound.write(piece[:every])
-        offset += every + 1 + (piece[every] * _UNIT if len(piece) > every else 0)
-    return sound.getvalue()
+        piece = audio[offset : offset + interval + 1]
+        output.write(piece[:interval])
+        offset += interval + 1 + (piece[interval] * _UNIT if len(piece) > interval else 0)
+    return output.getvalue()
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -102,7 +99,7 @@ def decode(
         MemoryError: the process ran out of memory.
     """
     meter = DecodeBudget(limits, stopped, warn)
-    return meter.steps(_decoded(audio, meter))
+    return meter.metered(_decoded(audio, meter))
 
 
 def _decoded(audio: containers.Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
@@ -144,7 +141,7 @@ def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     if warning:
         meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
-        ffmpeg.check_only(meter.limits.track, "WAV")
+        ffmpeg.check_single_track(meter.limits.track, "WAV")
         return Pcm16(audio, header)
     if containers.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends inside a part of its container")
@@ -161,7 +158,7 @@ def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     if file.channels > 2 and file.format in _ORDERED:
         file.close()
         return FFmpegFile(audio, meter, file.format.lower())
-    ffmpeg.check_only(meter.limits.track, file.format)
+    ffmpeg.check_single_track(meter.limits.track, file.format)
     return _SndFile(audio, file)
 
 
@@ -191,8 +188,8 @@ def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
 
 
 def _is_joined_mp3(audio: containers.Bytes) -> bool:
-    goes_on = containers.mp3_goes_on(audio)
-    return containers.mp3_changes(audio) if goes_on is None else goes_on
+    is_followed = containers.another_mp3_follows(audio)
+    return containers.mp3_changes(audio) if is_followed is None else is_followed
 
 
 class _SndFile:
@@ -226,7 +223,7 @@ class _SndFile:
 
 def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
     """Return the declared number of frames; None if the file declares none."""
-    if file_format == "MP3" and not containers.mp3_states_its_length(audio):
+    if file_format == "MP3" and not containers.mp3_declares_length(audio):
         return None
     if frames > 1 << 60:  # libsndfile's value for a FLAC stream of unknown length
         return None

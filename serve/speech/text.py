@@ -33,7 +33,7 @@ CLOSING = "\"'”’»)]}」』）】》〉］｝"  # may follow these marks
 _OPENING = "\"'“‘„«¿¡([{"
 _DOTS = ".…"
 # Parts of U.S., a.m., Ph.D., z.B. and EE.UU.; a title such as Mrs; a day as in "am 3. Mai".
-_SHORT = re.compile(
+_ABBREVIATION = re.compile(
     r"([^\W\d_]{1,2}\.-?)+[^\W\d_]{1,2}|[bcdfghjklmnpqrstvwxz]{1,3}|[0-9]{1,2}", re.IGNORECASE
 )
 _TITLES = frozenset(
@@ -49,8 +49,8 @@ def sentence_ends(words: Sequence[str]) -> list[bool]:
     """Return for each word whether it ends a sentence.
 
     A period does not end a sentence if a lower-case word follows, unless the whole text is
-    lower-case. Neither does the period of initials, titles and numbers of one or two digits; if one
-    of these does end a sentence, that end is missed.
+    lower-case. A period after an initial, a title or a number of one or two digits does not count
+    either, so the end of a sentence is missed there.
 
     Args:
         words: the words in order, with their punctuation; spaces around them are ignored.
@@ -62,19 +62,20 @@ def sentence_ends(words: Sequence[str]) -> list[bool]:
     ]
 
 
-def _ends(word: str, following: str, cased: bool) -> bool:
-    bare = word.rstrip(CLOSING)
-    if not bare or bare[-1] not in ENDS:
+def _ends(word: str, next_char: str, cased: bool) -> bool:
+    stripped = word.rstrip(CLOSING)
+    if not stripped or stripped[-1] not in ENDS:
         return False
-    if bare[-1] not in _DOTS or not following:
+    if stripped[-1] not in _DOTS or not next_char:
         return True
-    if following.islower() and cased:
+    if next_char.islower() and cased:
         return False
-    core = bare[:-1].lstrip(_OPENING).lower()
-    if following.isdigit() and core in _BEFORE_NUMBERS:
+    word_core = stripped[:-1].lstrip(_OPENING).lower()
+    if next_char.isdigit() and word_core in _BEFORE_NUMBERS:
         return False
-    initial = len(core) == 1 and core.islower()  # a letter of a script with upper and lower case
-    return not (initial or core in _TITLES or _SHORT.fullmatch(core))
+    # A letter of a script with upper and lower case:
+    is_initial = len(word_core) == 1 and word_core.islower()
+    return not (is_initial or word_core in _TITLES or _ABBREVIATION.fullmatch(word_core))
 
 
 def normalize_text(text: str) -> str:
@@ -83,11 +84,11 @@ def normalize_text(text: str) -> str:
     Numbers and accents do not change. `eval` calls this normaliser basic-v1.
     """
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    kept = []
+    characters = []
     for character in text:
         category = unicodedata.category(character)
         if category == "Pd":  # words may be written with a dash or with a space between them
-            kept.append(" ")
+            characters.append(" ")
         elif not category.startswith("P"):
-            kept.append(character)
-    return " ".join("".join(kept).split())
+            characters.append(character)
+    return " ".join("".join(characters).split())

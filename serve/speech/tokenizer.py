@@ -129,8 +129,8 @@ class Tokenizer:
         """Return the ids with which a window's decoding starts.
 
         Args:
-            language: code, English name or tag, in any case; None puts DETECT_LANGUAGE in its
-                place, which the runtime replaces by the detected language.
+            language: code, English name or tag, in any case; None inserts DETECT_LANGUAGE, which
+                the runtime replaces by the detected language.
             task: "transcribe", or "translate" into English.
             timestamps: whether timestamp tokens may follow.
             prompt: the text before the audio; see `previous_text`.
@@ -184,10 +184,10 @@ class Tokenizer:
         Raises:
             OptionError: a phrase holds special tokens.
         """
-        texts = [way for phrase in phrases for way in (" " + phrase, phrase)]
+        texts = [form for phrase in phrases for form in (" " + phrase, phrase)]
         encoded = self._pieces.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [self._checked(option, one) for one in encoded]
-        return [list(ways) for ways in zip(ids[::2], ids[1::2], strict=True)]
+        ids = [self._checked(option, encoding) for encoding in encoded]
+        return [list(tokenizations) for tokenizations in zip(ids[::2], ids[1::2], strict=True)]
 
     def _encoded(self, option: str, text: str) -> tuple[int, ...]:
         """Return the ids of stripped text after a space, like a word within a text."""

@@ -28,7 +28,7 @@ MODEL_SHA256 = "8cbe49ba1cb4e2f6f5ed7570458db32d1babd135905787f8cbf0d7d24ee3957d
 
 _CONTEXT = 64  # samples of context before a frame
 _STATE = (1, 1, 128)
-_MOST_FRAMES = 512  # maximum frames per call of the model: 16 s
+_MAX_FRAMES = 512  # maximum frames per call of the model: 16 s
 _HYSTERESIS = 0.15  # the threshold for the end of speech is lower by this much
 _MIN_END_THRESHOLD = 0.01  # minimum threshold for the end of speech
 
@@ -90,9 +90,9 @@ class VadModel:
         inputs = np.concatenate([contexts, frames], axis=1)
         self._context = frames[-1, -_CONTEXT:].copy()
         batches = []
-        for i in range(0, len(inputs), _MOST_FRAMES):
-            feed = {"input": inputs[i : i + _MOST_FRAMES], "h": self._h, "c": self._c}
-            batch, self._h, self._c = self._session.run(None, feed)
+        for i in range(0, len(inputs), _MAX_FRAMES):
+            inputs_by_name = {"input": inputs[i : i + _MAX_FRAMES], "h": self._h, "c": self._c}
+            batch, self._h, self._c = self._session.run(None, inputs_by_name)
             batches.append(batch.reshape(-1))
         return np.concatenate(batches)
 
@@ -149,22 +149,22 @@ class VadState:
 class SpeechFilter:
     """A filter that returns the speech of one recording with padding, as early as possible.
 
-    It holds back the padding, and audio that may still become silence or too short for speech.
+    The filter buffers audio until it is certain to be speech, speech that is too short, or silence.
 
     Args:
         options: the VAD thresholds.
-        detector: the recording's detector.
+        model: the VAD model with the recording's state.
     """
 
-    def __init__(self, options: VadOptions, detector: VadModel) -> None:
+    def __init__(self, options: VadOptions, model: VadModel) -> None:
         self._options = options
-        self._detector = detector
-        self._voice = VadState(options)
-        self._held = np.zeros(0, np.float32)  # the latest audio
-        self._held_start = 0  # index of its first sample in the recording
+        self._model = model
+        self._state = VadState(options)
+        self._buffer = np.zeros(0, np.float32)  # the latest audio
+        self._buffer_start = 0  # index of its first sample in the recording
         self._n_judged = 0  # samples with a probability; a whole number of frames
-        self._spoken: deque[tuple[int, int]] = deque()  # speech so far, without padding
-        self._kept: list[tuple[int, int]] = []  # disjoint padded intervals of speech
+        self._unpadded_speech: deque[tuple[int, int]] = deque()  # speech so far, without padding
+        self._speech: list[tuple[int, int]] = []  # disjoint padded intervals of speech
         self._n_returned = 0  # audio before this sample was returned
 
     @property
@@ -175,81 +175,82 @@ class SpeechFilter:
     @property
     def received(self) -> int:
         """The number of samples of the recording so far."""
-        return self._held_start + len(self._held)
+        return self._buffer_start + len(self._buffer)
 
     def spoken(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the known speech between two samples, as pairs of first and last sample + 1.
+        """Return the speech found between two samples, as pairs of first and last sample + 1.
 
         Speech that ends before `start` is dropped from memory.
         """
-        while self._spoken and self._spoken[0][1] <= start:
-            self._spoken.popleft()
-        return [(max(a, start), min(b, end)) for a, b in self._spoken if a < end]
+        while self._unpadded_speech and self._unpadded_speech[0][1] <= start:
+            self._unpadded_speech.popleft()
+        return [(max(a, start), min(b, end)) for a, b in self._unpadded_speech if a < end]
 
     def push(self, block: Samples) -> list[SpeechAudio]:
         """Add a block, and return the speech that is certain now, in order."""
-        self._held = np.concatenate([self._held, block])
+        self._buffer = np.concatenate([self._buffer, block])
         if frames := (self.received - self._n_judged) // FRAME:
-            begin = self._n_judged - self._held_start
-            self._judge(self._held[begin : begin + frames * FRAME])
-        return self._take_kept()
+            begin = self._n_judged - self._buffer_start
+            self._detect(self._buffer[begin : begin + frames * FRAME])
+        return self._take_speech()
 
     def finish(self) -> list[SpeechAudio]:
         """Return the remaining speech at the end of the recording."""
-        unjudged = self._held[self._n_judged - self._held_start :]
+        unjudged = self._buffer[self._n_judged - self._buffer_start :]
         if len(unjudged):
-            self._judge(np.pad(unjudged, (0, FRAME - len(unjudged))))
-        if self._voice.speaking:
-            self._keep_speech(self.received)
-        return self._take_kept()
+            self._detect(np.pad(unjudged, (0, FRAME - len(unjudged))))
+        if self._state.speaking:
+            self._add_current_speech(self.received)
+        return self._take_speech()
 
-    def _judge(self, samples: Samples) -> None:
-        for probability in self._detector.probabilities(samples):
-            self._voice.step(float(probability), self._n_judged)
+    def _detect(self, samples: Samples) -> None:
+        for probability in self._model.probabilities(samples):
+            self._state.step(float(probability), self._n_judged)
             self._n_judged += FRAME
-            if self._voice.speaking and self._voice.quiet_since is None:
-                self._keep_speech(self._n_judged)
+            if self._state.speaking and self._state.quiet_since is None:
+                self._add_current_speech(self._n_judged)
 
-    def _keep_speech(self, end: int) -> None:
-        """Keep the current speech up to sample `end` if it is long enough."""
-        if end - self._voice.since > self._options.min_speech:
-            self._keep(self._voice.since, end)
+    def _add_current_speech(self, end: int) -> None:
+        """Add the current speech up to sample `end` if it is long enough."""
+        if end - self._state.since > self._options.min_speech:
+            self._add_speech(self._state.since, end)
 
     @property
     def _undecided(self) -> int:
         """The first sample for which speech or silence is still uncertain."""
-        voice, end = self._voice, self._n_judged
-        if voice.speaking:
-            end = self._n_judged if voice.quiet_since is None else voice.quiet_since
-            if end - voice.since <= self._options.min_speech:
-                return voice.since
+        state, end = self._state, self._n_judged
+        if state.speaking:
+            end = self._n_judged if state.quiet_since is None else state.quiet_since
+            if end - state.since <= self._options.min_speech:
+                return state.since
         return end
 
-    def _keep(self, start: int, end: int) -> None:
-        """Keep an interval with its padding."""
-        if self._spoken and self._spoken[-1][0] == start:  # the last interval has grown
-            self._spoken.pop()
-        self._spoken.append((start, end))
+    def _add_speech(self, start: int, end: int) -> None:
+        """Add an interval of speech with its padding."""
+        if (
+            self._unpadded_speech and self._unpadded_speech[-1][0] == start
+        ):  # the last interval has grown
+            self._unpadded_speech.pop()
+        self._unpadded_speech.append((start, end))
         start, end = max(0, start - self._options.pad), end + self._options.pad
-        if self._kept and start <= self._kept[-1][1]:
-            start, end = self._kept[-1][0], max(end, self._kept.pop()[1])
-        self._kept.append((start, end))
+        if self._speech and start <= self._speech[-1][1]:
+            start, end = self._speech[-1][0], max(end, self._speech.pop()[1])
+        self._speech.append((start, end))
 
-    def _take_kept(self) -> list[SpeechAudio]:
-        """Return the kept audio that has arrived and was not returned before."""
+    def _take_speech(self) -> list[SpeechAudio]:
+        """Return the padded speech that has arrived and was not returned before."""
         speech = []
-        for start, end in self._kept:
+        for start, end in self._speech:
             start, end = max(start, self._n_returned), min(end, self.received)
             if start < end:
-                held_start = self._held_start
-                speech.append(
-                    SpeechAudio(start, self._held[start - held_start : end - held_start].copy())
-                )
+                buffer_start = self._buffer_start
+                samples = self._buffer[start - buffer_start : end - buffer_start].copy()
+                speech.append(SpeechAudio(start, samples))
                 self._n_returned = end
-        del self._kept[:-1]  # the last one may grow
+        del self._speech[:-1]  # the last one may grow
         # Keep the padding of speech that may begin at the first uncertain sample.
         keep_from = self._undecided - self._options.pad
-        keep_from = max(self._held_start, min(keep_from, self._n_judged, self.received))
-        self._held = self._held[keep_from - self._held_start :].copy()
-        self._held_start = keep_from
+        keep_from = max(self._buffer_start, min(keep_from, self._n_judged, self.received))
+        self._buffer = self._buffer[keep_from - self._buffer_start :].copy()
+        self._buffer_start = keep_from
         return speech

@@ -3,9 +3,10 @@
 The timestamp rules follow OpenAI's `whisper/transcribe.py`. Unlike there, text after a window's
 last timestamp is kept and not decoded again; see `serve.speech.cutting`.
 
-A cut-out pause leaves a seam, with a margin of silence on either side. A segment that starts in the
-margin before a seam starts after the pause. A segment that ends in the margin after it ends before
-the pause. A word across a seam belongs to the side that its middle is on.
+Where a pause was cut out of a window there is a seam, with a margin of silence on either side. A
+start time in the margin before a seam is mapped to the end of the pause. An end time in the margin
+after a seam is mapped to the start of the pause. A word across a seam belongs to the side of its
+middle.
 
 Whisper may stop before the speech ends, or give 30 seconds to one short sentence. OpenAI's
 `whisper/transcribe.py` and faster-whisper continue at the last timestamp. Here windows are cut in
@@ -14,9 +15,9 @@ that holds enough speech. If a segment has too few tokens for its speech, the wi
 from that segment on.
 
 The limits were measured with Whisper base on 32 long recordings of people. Timestamps were early by
-less than `_SLACK_S`, and gaps with more speech than `_LEAST_S` always contained words. One of 1,499
-segments had fewer than `_SPARSE` tokens per second of speech, and it lacked 30 words. No other
-segment had fewer than 1.3.
+less than `_TIMESTAMP_ERROR_S`, and gaps with more speech than `_MIN_UNCOVERED_S` always contained
+words. One of 1,499 segments had fewer than `_MIN_TOKENS_PER_S` tokens per second of speech, and it
+lacked 30 words. No other segment had fewer than 1.3.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from serve.contract.engine import TokenizerFacts
 from serve.contract.messages import Alignment, Samples, Segment, Word
 from serve.speech.features import SAMPLE_RATE
 
-Stretch = tuple[float, float]
+Interval = tuple[float, float]
 """Start and end in seconds; the end may be infinite."""
 
 
@@ -53,35 +54,35 @@ class WindowTimeline:
 
     def start(self, time_s: float) -> float:
         """Map a start time of the window to the recording."""
-        out = 0.0
+        cut_s = 0.0
         for pause in self.pauses:
             if time_s < pause.at_s - self.margin_s:
                 break
             time_s = max(time_s, pause.at_s)
-            out += pause.length_s
-        return self.start_s + time_s + out
+            cut_s += pause.length_s
+        return self.start_s + time_s + cut_s
 
     def end(self, time_s: float) -> float:
         """Map an end time of the window to the recording."""
-        out = 0.0
+        cut_s = 0.0
         for pause in self.pauses:
             if time_s <= pause.at_s + self.margin_s:
                 time_s = min(time_s, pause.at_s)
                 break
-            out += pause.length_s
-        return self.start_s + time_s + out
+            cut_s += pause.length_s
+        return self.start_s + time_s + cut_s
 
     def word(self, start_s: float, end_s: float) -> tuple[float, float]:
         """Map the start and end of a word in the window to the recording."""
-        middle, out = (start_s + end_s) / 2, 0.0
+        middle, cut_s = (start_s + end_s) / 2, 0.0
         for pause in self.pauses:
             if middle < pause.at_s:
                 end_s = min(end_s, pause.at_s)
                 break
             start_s = max(start_s, pause.at_s)
             end_s = max(end_s, start_s)
-            out += pause.length_s
-        return self.start_s + start_s + out, self.start_s + end_s + out
+            cut_s += pause.length_s
+        return self.start_s + start_s + cut_s, self.start_s + end_s + cut_s
 
     def restore(self, segments: Iterable[Segment]) -> list[Segment]:
         """Map the times of segments and their words to the recording.
@@ -177,7 +178,7 @@ class DecodedWindow:
     attempt: Attempt
     pieces: tuple[WindowSegment, ...]
     language: str | None = None  # the window's own language code, if it has one
-    given_up: bool = False  # all attempts failed, and this is the best one
+    given_up: bool = False  # all attempts failed, and this is the best attempt
 
 
 def split_segments(
@@ -197,7 +198,7 @@ def split_segments(
         window_duration_s: seconds of audio in the window, without padding.
     """
     begin, spans = 0.0, list[WindowSegment]()
-    for time_s, text in _spans(tokens, facts, window_duration_s):
+    for time_s, text in _split_at_timestamps(tokens, facts, window_duration_s):
         time_s = max(time_s, begin)
         if text:
             spans.append(WindowSegment(begin, time_s, text))
@@ -212,7 +213,7 @@ def split_segments(
     return pieces[::-1]
 
 
-def _spans(
+def _split_at_timestamps(
     tokens: Sequence[int], facts: TokenizerFacts, window_duration_s: float
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield (time, text tokens before it) per timestamp and for the window's end."""
@@ -244,9 +245,9 @@ def written(
 def stitch(window: DecodedWindow, decode: Callable[[Sequence[int]], str]) -> list[Segment]:
     """Convert a window's pieces to segments, in order.
 
-    Their times ignore the pauses cut out of the window; `WindowTimeline.restore` adds these.
-    Windows do not overlap and pieces lie inside their window, so segments do not overlap. Texts
-    are kept as decoded, with the space before a word; `spoken` removes blank ones.
+    The segments' times ignore the pauses cut out of the window; `WindowTimeline.restore` adds the
+    pauses. Windows do not overlap and pieces lie inside their window, so segments do not overlap.
+    Texts are kept as decoded, with the space before a word; `spoken` removes blank texts.
 
     Args:
         window: the window's final result.
@@ -279,11 +280,11 @@ def join_text(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
 
 
-_LEAST_S = 0.6  # minimum speech without text that is decoded again
-_SLACK_S = 0.2  # maximum error of a timestamp
-_LEAD_S = 0.2  # silence before the speech in a remainder
-_SPARSE = 1.0  # minimum text tokens per second of speech; intelligible speech has more
-_SPARSE_VOICE_S = 5.0  # minimum speech in a sparse segment; a drawl or a laugh is shorter
+_MIN_UNCOVERED_S = 0.6  # minimum speech without text that is decoded again
+_TIMESTAMP_ERROR_S = 0.2  # maximum error of a timestamp
+_LEAD_SILENCE_S = 0.2  # silence before the speech in a remainder
+_MIN_TOKENS_PER_S = 1.0  # minimum text tokens per second of speech; intelligible speech has more
+_MIN_SPARSE_SPEECH_S = 5.0  # minimum speech in a sparse segment; a drawl or a laugh is shorter
 _FRAME = SAMPLE_RATE // 100  # samples: 10 ms
 _SMOOTH_FRAMES = 5
 
@@ -299,27 +300,28 @@ def find_uncovered(
 
     Returns:
         The number of pieces to keep, and the windows to decode after them: none if all speech is
-        covered, one from a gap on, two if a piece has too little text.
+        covered, one that begins in a gap, or two if a piece has too little text.
     """
-    following = [*(piece.start_s for piece in pieces[1:]), window.duration_s + _SLACK_S]
-    for number, (piece, next_s) in enumerate(zip(pieces, following, strict=False)):
+    next_starts = [*(piece.start_s for piece in pieces[1:]), window.duration_s + _TIMESTAMP_ERROR_S]
+    for number, (piece, next_s) in enumerate(zip(pieces, next_starts, strict=False)):
         if is_sparse(window, piece):
-            return number, _halves(window, piece)
-        gap = voice_in(window, piece.end_s + _SLACK_S, next_s - _SLACK_S)
-        if _seconds(gap) >= _LEAST_S:
-            return number + 1, [sub_window(window, _begin(window.samples, piece.end_s, gap[0][0]))]
+            return number, _cut_in_two(window, piece)
+        gap = voice_in(window, piece.end_s + _TIMESTAMP_ERROR_S, next_s - _TIMESTAMP_ERROR_S)
+        if _seconds(gap) >= _MIN_UNCOVERED_S:
+            begin = _remainder_begin(window.samples, piece.end_s, gap[0][0])
+            return number + 1, [sub_window(window, begin)]
     return len(pieces), []
 
 
 def uncovered_s(window: AudioWindow, pieces: Sequence[WindowSegment]) -> float:
     """Sum the seconds of speech in a window outside all pieces, which are widened by the slack."""
-    ends = [0.0, *(piece.end_s + _SLACK_S for piece in pieces)]
-    starts = [*(piece.start_s - _SLACK_S for piece in pieces), window.duration_s]
+    ends = [0.0, *(piece.end_s + _TIMESTAMP_ERROR_S for piece in pieces)]
+    starts = [*(piece.start_s - _TIMESTAMP_ERROR_S for piece in pieces), window.duration_s]
     gaps = zip(ends, starts, strict=True)
     return sum(_seconds(voice_in(window, start_s, end_s)) for start_s, end_s in gaps)
 
 
-def voice_in(window: AudioWindow, start_s: float, end_s: float) -> list[Stretch]:
+def voice_in(window: AudioWindow, start_s: float, end_s: float) -> list[Interval]:
     """Return the intervals of a window's speech between two times."""
     parts = [(max(start, start_s), min(end, end_s)) for start, end in window.voice or ()]
     return [(start, end) for start, end in parts if start < end]
@@ -328,7 +330,7 @@ def voice_in(window: AudioWindow, start_s: float, end_s: float) -> list[Stretch]
 def is_sparse(window: AudioWindow, piece: WindowSegment) -> bool:
     """Return whether a piece has too little text for its speech."""
     voice_s = _seconds(voice_in(window, piece.start_s, piece.end_s))
-    return voice_s >= _SPARSE_VOICE_S and len(piece.tokens) < _SPARSE * voice_s
+    return voice_s >= _MIN_SPARSE_SPEECH_S and len(piece.tokens) < _MIN_TOKENS_PER_S * voice_s
 
 
 def sub_window(window: AudioWindow, begin: int, end: int | None = None) -> AudioWindow:
@@ -357,19 +359,19 @@ def sub_window(window: AudioWindow, begin: int, end: int | None = None) -> Audio
     )
 
 
-def _halves(window: AudioWindow, piece: WindowSegment) -> list[AudioWindow]:
-    """Cut a window from a piece on in two, at the quietest place in the piece's middle half."""
-    first, last = (round(at * SAMPLE_RATE) for at in (piece.start_s, piece.end_s))
+def _cut_in_two(window: AudioWindow, piece: WindowSegment) -> list[AudioWindow]:
+    """Cut the window from a piece on in two, at the quietest place in the piece's middle half."""
+    first, last = (round(time_s * SAMPLE_RATE) for time_s in (piece.start_s, piece.end_s))
     quarter = (last - first) // 4
     middle = quietest(window.samples, first + quarter, last - quarter)
     return [sub_window(window, first, middle), sub_window(window, middle)]
 
 
-def _begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
+def _remainder_begin(samples: Samples, text_end_s: float, voice_s: float) -> int:
     """Return the first sample of a remainder: just before the speech, or between two words."""
-    if voice_s - _LEAD_S > text_end_s + _SLACK_S:
-        return round((voice_s - _LEAD_S) * SAMPLE_RATE)
-    first_s, last_s = max(0.0, text_end_s - _SLACK_S), text_end_s + _SLACK_S
+    if voice_s - _LEAD_SILENCE_S > text_end_s + _TIMESTAMP_ERROR_S:
+        return round((voice_s - _LEAD_SILENCE_S) * SAMPLE_RATE)
+    first_s, last_s = max(0.0, text_end_s - _TIMESTAMP_ERROR_S), text_end_s + _TIMESTAMP_ERROR_S
     return quietest(samples, round(first_s * SAMPLE_RATE), round(last_s * SAMPLE_RATE))
 
 
@@ -382,5 +384,5 @@ def quietest(samples: Samples, first: int, last: int) -> int:
     return first + _FRAME * (int(np.argmin(smooth)) + _SMOOTH_FRAMES // 2)
 
 
-def _seconds(voice: Iterable[Stretch]) -> float:
+def _seconds(voice: Iterable[Interval]) -> float:
     return sum(end - start for start, end in voice)

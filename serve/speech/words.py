@@ -5,8 +5,9 @@ Dynamic time warping aligns tokens to frames. Tokens are joined to words, and pu
 adjacent words. Words that extend into a pause are shortened to twice the length of a median word.
 Nothing here calls a model.
 
-That algorithm starts a word at every space and every punctuation mark. In an answer a word starts
-at a space: `assign_words` finally joins the parts of a word (`l` and `'étoile`, `25` and `,700`).
+In that algorithm, a word starts at every space and every punctuation mark. In an answer, a word
+starts only at a space: `assign_words` joins the parts of a word (`l` and `'étoile`, `25` and
+`,700`).
 """
 
 import dataclasses
@@ -75,39 +76,40 @@ def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[tu
     parts = list[tuple[str, int]]()
     for text, count in pieces:
         if parts and not (text.startswith(" ") or text.strip() in string.punctuation):
-            before, before_count = parts.pop()
-            text, count = before + text, before_count + count
+            previous, previous_count = parts.pop()
+            text, count = previous + text, previous_count + count
         parts.append((text, count))
     return parts
 
 
 def characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
     """Yield the text and number of tokens of the shortest runs that decode to whole characters."""
-    whole, done, begin = decode(tokens), 0, 0
+    full_text, n_chars, begin = decode(tokens), 0, 0
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[begin:end])
-        at = text.find("\ufffd")
-        if at < 0 or whole[done + at : done + at + 1] == "\ufffd":
+        invalid_index = text.find("\ufffd")
+        position = n_chars + invalid_index
+        if invalid_index < 0 or full_text[position : position + 1] == "\ufffd":
             yield text, end - begin
-            begin, done = end, done + len(text)
+            begin, n_chars = end, n_chars + len(text)
 
 
 def join_punctuation(timings: list[WordTiming]) -> None:
     """Join punctuation to the adjacent words; the words' times do not change."""
-    following = len(timings) - 1
+    next_word = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
-        mark, word = timings[i], timings[following]
+        mark, word = timings[i], timings[next_word]
         if mark.text.startswith(" ") and mark.text.strip() in _PREPENDED:
             _join(word, mark.text + word.text, mark)
         else:
-            following = i
-    before = 0
+            next_word = i
+    previous = 0
     for i in range(1, len(timings)):
-        word, mark = timings[before], timings[i]
+        word, mark = timings[previous], timings[i]
         if not word.text.endswith(" ") and mark.text in _APPENDED:
             _join(word, word.text + mark.text, mark)
         else:
-            before = i
+            previous = i
 
 
 def _join(word: WordTiming, text: str, mark: WordTiming) -> None:
@@ -136,13 +138,13 @@ def whole_words(parts: Sequence[WordTiming], spaceless: bool) -> list[WordTiming
     return words
 
 
-def _continues(before: str, text: str, spaceless: bool) -> bool:
+def _continues(previous: str, text: str, spaceless: bool) -> bool:
     """Return whether a part belongs to the word before it."""
-    if not before.strip() or not text.strip():
+    if not previous.strip() or not text.strip():
         return True
     if text[0].isspace() and text[0] not in _NO_BREAK:
         return False
-    return not spaceless or is_joined(before[-1], text[0])
+    return not spaceless or is_joined(previous[-1], text[0])
 
 
 def _combined(word: WordTiming, part: WordTiming) -> WordTiming:
@@ -166,12 +168,12 @@ def _is_silent(text: str) -> bool:
 FRAMES_PER_S = 50  # alignment frames
 
 _SENTENCE_ENDS = ".。!！?？"
-_LONGEST_MEDIAN_S = 0.7  # maximum median duration of a word
-_PAUSE = 4  # minimum pause between words, in median durations
-_LEAST_PROB = 1e-30  # lower bound of probabilities before their logarithm
-_DISAGREEMENT_S = 0.5  # a segment's time overrides its word's if they differ by more
-_ONSET_S = 0.1  # a word may start this long before its speech interval
-_LEAST_VOICE_S = 0.02  # minimum overlap that assigns a word to a speech interval
+_MAX_MEDIAN_S = 0.7  # maximum median duration of a word
+_MIN_PAUSE_MEDIANS = 4  # minimum pause between words, in median durations
+_MIN_PROB = 1e-30  # lower bound of probabilities before their logarithm
+_MAX_DISAGREEMENT_S = 0.5  # a segment's time overrides its word's if they differ by more
+_MAX_ONSET_S = 0.1  # a word may start this long before its speech interval
+_MIN_OVERLAP_S = 0.02  # minimum overlap that assigns a word to a speech interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +206,7 @@ class WindowWords:
 def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Find the first frame of each row on the monotonic path with the largest sum of weights.
 
-    This is dynamic time warping of -matrix. A row's costs D follow from those of the row above
+    This is dynamic time warping of -matrix. A row's costs D follow from the costs of the row above
     without a loop over frames: D[j] = C[j] + min over k <= j of (a[k] - C[k - 1]). Here a is the
     cheaper of the two cells above, and C is the sum of the row up to j. If the two cells above are
     equal, the path comes from the left, as in OpenAI's implementation.
@@ -216,35 +218,36 @@ def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         int64 (rows,), non-decreasing; the first is 0.
     """
     rows, frames = matrix.shape
-    run = np.cumsum(matrix, axis=1, dtype=np.float64)
-    np.negative(run, out=run)
+    prefix_sums = np.cumsum(matrix, axis=1, dtype=np.float64)
+    np.negative(prefix_sums, out=prefix_sums)
     cost = np.full((rows + 1, frames + 1), np.inf)
     cost[0, 0] = 0.0
-    entry, equal = np.empty(frames), np.empty(frames, np.bool_)
+    entry_cost, is_equal = np.empty(frames), np.empty(frames, np.bool_)
     for i in range(rows):  # in-place operations halve the time
         diagonal, above = cost[i, :-1], cost[i, 1:]
-        np.minimum(diagonal, above, out=entry)
-        np.equal(diagonal, above, out=equal)
-        np.copyto(entry, np.inf, where=equal)
-        np.subtract(entry[1:], run[i, :-1], out=entry[1:])
-        np.minimum.accumulate(entry, out=entry)
-        np.add(run[i], entry, out=cost[i + 1, 1:])
+        np.minimum(diagonal, above, out=entry_cost)
+        np.equal(diagonal, above, out=is_equal)
+        np.copyto(entry_cost, np.inf, where=is_equal)
+        np.subtract(entry_cost[1:], prefix_sums[i, :-1], out=entry_cost[1:])
+        np.minimum.accumulate(entry_cost, out=entry_cost)
+        np.add(prefix_sums[i], entry_cost, out=cost[i + 1, 1:])
     diagonal, above, previous = cost[:-1, :-1], cost[:-1, 1:], cost[1:, :-1]
     enters = ((np.minimum(diagonal, above) < previous) & (diagonal != above)).tobytes()
-    jumps = (diagonal < above).tobytes()  # entries into a row that come from the frame before
+    # Entries into a row that come from the frame before:
+    diagonal_entries = (diagonal < above).tobytes()
     begins = [0] * rows
     frame = frames - 1
     for i in range(rows - 1, 0, -1):
-        at = enters.rfind(b"\1", i * frames, i * frames + frame + 1)
-        begins[i] = at - i * frames
-        frame = begins[i] - jumps[at]
+        index = enters.rfind(b"\1", i * frames, i * frames + frame + 1)
+        begins[i] = index - i * frames
+        frame = begins[i] - diagonal_entries[index]
     return np.array(begins)
 
 
 def truncate_alignment(alignment: Alignment, count: int, frames: int) -> Alignment:
-    """Truncate an alignment to a window's first `count` text tokens and first frames.
+    """Truncate an alignment to a window's first `count` text tokens and `frames` frames.
 
-    The tokens after them become one more row.
+    The row of the next token is kept as well, as the end of the text.
     """
     rows, matrix, begins = count + 1, alignment.matrix, alignment.begins
     return Alignment(
@@ -295,7 +298,7 @@ def time_words(
         for i, (text, count) in enumerate(parts)
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
-    median_s = min(_LONGEST_MEDIAN_S, float(np.median(durations))) if durations else 0.0
+    median_s = min(_MAX_MEDIAN_S, float(np.median(durations))) if durations else 0.0
     characters = tuple(_scored_characters(alignment, pieces, decode)) if logprobs else None
     words = WindowWords(tuple(timings), median_s, language in SPACELESS, characters)
     if durations:
@@ -311,32 +314,32 @@ def _scored_characters(
     alignment: Alignment, pieces: Sequence[Sequence[int]], decode: Decode
 ) -> Iterator[Characters]:
     begin = 0
-    for text, count in (one for tokens in pieces for one in characters(tokens, decode)):
+    for text, count in (run for tokens in pieces for run in characters(tokens, decode)):
         probs = alignment.token_probs[begin : begin + count].astype(np.float64)
-        yield Characters(text, count, float(np.log(np.maximum(probs, _LEAST_PROB)).sum()))
+        yield Characters(text, count, float(np.log(np.maximum(probs, _MIN_PROB)).sum()))
         begin += count
 
 
 def _shorten_at_sentences(words: WindowWords) -> None:
-    """Shorten the punctuation, or the word after it, that fills the pause between sentences."""
-    for before, timing in zip(words.timings, words.timings[1:], strict=False):
+    """Shorten a punctuation mark, or the word after it, if it fills the pause between sentences."""
+    for previous, timing in zip(words.timings, words.timings[1:], strict=False):
         if timing.duration_s <= words.longest_s:
             continue
         if timing.text in _SENTENCE_ENDS:
             timing.end_s = timing.start_s + words.longest_s
-        elif before.text in _SENTENCE_ENDS:
+        elif previous.text in _SENTENCE_ENDS:
             timing.start_s = timing.end_s - words.longest_s
 
 
 def _begin_with_voice(timings: list[WordTiming], voice: Sequence[tuple[float, float]]) -> None:
     """Move the start of each word to the start of the speech interval that contains most of it."""
     for timing in timings:
-        parts = [
+        overlaps = [
             (min(timing.end_s, end) - max(timing.start_s, start), start) for start, end in voice
         ]
-        most_s, start_s = max(parts, default=(0.0, 0.0))
-        if most_s >= _LEAST_VOICE_S:
-            timing.start_s = max(timing.start_s, start_s - _ONSET_S)
+        max_overlap_s, start_s = max(overlaps, default=(0.0, 0.0))
+        if max_overlap_s >= _MIN_OVERLAP_S:
+            timing.start_s = max(timing.start_s, start_s - _MAX_ONSET_S)
 
 
 def assign_words(
@@ -362,7 +365,7 @@ def assign_words(
                 start_s=round(window_start_s + timing.start_s, 2),
                 end_s=round(window_start_s + timing.end_s, 2),
             )
-            for timing in _take(timings, len(segment.tokens))
+            for timing in _take_tokens(timings, len(segment.tokens))
             if timing.text
         ]
         start, end = segment.start, segment.end
@@ -383,14 +386,14 @@ def assign_words(
         if words.characters is not None:
             logprobs = tuple(  # adding 0.0 turns -0.0 into 0.0
                 TokenLogprob(part.text, round(part.logprob, 4) + 0.0)
-                for part in _take(characters, len(segment.tokens))
+                for part in _take_tokens(characters, len(segment.tokens))
             )
             segment = dataclasses.replace(segment, token_logprobs=logprobs)
         timed_segments.append(segment)
     return timed_segments
 
 
-def _take(items: Iterator[T], tokens: int) -> Iterator[T]:
+def _take_tokens(items: Iterator[T], tokens: int) -> Iterator[T]:
     """Take the next items with `tokens` tokens in total."""
     while tokens > 0 and (item := next(items, None)) is not None:
         tokens -= item.tokens
@@ -403,10 +406,10 @@ def _shorten_after_pause(
     """Shorten the first two words after a pause, which often extend into it."""
     first, longest_s = timings[0], words.longest_s
     second = timings[1] if len(timings) > 1 else None
-    if first.end_s - spoken_until_s <= words.median_s * _PAUSE:
+    if first.end_s - spoken_until_s <= words.median_s * _MIN_PAUSE_MEDIANS:
         return
-    together = second is not None and second.end_s - first.start_s > longest_s * 2
-    if first.duration_s <= longest_s and not together:
+    both_too_long = second is not None and second.end_s - first.start_s > longest_s * 2
+    if first.duration_s <= longest_s and not both_too_long:
         return
     if second is not None and second.duration_s > longest_s:
         first.end_s = second.start_s = max(second.end_s / 2, second.end_s - longest_s)
@@ -419,10 +422,10 @@ def _reconcile_times(
     """Reconcile a segment's times with its words; return the segment's start and end."""
     first, last = timings[0], timings[-1]
     start, end = first.start_s, last.end_s
-    if first.start_s + _DISAGREEMENT_S < segment.start < first.end_s:
+    if first.start_s + _MAX_DISAGREEMENT_S < segment.start < first.end_s:
         first.start_s = max(0.0, min(first.end_s - median_s, segment.start))
         start = segment.start
-    if last.start_s < segment.end < last.end_s - _DISAGREEMENT_S:
+    if last.start_s < segment.end < last.end_s - _MAX_DISAGREEMENT_S:
         last.end_s = max(last.start_s + median_s, segment.end)
         end = segment.end
     return start, end

@@ -3,10 +3,11 @@
 Plain state without threads or a runtime; `serve.transcriber.loop` drives it.
 
 Windows arrive one by one as the audio is decoded. In parallel mode a request's windows are decoded
-at the same time. In sequential mode a window's prompt is the text before it, so each waits for the
-last one; see `serve.transcriber.prompts`. If the language must be detected, the first window goes
-alone, and the others follow with its language. If that window is silent or its language is
-uncertain, the next window goes alone as well. With one language per window, no window waits.
+at the same time. In sequential mode a window's prompt is the text before it, so each window waits
+for the window before it; see `serve.transcriber.prompts`. If the language must be detected, the
+first window is decoded alone, and the others use its language. If that window is silent or its
+language is uncertain, the next window is decoded alone as well. With one language per window, no
+window waits.
 """
 
 import collections
@@ -23,7 +24,7 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.fields import ShortEncoder
 from serve.contract.messages import OnEvent, Phase, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import Job, JobEvent, Scores
-from serve.speakers.words import lettered
+from serve.speakers.words import letter_speakers
 from serve.speech import judging, windows, words
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.speech.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ class Phases:
         # Name, start and end in monotonic seconds, windows; appending needs no lock.
         self._recorded: list[tuple[str, float, float, int]] = []
 
-    def note(self, name: str, began_s: float, windows: int = 1) -> None:
+    def record(self, name: str, began_s: float, windows: int = 1) -> None:
         """Record a piece of work that has just ended.
 
         Args:
@@ -64,7 +65,7 @@ class Phases:
         """
         self._recorded.append((name, began_s, time.monotonic(), windows))
 
-    def note_scores(self, scores: Scores) -> None:
+    def record_scores(self, scores: Scores) -> None:
         """Record the encoder's and the decoder's work for a window that has just ended."""
         now_s = time.monotonic()
         encode_s, decode_s = scores.encode_s, scores.decode_s
@@ -74,12 +75,12 @@ class Phases:
 
     def seconds(self, name: str) -> float:
         """Sum the seconds of work in a phase."""
-        return sum(end_s - begin_s for noted, begin_s, end_s, _ in self._recorded if noted == name)
+        return sum(end_s - begin_s for phase, begin_s, end_s, _ in self._recorded if phase == name)
 
     def summary(self, accepted_s: float) -> tuple[Phase, ...]:
-        """Return all phases and waits in wall-clock time, in order of start.
+        """Return all phases in wall-clock time, in order of start.
 
-        The waits are those for a decoder thread, and of the first window for a slot.
+        Two of them are waits: for a decoder thread, and of the first window for a slot.
 
         Args:
             accepted_s: monotonic time at which the request was accepted.
@@ -87,9 +88,8 @@ class Phases:
         recorded, offset_s = list(self._recorded), time.time() - time.monotonic()
         phases, begins = list[Phase](), dict[str, float]()
         for name in dict.fromkeys(name for name, *_ in recorded):
-            _, starts, ends, windows = zip(
-                *(one for one in recorded if one[0] == name), strict=True
-            )
+            entries = [entry for entry in recorded if entry[0] == name]
+            _, starts, ends, windows = zip(*entries, strict=True)
             begins[name] = min(starts)
             phases.append(Phase(name, min(starts), max(ends), self.seconds(name), sum(windows)))
         ready_s = [end_s for name, _, end_s, windows in recorded if name == "decode" and windows]
@@ -107,7 +107,7 @@ class Phases:
 
 
 def encoder_frames(duration_s: float, short: ShortEncoder) -> int:
-    """Count the log-mel frames that the encoder sees of a window of `duration_s` seconds."""
+    """Return the number of log-mel frames to which a window of `duration_s` seconds is padded."""
     if short == "off" or (short == "auto" and duration_s < _SHORTEST_S):
         return N_FRAMES
     seconds = math.ceil(duration_s + _SILENCE_S)
@@ -122,9 +122,9 @@ class _Window:
 
     audio: windows.AudioWindow  # has samples until they are submitted or, with VAD, decoded
     duration_s: float
-    number: int  # index among the windows cut from the audio; a remainder has its window's
-    remainder_depth: int = 0  # 0: cut from the audio; n: the remainder of a window with n - 1
-    doubted: bool = False  # retried with a full-size encoder
+    number: int  # index among the windows cut from the audio; remainders have their window's number
+    remainder_depth: int = 0  # 0: cut from the audio; n: the remainder of a window of depth n - 1
+    needs_full_size: bool = False  # decode again with a full-size encoder
     failed: list[windows.Attempt] = dataclasses.field(default_factory=list)
     decoded: windows.DecodedWindow | None = None
     times_pending: bool = False  # decoded, word timing pending
@@ -150,12 +150,12 @@ class ActiveRequest:
     untold_s: float = 0.0  # seconds of speech without text
     submitted: int = 0  # number of windows submitted
     warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
-    phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record theirs, too
+    phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record phases, too
     # A window's index is its order of arrival; remainders of windows arrive last.
     _windows: list[_Window] = dataclasses.field(default_factory=list)
     _order: list[int] = dataclasses.field(default_factory=list)  # indices in order of time
     _waiting: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    _all_came: bool = False
+    _all_arrived: bool = False
     _decoded: int = 0  # number of windows decoded
     _stitched: int = 0  # the first windows of `_order`, which are done and in `_segments`
     _segments: list[Segment] = dataclasses.field(default_factory=list)
@@ -170,8 +170,8 @@ class ActiveRequest:
         """Replace the plan by a more complete one; call this before the first window arrives."""
         self.plan = plan
         self._text_before = plan.texts.before  # prompt ids of the text before the next window
-        each = plan.request.multilingual
-        self._languages = Languages(plan.start, plan.language, each, plan.script)
+        per_window = plan.request.multilingual
+        self._languages = Languages(plan.start, plan.language, per_window, plan.script)
 
     def warn(self, text: str) -> None:
         """Add a warning about the audio unless it is known; call this before `transcript`."""
@@ -190,7 +190,7 @@ class ActiveRequest:
     @property
     def is_short(self) -> bool:
         """Whether the request consists of one window, which is not submitted yet."""
-        return self.submitted == 0 and self._all_came and len(self._waiting) == 1
+        return self.submitted == 0 and self._all_arrived and len(self._waiting) == 1
 
     @property
     def next_samples(self) -> int:
@@ -200,24 +200,27 @@ class ActiveRequest:
     @property
     def complete(self) -> bool:
         """Whether all windows are decoded and stitched, and diarization, if wanted, is done."""
-        whole = self._all_came and self._stitched == len(self._windows)
-        return whole and (self._by_speaker is not None or self.plan.speakers is None)
+        all_stitched = self._all_arrived and self._stitched == len(self._windows)
+        return all_stitched and (self._by_speaker is not None or self.plan.speakers is None)
 
     def add_window(self, window: windows.AudioWindow) -> None:
         """Add the next window of decoded audio."""
-        assert not self._all_came, f"request {self.id} has had its last window"
+        assert not self._all_arrived, f"request {self.id} has had its last window"
         if len(window.samples):  # empty if the window has no speech
             index = len(self._windows)
             number = self._windows[self._order[-1]].number + 1 if index else 0
             self._waiting.append(index)
             self._order.append(index)
             self._windows.append(_Window(window, window.duration_s, number))
-        self._all_came = window.last
+        self._all_arrived = window.last
         if not window.channel:  # all channels have the same duration
             self.duration_s += window.duration_s + window.left_out_s
 
     def next_window(self) -> tuple[int, windows.AudioWindow]:
-        """Remove and return the next window to submit and its index; `ready` must be true."""
+        """Remove the next window to submit; return its index and the window.
+
+        `ready` must be true.
+        """
         assert self.ready, f"request {self.id} has no window to submit"
         self.submitted += 1
         index = self._waiting.popleft()
@@ -235,9 +238,9 @@ class ActiveRequest:
             self.started_s = time.monotonic() if at_s is None else at_s
 
     def encoder_frames(self, index: int) -> int:
-        """Count the log-mel frames of a window that the encoder sees."""
+        """Return the number of log-mel frames to which a window is padded."""
         window, short = self._windows[index], self.plan.short_encoder
-        if window.doubted or (window.remainder_depth and short == "auto"):
+        if window.needs_full_size or (window.remainder_depth and short == "auto"):
             return N_FRAMES
         return encoder_frames(window.duration_s, short)
 
@@ -302,7 +305,7 @@ class ActiveRequest:
 
         Args:
             index: the window's index.
-            temperature: that of the job.
+            temperature: the job's temperature.
             tokens: all tokens of the job.
             event: the job's last event, with scores.
             tokenizer: the engine's tokenizer.
@@ -313,7 +316,7 @@ class ActiveRequest:
         """
         window, scores, looped = self._windows[index], event.scores, event.finished == "loop"
         assert scores is not None
-        self.phases.note_scores(scores)
+        self.phases.record_scores(scores)
         if looped and self.plan.request.unfinished:
             tokens, looped = tokens[: -judging.LOOP_START], False
         pieces = tuple(windows.split_segments(tokens, tokenizer.facts, window.duration_s))
@@ -331,49 +334,49 @@ class ActiveRequest:
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
         fixed_temperature = self.plan.fixed_temperature or window.audio.narrow
-        verdict = judging.decide(attempt, config, fixed_temperature, window.audio.voice_s)
+        decision = judging.decide(attempt, config, fixed_temperature, window.audio.voice_s)
         if self.plan.short_encoder == "auto" and self.encoder_frames(index) != N_FRAMES:
-            breaks_off = window.audio.voice and windows.find_uncovered(window.audio, pieces)[1]
-            if breaks_off or verdict.outcome != "accept":
-                window.doubted = True
+            misses_speech = window.audio.voice and windows.find_uncovered(window.audio, pieces)[1]
+            if misses_speech or decision.outcome != "accept":
+                window.needs_full_size = True
                 return temperature
-        certainty, silence = self.plan.detection.certainty, verdict.outcome == "silence"
-        self._languages.note_scores(index, scores, tokenizer, certainty, silence=silence)
-        if verdict.outcome == "retry":
-            if verdict.temperature != temperature:
+        certainty, silence = self.plan.detection.certainty, decision.outcome == "silence"
+        self._languages.record_scores(index, scores, tokenizer, certainty, silence=silence)
+        if decision.outcome == "retry":
+            if decision.temperature != temperature:
                 window.failed.append(attempt)
-            return verdict.temperature
-        if verdict.outcome == "give up":
+            return decision.temperature
+        if decision.outcome == "give up":
             attempt = judging.best_attempt([*window.failed, attempt], config)
         window.failed.clear()
-        self._keep(index, attempt, verdict.outcome)
+        self._store_result(index, attempt, decision.outcome)
         return None
 
-    def _keep(self, index: int, attempt: windows.Attempt, outcome: str) -> None:
+    def _store_result(self, index: int, attempt: windows.Attempt, outcome: str) -> None:
         """Keep a window's last attempt, and queue windows for speech that it does not cover."""
         window = self._windows[index]
         pieces = () if outcome == "silence" else attempt.pieces
-        kept, remainders = len(pieces), list[windows.AudioWindow]()
+        n_kept, remainders = len(pieces), list[windows.AudioWindow]()
         if window.audio.voice:
             if window.remainder_depth < _MAX_REMAINDERS:
-                kept, remainders = windows.find_uncovered(window.audio, pieces)
+                n_kept, remainders = windows.find_uncovered(window.audio, pieces)
             if not remainders:
                 self.untold_s += windows.uncovered_s(window.audio, pieces)
         position = self._order.index(index) + 1
         for audio in reversed(remainders):
-            remainder = len(self._windows)
+            remainder_index = len(self._windows)
             depth = window.remainder_depth + 1
             self._windows.append(_Window(audio, audio.duration_s, window.number, depth))
-            self._order.insert(position, remainder)
-            self._languages.set_remainder(remainder, index)
-            self._waiting.appendleft(remainder)
+            self._order.insert(position, remainder_index)
+            self._languages.set_remainder(remainder_index, index)
+            self._waiting.appendleft(remainder_index)
         self._decoded += 1
         window.decoded = windows.DecodedWindow(
             timeline=window.audio.timeline,
             duration_s=window.duration_s - sum(audio.duration_s for audio in remainders),
             attempt=attempt,
-            pieces=pieces[:kept],
-            language=self._languages.own(index),
+            pieces=pieces[:n_kept],
+            language=self._languages.own_code(index),
             given_up=outcome == "give up",
         )
         window.free_samples()
@@ -436,7 +439,7 @@ class ActiveRequest:
             self._stitched += 1
         self._segments += segments
         # Segments with speakers become final only at the end.
-        return [] if self.plan.tells_speakers else segments
+        return [] if self.plan.returns_speakers else segments
 
     def _stitch(
         self,
@@ -453,7 +456,7 @@ class ActiveRequest:
             segments = judging.with_confidence(
                 segments, plan.confidence, plan.request.low_confidence
             )
-        segments = window.timeline.restore(self._languages.in_script(index, segments))
+        segments = window.timeline.restore(self._languages.convert_script(index, segments))
         if (silence_s := plan.request.hallucination_silence_threshold) > 0:
             segments = judging.without_hallucinations(
                 segments, window, self._spoken_until_s, silence_s
@@ -461,20 +464,19 @@ class ActiveRequest:
         for segment in segments:
             if segment.words:
                 self._spoken_until_s = segment.words[-1].end
-        if plan.words and not plan.tells_words and not plan.speakers:
+        if plan.words and not plan.returns_words and not plan.speakers:
             segments = _without_words(segments)
         segments = windows.spoken(segments)
         if plan.request.mode == "sequential" and window.pieces:
             # Compare by identity: a sentence may occur twice with equal tokens.
-            answered = [
+            spoken_pieces = [
                 piece for piece in window.pieces if any(piece.tokens is s.tokens for s in segments)
             ]
             timestamps = plan.options.timestamps and plan.texts.timestamps
-            tokens = windows.written(answered, tokenizer.facts, timestamps)
+            tokens = windows.written(spoken_pieces, tokenizer.facts, timestamps)
             # A failed text makes the model repeat itself.
-            lost = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
-            before = () if lost else (*self._text_before, *tokens)[-plan.texts.limit :]
-            self._text_before = before
+            failed = window.given_up or window.attempt.temperature > _LOST_TEMPERATURE
+            self._text_before = () if failed else (*self._text_before, *tokens)[-plan.texts.limit :]
         return segments
 
     def transcript(self) -> Transcript:
@@ -485,8 +487,8 @@ class ActiveRequest:
         assert self.complete
         plan, segments = self.plan, self._segments
         if self._by_speaker is not None and plan.speakers is not None:
-            segments = lettered(list(self._by_speaker(segments)), plan.speakers.names)
-            segments = segments if plan.tells_words else _without_words(segments)
+            segments = letter_speakers(list(self._by_speaker(segments)), plan.speakers.names)
+            segments = segments if plan.returns_words else _without_words(segments)
         if plan.channels:
             segments = sorted(segments, key=lambda segment: segment.start)
         decoded = [window.decoded for window in self._windows if window.decoded is not None]
@@ -497,9 +499,9 @@ class ActiveRequest:
         language, language_prob = self._languages.of_recording(spoken_s)
         # Only audio without speech has no window, and thus no language.
         assert language is not None or not self._windows
-        if self._languages.several:
-            of_all = self._languages.of_all
-            segments = [dataclasses.replace(s, language=s.language or of_all) for s in segments]
+        if self._languages.is_mixed:
+            code = self._languages.common_code
+            segments = [dataclasses.replace(s, language=s.language or code) for s in segments]
         timelines = {
             index: (self._windows[index].audio.timeline, self._windows[index].duration_s)
             for index in self._order

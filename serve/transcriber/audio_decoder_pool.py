@@ -1,9 +1,9 @@
 """Decode requests' audio to windows on worker threads, slightly ahead of the device.
 
 A worker decodes one window of a request, then takes the next request in the queue. An hour of audio
-therefore neither blocks short requests nor occupies memory. A request is decoded at most
-`LOOK_AHEAD` windows ahead of the submitted ones. All requests together are decoded at most
-`_AHEAD_PER_SLOT` windows per slot ahead; first windows are exempt from that limit.
+therefore neither blocks short requests nor occupies memory. A request has at most `LOOK_AHEAD`
+decoded windows that are not submitted yet. All requests together have at most `_AHEAD_PER_SLOT` per
+slot; a request's first window does not count.
 
 For diarization the audio is decoded a second time, block by block, so that hours of audio never
 occupy memory.
@@ -28,7 +28,7 @@ from serve.speech.sandbox import client as sandbox
 from serve.speech.windows import AudioWindow
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.decoding_plan import audio_bytes
-from serve.transcriber.dispatch import NEWCOMERS, FairQueue, rank_of
+from serve.transcriber.dispatch import NOT_SERVED, FairQueue, rank_of
 from serve.transcriber.guard import guarded
 
 LOOK_AHEAD = 4  # maximum number of a request's windows decoded but not submitted
@@ -44,24 +44,24 @@ class _AudioTask:
     """A request in decoding; the pool's lock guards all fields but `windows`."""
 
     active: ActiveRequest
-    size: int  # bytes of the audio as sent
+    size: int  # bytes of the audio as the client sent it
     # Holds the request's audio until it is closed; owned by a worker while `working`.
     windows: Generator[AudioWindow | None, None, None] = dataclasses.field(init=False)
-    begun: int = 0  # windows that are decoded or in decoding
-    taken: int = 0  # windows that were submitted
+    n_started: int = 0  # windows that are decoded or in decoding
+    n_submitted: int = 0
     working: bool = False  # a worker decodes or frees the audio
-    whole: bool = False  # all audio is decoded
-    gone: bool = False  # the request has ended
+    all_decoded: bool = False
+    request_ended: bool = False
 
     @property
-    def held(self) -> int:
+    def n_buffered(self) -> int:
         """The number of windows in memory, which are not submitted yet."""
-        return self.begun - self.taken
+        return self.n_started - self.n_submitted
 
     @property
-    def held_ahead(self) -> int:
-        """The number of windows that count towards the limit of all requests."""
-        return self.held - (self.begun > 0 and self.taken == 0)
+    def n_buffered_ahead(self) -> int:
+        """The number of buffered windows that count towards the limit of all requests."""
+        return self.n_buffered - (self.n_started > 0 and self.n_submitted == 0)
 
 
 class AudioDecoderPool:
@@ -110,18 +110,18 @@ class AudioDecoderPool:
         After `close` the request gets no callbacks.
         """
         decoding = _AudioTask(active, audio_bytes(request))
-        decoding.windows = self._windows(active, request, lambda: decoding.gone)
+        decoding.windows = self._windows(active, request, lambda: decoding.request_ended)
         with self._lock:
             if self._closed or active.ended:
                 return
             self._decodings[active.id] = decoding
             self._queue_if_allowed(decoding)
 
-    def taken(self, active: ActiveRequest) -> None:
+    def mark_submitted(self, active: ActiveRequest) -> None:
         """Record that a request's window was submitted, so that the next one can be decoded."""
         with self._lock:
             if (decoding := self._decodings.get(active.id)) is not None:
-                decoding.taken += 1
+                decoding.n_submitted += 1
                 self._queue_if_allowed(decoding)
 
     def release(self, active: ActiveRequest) -> None:
@@ -153,7 +153,7 @@ class AudioDecoderPool:
     def held_windows(self) -> int:
         """Count the windows that are decoded or in decoding, but not submitted."""
         with self._lock:
-            return sum(decoding.held for decoding in self._decodings.values())
+            return sum(decoding.n_buffered for decoding in self._decodings.values())
 
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.
@@ -166,7 +166,10 @@ class AudioDecoderPool:
         known = [KnownSpeaker(name, _reference(name, file)) for name, file in speakers.known]
         with contextlib.closing(self._blocks(active, request, lambda: active.ended)) as samples:
             return self._diarizer.diarize(
-                samples, least=speakers.least, most=speakers.most, known=known
+                samples,
+                min_speakers=speakers.min_count,
+                max_speakers=speakers.max_count,
+                known=known,
             )
 
     @functools.cached_property
@@ -180,8 +183,8 @@ class AudioDecoderPool:
 
         The lock is held. If a worker decodes the audio, the worker frees it at its next block.
         """
-        unused = not (decoding.working or decoding.gone)
-        decoding.gone = True
+        unused = not (decoding.working or decoding.request_ended)
+        decoding.request_ended = True
         return unused
 
     def _windows(
@@ -235,8 +238,8 @@ class AudioDecoderPool:
     def _queue_if_allowed(self, decoding: _AudioTask) -> None:
         """Queue a request if it may be decoded further; the lock is held."""
         waits = decoding.working or decoding.active.id in self._waiting
-        if not (waits or decoding.whole or decoding.held >= LOOK_AHEAD):
-            rank = rank_of(decoding.active.priority, decoding.begun, decoding.size)
+        if not (waits or decoding.all_decoded or decoding.n_buffered >= LOOK_AHEAD):
+            rank = rank_of(decoding.active.priority, decoding.n_started, decoding.size)
             self._waiting.add(decoding.active.id, rank, decoding)
         self._wake()
 
@@ -249,39 +252,40 @@ class AudioDecoderPool:
     def _work(self) -> None:
         while (decoding := self._next()) is not None:
             active = decoding.active
-            what = f"decoding the audio of request {active.id}"
+            description = f"decoding the audio of request {active.id}"
             began_s = time.monotonic()
-            window = guarded(what, functools.partial(next, decoding.windows))
-            active.phases.note("decode", began_s, int(isinstance(window, AudioWindow)))
-            # Before it is put back, or another worker might report its next window first.
-            if not decoding.gone:
+            window = guarded(description, functools.partial(next, decoding.windows))
+            active.phases.record("decode", began_s, int(isinstance(window, AudioWindow)))
+            # Report before queueing again: else another worker might report the next window first.
+            if not decoding.request_ended:
                 if isinstance(window, EarshotError):
                     self._on_error(active, window)
                 elif window is not None:
                     self._on_window(active, window)
-            self._put_back(decoding, window)
+            self._requeue(decoding, window)
 
     def _next(self) -> _AudioTask | None:
         with self._lock:
-            ahead = sum(decoding.held_ahead for decoding in self._decodings.values())
-            full = ahead >= self._max_ahead
-            decoding = self._waiting.pop(below=NEWCOMERS if full else None)
+            n_buffered = sum(decoding.n_buffered_ahead for decoding in self._decodings.values())
+            full = n_buffered >= self._max_ahead
+            decoding = self._waiting.pop(below=NOT_SERVED if full else None)
             if decoding is None:
                 self.working -= 1
                 return None
             decoding.working = True
-            decoding.begun += 1
+            decoding.n_started += 1
             return decoding
 
-    def _put_back(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
+    def _requeue(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
             if window is None:
-                decoding.begun -= 1
+                decoding.n_started -= 1
             else:
-                decoding.whole = isinstance(window, EarshotError) or window.last
-            decoding.working = decoding.gone or decoding.whole  # this worker frees the audio
-            if not decoding.gone:
+                decoding.all_decoded = isinstance(window, EarshotError) or window.last
+            # True: this worker frees the audio below, and no other takes the request.
+            decoding.working = decoding.request_ended or decoding.all_decoded
+            if not decoding.request_ended:
                 self._queue_if_allowed(decoding)
         if decoding.working:
             decoding.windows.close()
@@ -289,10 +293,10 @@ class AudioDecoderPool:
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:
     """Yield the windows of a request's audio or of one channel."""
-    bandwidth, cut_one = cutting.Bandwidth(), _cutting(active)
-    watched = bandwidth.watch(blocks)
-    stretches = active.plan.stretches
-    windows = cutting.cut_stretches(watched, stretches, cut_one) if stretches else cut_one(watched)
+    bandwidth, cut = cutting.Bandwidth(), _cut_function(active)
+    monitored = bandwidth.watch(blocks)
+    intervals = active.plan.intervals
+    windows = cutting.cut_intervals(monitored, intervals, cut) if intervals else cut(monitored)
     for window in windows:
         if window is not None and window.last and (text := bandwidth.warning()):
             active.warn(text)
@@ -300,19 +304,19 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWind
         yield dataclasses.replace(window, narrow=True) if window and narrow else window
 
 
-def _cutting(active: ActiveRequest) -> cutting.CutOne:
+def _cut_function(active: ActiveRequest) -> cutting.CutFunction:
     """Return the function that cuts a request's audio into windows."""
 
-    def listener() -> vad.SpeechFilter:
+    def new_filter() -> vad.SpeechFilter:
         return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
 
     if active.plan.vad == "on":
-        return lambda blocks: cutting.pack(blocks, listener())
+        return lambda blocks: cutting.pack(blocks, new_filter())
     if active.plan.vad == "auto":
-        return lambda blocks: cutting.cut_long(blocks, listener)
+        return lambda blocks: cutting.cut_long(blocks, new_filter)
     if active.plan.voice:
         return functools.partial(cutting.cut_with_voice, voice=active.plan.voice)
-    return lambda blocks: cutting.cut_and_listen(blocks, listener())
+    return lambda blocks: cutting.cut_and_listen(blocks, new_filter())
 
 
 def _reference(name: str, file: bytes) -> Samples:
@@ -322,6 +326,6 @@ def _reference(name: str, file: bytes) -> Samples:
         RequestError: the file is not audio, or is too long.
     """
     try:
-        return audio.whole(audio.decode(file, AudioLimits(REFERENCE_S[1])))
+        return audio.join_blocks(audio.decode(file, AudioLimits(REFERENCE_S[1])))
     except AudioError as error:
         raise RequestError(f"the reference of {name}: {error}") from error

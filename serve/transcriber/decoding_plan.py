@@ -15,18 +15,12 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import AudioError, AudioLimitError, ConfigError, OptionError, shown
 from serve.contract.fields import ShortEncoder
 from serve.contract.manifest import Confidence, Manifest
-from serve.contract.messages import (
-    SPEECH_OPTIONS,
-    AudioFile,
-    Request,
-    SearchOptions,
-    SpeechOptions,
-)
+from serve.contract.messages import SPEECH_OPTIONS, AudioFile, Request, SearchOptions, SpeechOptions
 from serve.contract.options import Switch, as_switch, checked
 from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import CLOSE_LANGUAGES, Script, named_language, script_of
 from serve.speech.tokenizer import Tokenizer
-from serve.speech.windows import Stretch
+from serve.speech.windows import Interval
 from serve.transcriber.prompts import (
     NO_TEXTS,
     PromptTexts,
@@ -43,8 +37,8 @@ MAX_AUDIO_MB = 768  # maximum MiB of a file or of samples, as sent
 MAX_TIMES = 2048
 MAX_SPEAKERS = 100
 MAX_KNOWN_SPEAKERS = 16
-# A window is decoded in further languages, up to TRIES, until the probabilities of the languages
-# tried add up to CERTAINTY. The most likely text is kept.
+# A window is decoded in at most TRIES languages, until their probabilities add up to CERTAINTY. The
+# most likely text is kept.
 CERTAINTY, TRIES = 0.85, 2
 # If one language was detected for all windows, a later window with at least this probability of
 # another language is decoded in that language, too. The more likely text is kept.
@@ -72,9 +66,9 @@ _NEED_WORDS = ("word_timestamps", "token_logprobs", "diarize", "hallucination_si
 class Speakers:
     """The facts that a client states about a recording's speakers."""
 
-    least: int = 1  # the minimum number of speakers
-    most: int | None = None  # the maximum; None: no limit
-    known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each
+    min_count: int = 1
+    max_count: int | None = None  # None: no limit
+    known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each known speaker
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,25 +86,25 @@ class DecodingPlan:
     language: str | None  # code; None: to be detected
     options: DecodingOptions
     fixed_temperature: bool  # the client chose the temperature: no fallback
-    # The options that are used as they are; without the audio.
+    # The request without its audio, for options that need no conversion.
     request: Request = dataclasses.field(default=Request(b""), compare=False)
     words: bool = False  # time words
-    tells_words: bool = False  # return words
+    returns_words: bool = False  # return words
     confidence: Confidence | None = None  # calibration of word confidence; None: no confidence
     vad: Switch = "off"  # whether to skip audio without speech
     speech: SpeechOptions = _SPEECH  # VAD thresholds
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
-    voice: tuple[Stretch, ...] = ()  # the client's speech intervals; (): run VAD
+    voice: tuple[Interval, ...] = ()  # the client's speech intervals; (): run VAD
     texts: PromptTexts = NO_TEXTS
     detection: Detection = dataclasses.field(default_factory=Detection)  # language detection
-    stretches: tuple[Stretch, ...] = ()  # decode only these intervals; (): the whole audio
+    intervals: tuple[Interval, ...] = ()  # decode only these intervals; (): the whole audio
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
     speakers: Speakers | None = None  # diarization; None: off
     channels: bool = False  # each audio channel is one speaker
     script: Script | None = None  # Chinese script; None: the prevailing one of the first text
 
     @property
-    def tells_speakers(self) -> bool:
+    def returns_speakers(self) -> bool:
         """Whether segments have speakers; they then become final only with the last one."""
         return self.channels or self.speakers is not None
 
@@ -206,12 +200,13 @@ def plan_request(
         fixed_temperature=request.temperature is not None,
         request=dataclasses.replace(request, audio=b"", known_speaker_references=()),
         words=capabilities.words and (needs_words or request.try_word_timestamps),
-        tells_words=request.word_timestamps or (request.try_word_timestamps and capabilities.words),
+        returns_words=request.word_timestamps
+        or (request.try_word_timestamps and capabilities.words),
         # The calibration was fitted to transcripts, and does not hold for translations.
         confidence=manifest.confidence if request.task == "transcribe" else None,
         vad=vad,
-        stretches=_stretches("clip_timestamps", request.clip_timestamps),
-        voice=_stretches("voice", request.voice),
+        intervals=_intervals("clip_timestamps", request.clip_timestamps),
+        voice=_intervals("voice", request.voice),
         speech=_from_request(request, _SPEECH),
         short_encoder=_short_encoder(request, capabilities, config),
         detection=_detection(request, tokenizer, config),
@@ -304,7 +299,7 @@ def _setting(request: Request, name: str) -> str:
 def _contradictions(
     request: Request, vad: Switch, config: TranscriberConfig, manifest: Manifest
 ) -> Iterator[str]:
-    """Yield which options contradict each other, the engine or the configuration."""
+    """Yield a message for each option that contradicts another, the engine or the configuration."""
     for name, alternative in _EXCLUSIVE:
         if _is_set(request, name) and _is_set(request, alternative):
             yield (
@@ -340,7 +335,7 @@ def _contradictions(
 def _out_of_bounds(
     request: Request, config: TranscriberConfig, tokenizer: Tokenizer, n_text_ctx: int
 ) -> Iterator[str]:
-    """Yield which numbers are out of bounds."""
+    """Yield a message for each option that is out of bounds."""
     bounds: dict[str, tuple[float, float]] = {
         **dict.fromkeys(("temperature", "low_confidence"), (0, 1)),
         **dict.fromkeys(_COUNTS, (1, MAX_SPEAKERS)),
@@ -351,8 +346,13 @@ def _out_of_bounds(
         value = getattr(request, name)
         if value is not None and not (low <= value <= high and value < math.inf):  # or NaN
             yield f"{name} = {shown(value)}; expected a number from {low} to {high}"
-    num, least, most = (getattr(request, name) for name in _COUNTS)
-    if not (least or 1) <= (num or least or 1) <= (num or most or math.inf) <= (most or math.inf):
+    num_speakers, min_speakers, max_speakers = (getattr(request, name) for name in _COUNTS)
+    if (
+        not (min_speakers or 1)
+        <= (num_speakers or min_speakers or 1)
+        <= (num_speakers or max_speakers or math.inf)
+        <= (max_speakers or math.inf)
+    ):
         counts = (_setting(request, name) for name in _COUNTS if _is_set(request, name))
         yield f"{', '.join(counts)}; expected min_speakers <= num_speakers <= max_speakers"
     if len(request.draft) > n_text_ctx or not all(
@@ -372,7 +372,7 @@ def _out_of_bounds(
 def _unsupported(
     request: Request, start: tuple[int, ...], tokenizer: Tokenizer, capabilities: Capabilities
 ) -> Iterator[str | None]:
-    """Yield which options the engine or the runtime does not support."""
+    """Yield a message for each option that the engine or the runtime does not support."""
     runtime = f"the runtime {capabilities.runtime}"
     if request.temperature and not capabilities.sampling:
         yield f"temperature = {request.temperature}, but {runtime} cannot sample; expected 0"
@@ -385,8 +385,8 @@ def _unsupported(
         )
     texts = [name for name in _TEXTS if getattr(request, name).strip()]
     if not capabilities.previous_text and (texts or request.mode == "sequential"):
-        wrong = f"{texts[0]} is given" if texts else "mode = sequential"
-        yield f"{wrong}, but {runtime} accepts no text in prompts; leave it out"
+        found = f"{texts[0]} is given" if texts else "mode = sequential"
+        yield f"{found}, but {runtime} accepts no text in prompts; leave it out"
     if request.multilingual and not tokenizer.facts.multilingual:
         yield "multilingual = true, but this engine is English-only; leave it out"
     if not capabilities.detect_language and (request.multilingual or DETECT_LANGUAGE in start):
@@ -426,9 +426,9 @@ def _refusal_of_phrases(phrases: Sequence[str], capabilities: Capabilities) -> s
 def _vad(request: Request, config: TranscriberConfig) -> Switch:
     if request.vad is not None:
         return as_switch("vad", request.vad)
-    # The client has chosen what is worth decoding.
-    chosen = request.voice or (request.clip_timestamps and config.vad == "auto")
-    return "off" if chosen else config.vad
+    # The client has chosen the parts to decode.
+    client_intervals = request.voice or (request.clip_timestamps and config.vad == "auto")
+    return "off" if client_intervals else config.vad
 
 
 def _short_encoder(
@@ -437,17 +437,17 @@ def _short_encoder(
     """Return the `short_encoder` mode; "auto" was measured, and applies, only to transcripts."""
     if request.short_encoder is not None:
         return "on" if request.short_encoder else "off"
-    whole = not capabilities.short_windows or request.task != "transcribe"
-    return "off" if whole and config.short_encoder == "auto" else config.short_encoder
+    needs_full_windows = not capabilities.short_windows or request.task != "transcribe"
+    return "off" if needs_full_windows and config.short_encoder == "auto" else config.short_encoder
 
 
 def _from_request(request: Request, defaults: T) -> T:
-    """Merge the options of a request with `defaults`, which has fields of the same names."""
+    """Return `defaults` with the request's options of the same names."""
     options = dataclasses.asdict(defaults)
-    given = {name: value for name in options if (value := getattr(request, name)) is not None}
-    if not given:
+    overrides = {name: value for name in options if (value := getattr(request, name)) is not None}
+    if not overrides:
         return defaults
-    return from_table(type(defaults), options | given, "the request", error=OptionError)
+    return from_table(type(defaults), options | overrides, "the request", error=OptionError)
 
 
 def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOptions:
@@ -464,10 +464,10 @@ def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig
     if request.multilingual:  # each window's prompt names its own language
         return Detection(languages, CERTAINTY, TRIES)
     known = tokenizer.facts.languages
-    close = tuple(
+    close_languages = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return Detection(languages, CERTAINTY, TRIES, switch=SWITCH, close=close)
+    return Detection(languages, CERTAINTY, TRIES, switch=SWITCH, close_languages=close_languages)
 
 
 def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
@@ -479,12 +479,12 @@ def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:
 
 def _script(request: Request, config: TranscriberConfig) -> Script | None:
     """Return the first Chinese script that the request's language tags name."""
-    named = (request.language,) if request.language else request.languages or config.languages
-    return next((script for tag in named if (script := script_of(tag))), None)
+    tags = (request.language,) if request.language else request.languages or config.languages
+    return next((script for tag in tags if (script := script_of(tag))), None)
 
 
-def _stretches(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
-    """Return the stretches of audio that an option names.
+def _intervals(name: str, times: Sequence[float]) -> tuple[Interval, ...]:
+    """Return the intervals of audio that an option names.
 
     Args:
         name: the option's name.
@@ -499,17 +499,17 @@ def _stretches(name: str, times: Sequence[float]) -> tuple[Stretch, ...]:
             "parts"
         )
     ends = [*times[1::2], math.inf]  # one too many if the last end is given
-    stretches = tuple((float(s), float(e)) for s, e in zip(times[::2], ends, strict=False))
-    until_s = 0.0
-    for start_s, end_s in stretches:
-        if not until_s <= start_s < end_s:  # also false for NaN
+    intervals = tuple((float(s), float(e)) for s, e in zip(times[::2], ends, strict=False))
+    previous_end_s = 0.0
+    for start_s, end_s in intervals:
+        if not previous_end_s <= start_s < end_s:  # also false for NaN
             raise OptionError(
-                f"{name} has {start_s:g} to {end_s:g} s after {until_s:g} s; expected "
+                f"{name} has {start_s:g} to {end_s:g} s after {previous_end_s:g} s; expected "
                 "start, end, start, end, … in seconds, each end after its start and each start "
                 "no earlier than the end before it"
             )
-        until_s = end_s
-    return stretches
+        previous_end_s = end_s
+    return intervals
 
 
 def _speakers(request: Request) -> Speakers | None:
@@ -528,8 +528,12 @@ def _speakers(request: Request) -> Speakers | None:
     if len(set(names)) < len(names) or not all(name.strip() for name in names):
         raise OptionError(f"known_speaker_names = {shown(list(names))}; expected distinct names")
     known = tuple(zip(names, map(_reference_file, references), strict=True))
-    num, least, most = (getattr(request, name) for name in _COUNTS)
-    return Speakers(num or least or 1, num or most, known) if request.diarize else None
+    num_speakers, min_speakers, max_speakers = (getattr(request, name) for name in _COUNTS)
+    return (
+        Speakers(num_speakers or min_speakers or 1, num_speakers or max_speakers, known)
+        if request.diarize
+        else None
+    )
 
 
 def _reference_file(url: str) -> bytes:

@@ -1,11 +1,12 @@
 """Schedule windows onto the runtime, and match its events to requests.
 
 Only the device thread uses `Dispatcher`. Requests are ranked by least attained service (see
-`FairQueue`). Single-window requests are urgent and go first. To keep slots available for them,
-windows of other requests are limited to a few less than the slots. If the runtime itself runs
-urgent windows first, the limit is 1.5 times the slots, so that the encoder still gets full batches.
-With fewer than `_MIN_SLOTS` slots there is no such limit. All windows together may take twice the
-slots. For `_STREAMING_S` after the last live request only live text is urgent.
+`FairQueue`). Single-window requests are urgent and go first. To keep slots free for them, the
+number of other windows in the runtime is limited, to a few less than the slots. If the runtime
+itself runs urgent windows first, the limit is 1.5 times the slots, so that the encoder still gets
+full batches. With fewer than `_MIN_SLOTS` slots there is no such limit. All windows in the runtime
+together are at most twice the slots. For `_STREAMING_S` after the last live request only live text
+is urgent.
 """
 
 import dataclasses
@@ -30,29 +31,29 @@ from serve.transcriber.guard import guarded, runtime_calls
 T = TypeVar("T")
 Rank = tuple[int, ...]
 
-NEWCOMERS: Rank = (1,)  # items without service so far rank below it
-LIVE: Rank = (0, True)  # live text without service so far ranks below it
+NOT_SERVED: Rank = (1,)  # upper bound of the ranks of items without service so far
+LIVE_NOT_SERVED: Rank = (0, True)  # upper bound of the ranks of live text without service so far
 _JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
-_MAX_STALE = 64  # stale entries that are tolerated before a queue's heap is rebuilt
+_MAX_STALE = 64  # minimum number of stale entries at which a queue's heap is rebuilt
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
-_STREAMING_S = 5.0  # a live request within this time means that more are expected
-_SLOTS_PER_FREE_ONE = 32  # keep one slot free for urgent windows per 32 slots, at least one
+_STREAMING_S = 5.0  # after a live request, more are expected for this time
+_SLOTS_PER_FREE_ONE = 32  # one of this many slots stays free for urgent windows, and at least one
 _MIN_SLOTS = 4  # with fewer slots, an empty one costs too much
 
 
-def rank_of(priority: Priority, had: int, size: int) -> Rank:
+def rank_of(priority: Priority, n_windows: int, size: int) -> Rank:
     """Return the rank of a request.
 
     Args:
         priority: the request's priority.
-        had: the number of windows that it has had.
-        size: how large its next piece of work is.
+        n_windows: the number of the request's windows that were served.
+        size: the size of the request's next piece of work, in any unit.
     """
     if priority == "job":
-        return (_JOBS[0] + had, size)
-    return (had, priority != "live", size)
+        return (_JOBS[0] + n_windows, size)
+    return (n_windows, priority != "live", size)
 
 
 class FairQueue(Generic[T]):
@@ -109,8 +110,7 @@ class FairQueue(Generic[T]):
         """Remove and return the next item; None if no item is eligible.
 
         Args:
-            below: only items that rank lower than this are eligible, such as `NEWCOMERS`, and none
-                of them because it has waited longest.
+            below: only items of a lower rank are eligible, and the longest wait does not count.
         """
         while self._by_rank and self._is_stale(*self._by_rank[0]):
             heapq.heappop(self._by_rank)
@@ -147,14 +147,14 @@ class Dispatcher:
     Args:
         runtime: the runtime; it is called on the caller's thread.
         mel_filters: float32 (n_mels, 201), from the engine that the runtime executes.
-        on_taken: called with a request when a window of it has left the queue.
+        on_dequeued: called with a request when a window of it has left the queue.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         mel_filters: torch.Tensor,
-        on_taken: Callable[[ActiveRequest], None] = lambda _: None,
+        on_dequeued: Callable[[ActiveRequest], None] = lambda _: None,
     ) -> None:
         self.windows = 0  # windows submitted for the first time
         self.retries = 0  # windows submitted again
@@ -162,9 +162,9 @@ class Dispatcher:
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
-        features = self._capabilities.takes == "features"
+        features = self._capabilities.input_kind == "features"
         self._compute = LogMel(mel_filters, self._device, WINDOW_LENGTHS if features else ())
-        self._on_taken = on_taken
+        self._on_dequeued = on_dequeued
         slots = self._capabilities.max_windows
         self._max_jobs = 2 * slots
         self._max_long_jobs = _max_long_jobs(self._capabilities)
@@ -184,9 +184,9 @@ class Dispatcher:
         if active.priority == "live":
             self._live_s = time.monotonic()
         if active.ready and active.id not in self._ready:
-            # Requests of more than one window count as one window ahead.
-            had = 0 if active.is_short else 1 + active.submitted
-            rank = rank_of(active.priority, had, active.next_samples)
+            # A request of several windows ranks as if one window were served already.
+            n_windows = 0 if active.is_short else 1 + active.submitted
+            rank = rank_of(active.priority, n_windows, active.next_samples)
             self._ready.add(active.id, rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:
@@ -197,25 +197,25 @@ class Dispatcher:
         """
         failed: list[tuple[ActiveRequest, EarshotError]] = []
         picked: list[tuple[ActiveRequest, int, AudioWindow, bool]] = []
-        room = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
-        room_for_long = self._max_long_jobs - self._long_jobs
+        max_picked = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
+        long_job_slots = self._max_long_jobs - self._long_jobs
         streaming = time.monotonic() - self._live_s < _STREAMING_S
-        while len(picked) < room:
-            urgent_only = LIVE if streaming else NEWCOMERS
-            active = self._ready.pop(below=urgent_only if room_for_long <= 0 else None)
+        while len(picked) < max_picked:
+            urgent_only = LIVE_NOT_SERVED if streaming else NOT_SERVED
+            active = self._ready.pop(below=urgent_only if long_job_slots <= 0 else None)
             if active is None:
                 break
-            taken = guarded(f"taking a window of request {active.id}", active.next_window)
-            if isinstance(taken, EarshotError):
-                failed.append((active, taken))
+            next_window = guarded(f"taking a window of request {active.id}", active.next_window)
+            if isinstance(next_window, EarshotError):
+                failed.append((active, next_window))
                 continue
-            urgent = _is_urgent(active, *taken, streaming)
-            picked.append((active, *taken, urgent))
-            room_for_long -= not urgent
-            self._on_taken(active)
+            urgent = _is_urgent(active, *next_window, streaming)
+            picked.append((active, *next_window, urgent))
+            long_job_slots -= not urgent
+            self._on_dequeued(active)
             self.enqueue(active)
-        sized = [(window, active.encoder_frames(index)) for active, index, window, _ in picked]
-        features = self._features(sized) if sized else []
+        windows = [(window, active.encoder_frames(index)) for active, index, window, _ in picked]
+        features = self._features(windows) if windows else []
         for (active, index, _, urgent), feature in zip(picked, features, strict=True):
             if isinstance(feature, EarshotError):
                 failed.append((active, feature))
@@ -236,7 +236,7 @@ class Dispatcher:
         """Submit a window again after its job has ended.
 
         A retry at the same temperature has one of two reasons. If the encoder saw a shortened
-        window, it now sees a whole one. If the job was ended as a loop, it continues, and its
+        window, it now sees a whole one. If the job was ended as a loop, the retry continues it: its
         tokens are the draft.
 
         Raises:
@@ -246,13 +246,13 @@ class Dispatcher:
         job = decoding.job
         active, index = decoding.active, decoding.index
         features = with_silence(job.features, active.encoder_frames(index))
-        anew = temperature != job.options.temperature or features.shape != job.features.shape
-        draft = () if anew else tuple(decoding.tokens)
-        self._submit(active, index, features, temperature, job.urgent, draft, stop_loops=anew)
+        restarts = temperature != job.options.temperature or features.shape != job.features.shape
+        draft = () if restarts else tuple(decoding.tokens)
+        self._submit(active, index, features, temperature, job.urgent, draft, stop_loops=restarts)
         self.retries += 1
 
     def record(self, event: JobEvent) -> DecodingWindow | None:
-        """Record an event; return its window if the window has ended and its request has not."""
+        """Record an event; return its window if the window has ended and the request has not."""
         decoding = self._jobs[event.job_id]
         decoding.tokens.extend(event.tokens)
         decoding.active.mark_started(event.began_s)
@@ -295,7 +295,7 @@ class Dispatcher:
     def _features(
         self, windows: list[tuple[AudioWindow, int]]
     ) -> list[torch.Tensor | EarshotError]:
-        """Compute the runtime's input of each window, or the error that its request ends with.
+        """Compute the runtime's input of each window, or the error that ends its request.
 
         All windows are computed together. If that fails, each is computed alone to find the
         faulty one.
@@ -303,33 +303,33 @@ class Dispatcher:
         Args:
             windows: each window with the number of log-mel frames that the encoder sees.
         """
-        what = f"computing the features of {len(windows)} windows"
-        features = guarded(what, functools.partial(self._compute_features, windows))
+        description = f"computing the features of {len(windows)} windows"
+        features = guarded(description, functools.partial(self._compute_features, windows))
         if not isinstance(features, EarshotError):
             return list(features)
         if len(windows) == 1:
             return [features]
-        return [alone for window in windows for alone in self._features([window])]
+        return [feature for window in windows for feature in self._features([window])]
 
     def _compute_features(self, windows: list[tuple[AudioWindow, int]]) -> Sequence[torch.Tensor]:
         """Compute log-mels (n_mels, frames), or samples (n,) for runtimes that take samples.
 
         Windows of equal length form one batch.
         """
-        if self._capabilities.takes == "samples":
+        if self._capabilities.input_kind == "samples":
             return [torch.tensor(window.samples) for window, _ in windows]
         log_mels: dict[int, torch.Tensor] = {}
         for frames in {frames for _, frames in windows}:
-            alike = [i for i, (_, count) in enumerate(windows) if count == frames]
+            same_length = [i for i, (_, count) in enumerate(windows) if count == frames]
             # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
-            shape = (len(alike), frames * HOP_LENGTH)
+            shape = (len(same_length), frames * HOP_LENGTH)
             padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
-            for row, i in zip(padded.numpy(), alike, strict=True):
+            for row, i in zip(padded.numpy(), same_length, strict=True):
                 samples = windows[i][0].samples
                 row[: len(samples)] = samples
                 row[len(samples) :] = 0.0
             try:
-                log_mels.update(zip(alike, self._compute(padded).unbind(), strict=True))
+                log_mels.update(zip(same_length, self._compute(padded).unbind(), strict=True))
             except torch.AcceleratorError as error:
                 raise DeviceError(f"{self._device} failed: {error}") from error
         return [log_mels[i] for i in range(len(windows))]
@@ -349,7 +349,7 @@ class Dispatcher:
             self._runtime.submit(job)
         self._jobs[job.id] = DecodingWindow(active, index, job)
         self._long_jobs += not urgent
-        if not (self._capabilities.tells_begin or self._capabilities.streaming):
+        if not (self._capabilities.reports_begin or self._capabilities.streaming):
             active.mark_started()  # this runtime sends no event before the window's end
 
 
@@ -370,5 +370,5 @@ def _is_urgent(active: ActiveRequest, index: int, window: AudioWindow, streaming
     that live text needs.
     Jobs are never urgent.
     """
-    only = index == 0 and window.last
-    return only and (active.priority == "live" or (active.priority == "file" and not streaming))
+    is_only = index == 0 and window.last
+    return is_only and (active.priority == "live" or (active.priority == "file" and not streaming))

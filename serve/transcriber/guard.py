@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
+def guarded(description: str, work: Callable[[], T]) -> T | EarshotError:
     """Run one request's work; return its result, or the error that the request must end with.
 
     All work for a single request runs through this function, so that a bug in it affects no other
     request.
 
     Args:
-        what: a description of the work and its request, for the log.
+        description: a description of the work and its request, for the log.
         work: the work; it may change only this request's state, and the runtime in
             `runtime_calls`.
 
@@ -33,7 +33,7 @@ def guarded(what: str, work: Callable[[], T]) -> T | EarshotError:
     except EarshotError as error:
         return error
     except Exception as error:
-        logger.exception("internal error: %s", what)
+        logger.exception("internal error: %s", description)
         return EarshotError(f"internal error: {shown(error)}")
 
 

@@ -5,8 +5,8 @@
 
 The device thread owns the runtime and the state of every request; its loop is
 `Transcriber._serve`. Other threads only put calls into its inbox. Every accepted request ends with
-exactly one terminal event, because only `Transcriber._end` sends one, on the device thread. Every
-wait has a time limit.
+exactly one terminal event, because only `Transcriber._end` sends terminal events, on the device
+thread. Every wait has a time limit.
 """
 
 import concurrent.futures
@@ -44,12 +44,7 @@ from serve.speech.windows import AudioWindow
 from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
-from serve.transcriber.decoding_plan import (
-    audio_bytes,
-    check_config,
-    plan_request,
-    with_texts,
-)
+from serve.transcriber.decoding_plan import audio_bytes, check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
 from serve.transcriber.prompts import texts_of
@@ -60,7 +55,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _POLL_S = 0.02  # maximum wait of a poll, so that arrivals and cancellations are handled soon
-_WORD_THREADS = 2  # a window takes milliseconds, most of them outside the GIL
+_WORD_THREADS = 2  # timing the words of a window takes milliseconds, mostly outside the GIL
 _STALLED_S = 60.0  # a loop iteration that takes longer is unhealthy
 
 
@@ -72,7 +67,7 @@ class Transcriber:
         runtime: the runtime; the transcriber owns it, calls it on the device thread only, and
             closes it in `close`.
         config: limits, defaults and retry thresholds.
-        grace_s: seconds after a request's deadline at which `transcribe` gives up by itself.
+        grace_s: seconds after a request's deadline at which `transcribe` stops waiting.
         join_s: maximum seconds that `close` waits for the device thread.
         idle_s: maximum seconds that the device thread sleeps; an arrival wakes it at once.
 
@@ -100,11 +95,11 @@ class Transcriber:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tracker = RequestTracker(config)
         slots = self.capabilities.max_windows
-        self._post_failure = self._posts(self._fail)
+        self._post_failure = self._on_device_thread(self._fail)
         self._decoders = AudioDecoderPool(
             config,
             slots,
-            self._posts(self._take),
+            self._on_device_thread(self._receive_window),
             self._post_failure,
             self._tokenize,
             self.capabilities.device,
@@ -116,8 +111,10 @@ class Transcriber:
         )
         # Only the device thread writes these; others read the first two.
         self._gauges: Gauges = runtime.gauges()
-        self._last_turn_s = time.monotonic()
-        self._dispatcher = Dispatcher(runtime, engine.load_mel_filters(), self._decoders.taken)
+        self._last_iteration_s = time.monotonic()
+        self._dispatcher = Dispatcher(
+            runtime, engine.load_mel_filters(), self._decoders.mark_submitted
+        )
 
         self._thread = threading.Thread(target=self._run, name="earshot-device", daemon=True)
         self._thread.start()
@@ -156,8 +153,8 @@ class Transcriber:
         if plan.speakers is not None:
             diarize = functools.partial(self._decoders.diarize, active, request)
             work = functools.partial(run_in_fresh_thread, diarize)
-            take = functools.partial(self._take_turns, active)
-            self._speaker_threads.submit(self._work_beside, "speakers", active, work, take)
+            receive = functools.partial(self._receive_turns, active)
+            self._speaker_threads.submit(self._run_phase, "speakers", active, work, receive)
         # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -203,7 +200,7 @@ class Transcriber:
         """Whether requests can be answered: the device thread runs and makes progress."""
         limit_s = max(_STALLED_S, self._config.request_timeout_s)
         busy = self._tracker.oldest() is not None
-        stalled = busy and time.monotonic() - self._last_turn_s > limit_s
+        stalled = busy and time.monotonic() - self._last_iteration_s > limit_s
         return not self._tracker.closed and self._thread.is_alive() and not stalled
 
     def stats(self) -> Stats:
@@ -245,21 +242,25 @@ class Transcriber:
             plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
             self._inbox.put(functools.partial(active.set_plan, plan))
 
-    def _work_beside(
-        self, phase: str, active: ActiveRequest, work: Callable[[], T], take: Callable[[T], None]
+    def _run_phase(
+        self,
+        phase: str,
+        active: ActiveRequest,
+        work: Callable[[], T],
+        on_result: Callable[[T], None],
     ) -> None:
-        """Do a phase of a request's work, and post its result to the device thread."""
+        """Run a phase of a request on this thread, and post its result to the device thread."""
         if active.ended:
             return
         began_s = time.monotonic()
         result = guarded(f"{phase} of request {active.id}", work)
-        active.phases.note(phase, began_s)
+        active.phases.record(phase, began_s)
         if isinstance(result, EarshotError):
             self._post_failure(active, result)
         else:
-            self._inbox.put(functools.partial(take, result))
+            self._inbox.put(functools.partial(on_result, result))
 
-    def _posts(self, work: Callable[..., None]) -> Callable[..., None]:
+    def _on_device_thread(self, work: Callable[..., None]) -> Callable[..., None]:
         """Return a function, for any thread, that runs `work` on the device thread."""
         return lambda *args: self._inbox.put(functools.partial(work, *args))
 
@@ -275,7 +276,7 @@ class Transcriber:
             for event in self._runtime.poll(_POLL_S):
                 self._handle_event(event)
             self._gauges = self._runtime.gauges()
-            self._last_turn_s = time.monotonic()
+            self._last_iteration_s = time.monotonic()
 
     def _run(self) -> None:
         """Serve until told to stop or until the device fails, then end everything."""
@@ -317,14 +318,14 @@ class Transcriber:
         while (active := self._tracker.oldest()) and active.deadline_s <= time.monotonic():
             self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
-    def _take(self, active: ActiveRequest, window: AudioWindow) -> None:
+    def _receive_window(self, active: ActiveRequest, window: AudioWindow) -> None:
         if not active.ended:
             if window.last:
                 self._tracker.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
             if active.complete:  # the audio has no speech
-                self._tell(active)
+                self._send_progress(active)
 
     def _handle_event(self, event: JobEvent) -> None:
         """Handle a runtime event; if a window has ended, advance its request."""
@@ -335,34 +336,34 @@ class Transcriber:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
             self._fail(active, cause)
             return
-        what = f"processing window {decoding.index} of request {active.id}"
+        description = f"processing window {decoding.index} of request {active.id}"
         work = functools.partial(self._process_window, decoding, event)
-        if (error := guarded(what, work)) is not None:
+        if (error := guarded(description, work)) is not None:
             self._fail(active, error)
             return
-        self._tell(active)
+        self._send_progress(active)
 
-    def _take_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
+    def _receive_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
         if not active.ended:
             active.set_words(index, words)
-            self._tell(active)
+            self._send_progress(active)
 
-    def _take_turns(self, active: ActiveRequest, turns: tuple[SpeakerTurn, ...]) -> None:
+    def _receive_turns(self, active: ActiveRequest, turns: tuple[SpeakerTurn, ...]) -> None:
         if not active.ended:
             decode = self.tokenizer.decode
             active.set_speakers(functools.partial(split, turns=turns, decode=decode))
-            self._tell(active)
+            self._send_progress(active)
 
-    def _tell(self, active: ActiveRequest) -> None:
-        """Send a client the final segments, and the transcript once it is complete."""
-        events = guarded(f"ending request {active.id}", functools.partial(self._news, active))
+    def _send_progress(self, active: ActiveRequest) -> None:
+        """Send a client its new final segments, and the transcript once it is complete."""
+        events = guarded(f"ending request {active.id}", functools.partial(self._new_events, active))
         if isinstance(events, EarshotError):
             self._fail(active, events)
             return
-        for news in events:
-            if isinstance(news, RequestFinished):
-                self._end(active, news, "ok")
-            elif not self._deliver(active, news):
+        for event in events:
+            if isinstance(event, RequestFinished):
+                self._end(active, event, "ok")
+            elif not self._deliver(active, event):
                 self._fail(active, CancelledError("the client is gone"))
                 return
         if not active.ended:  # the next window may have waited for this result
@@ -382,15 +383,15 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            take = functools.partial(self._take_words, active, decoding.index)
-            self._word_threads.submit(self._work_beside, "words", active, work, take)
+            receive = functools.partial(self._receive_words, active, decoding.index)
+            self._word_threads.submit(self._run_phase, "words", active, work, receive)
 
-    def _news(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
+    def _new_events(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments: Sequence[Segment] = active.stitch_ready(self.tokenizer)
         if not active.complete:
             return [*map(SegmentReady, segments)]
         transcript = active.transcript()
-        if active.plan.tells_speakers:
+        if active.plan.returns_speakers:
             segments = transcript.segments
         return [*map(SegmentReady, segments), RequestFinished(transcript)]
 
@@ -429,10 +430,10 @@ class Transcriber:
         A broken invariant stops the server, because the state of all requests may be wrong.
         """
         # Read the pool first: `submit` adds a request to the tracker before the pool.
-        held = self._decoders.held_ids()
+        held_ids = self._decoders.held_ids()
         pending, stats = {active.id for active in self._tracker.pending()}, self.stats()
         assert stats.accepted == stats.ended + stats.pending, str(stats)
-        assert held <= pending, f"audio of the ended requests {held - pending} is kept"
+        assert held_ids <= pending, f"audio of the ended requests {held_ids - pending} is kept"
         self._dispatcher.check_invariants(pending)
 
 

@@ -57,11 +57,11 @@ def _check_short_encoder(config: Config, capabilities: Capabilities) -> None:
 def _warm_up_request(engine: Engine, capabilities: Capabilities) -> Request:
     noise = np.random.default_rng(0).standard_normal(SAMPLE_RATE) * 1e-3
     languages = engine.manifest.tokenizer.languages
-    named = None if capabilities.detect_language else next(iter(languages), None)
+    language = None if capabilities.detect_language else next(iter(languages), None)
     return Request(
         audio=noise.astype(np.float32),
         sample_rate=SAMPLE_RATE,
-        language=named,
+        language=language,
         timestamps=capabilities.timestamps,
         vad=False,  # VAD would skip the noise
     )

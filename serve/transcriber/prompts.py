@@ -113,14 +113,14 @@ def checked_phrases(phrases: tuple[str, ...]) -> tuple[str, ...]:
     if len(phrases) > MAX_PHRASES:
         raise OptionError(f"phrases has {len(phrases)} entries; expected at most {MAX_PHRASES}")
     for phrase in phrases:
-        weighted(phrase)
+        split_weight(phrase)
     size = sum(len(phrase.encode()) for phrase in phrases)
     if size > MAX_BYTES:
         raise OptionError(f"phrases has {size} bytes; expected at most {MAX_BYTES}: send fewer")
     return phrases
 
 
-def weighted(phrase: str) -> tuple[str, float]:
+def split_weight(phrase: str) -> tuple[str, float]:
     """Split a phrase such as "Karenina^2" into its text and its weight, which is 1 by default.
 
     Raises:
@@ -144,7 +144,7 @@ def weighted(phrase: str) -> tuple[str, float]:
 
 @functools.lru_cache(maxsize=_CACHED_TRIES)
 def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
-    """Build the trie of phrases, each as written and capitalised; None if there are no phrases.
+    """Build the trie of phrases, both as written and capitalised; None if there are no phrases.
 
     Raises:
         OptionError: a phrase is invalid or holds special tokens, or all have too many tokens.
@@ -160,15 +160,15 @@ def trie_of(phrases: tuple[str, ...], tokenizer: Tokenizer) -> Trie | None:
 def _sequences(
     phrases: Sequence[str], tokenizer: Tokenizer
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield each form of each phrase as tokens, with its boost in nats.
+    """Yield every token sequence of each phrase, with its boost in nats.
 
     Phrases are tokenized in small batches, so that a list that is too large fails early.
     """
     for begin in range(0, len(phrases), _TOKENIZED_AT_ONCE):
         forms, boosts = list[str](), list[float]()
-        for text, weight in map(weighted, phrases[begin : begin + _TOKENIZED_AT_ONCE]):
+        for text, weight in map(split_weight, phrases[begin : begin + _TOKENIZED_AT_ONCE]):
             texts = dict.fromkeys((text, text[0].upper() + text[1:]))
             forms += texts
             boosts += [weight * BOOST] * len(texts)
-        for ways, boost in zip(tokenizer.phrases_ids("phrases", forms), boosts, strict=True):
-            yield from ((ids, boost) for ids in ways)
+        for variants, boost in zip(tokenizer.phrases_ids("phrases", forms), boosts, strict=True):
+            yield from ((ids, boost) for ids in variants)

@@ -98,20 +98,20 @@ class RequestTracker:
             DeviceError: the device has failed.
         """
         with self._changed:
-            self._refuse_if_unable(audio_bytes)
-            now = time.monotonic()
-            deadline_s = now + self._config.request_timeout_s
+            self._check_capacity(audio_bytes)
+            now_s = time.monotonic()
+            deadline_s = now_s + self._config.request_timeout_s
             active = ActiveRequest(
-                next(self._ids), plan, on_event, now, deadline_s, priority=priority
+                next(self._ids), plan, on_event, now_s, deadline_s, priority=priority
             )
             if not self._pending:
-                self._busy_since_s = now
+                self._busy_since_s = now_s
             self._pending[active.id] = active
             self._audio_bytes[active.id] = audio_bytes
             self._counters["accepted"] += 1
             return active
 
-    def _refuse_if_unable(self, audio_bytes: int) -> None:
+    def _check_capacity(self, audio_bytes: int) -> None:
         if self._failure is not None:
             raise DeviceError(f"the device has failed; restart the server: {self._failure}")
         if self._state != "open":
@@ -122,11 +122,12 @@ class RequestTracker:
                 f"{pending} requests are pending, the maximum (transcriber.max_pending); try again "
                 "later"
             )
-        held, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
-        if held + audio_bytes > limit * MIB:
+        pending_bytes, limit = sum(self._audio_bytes.values()), MAX_PENDING_MB
+        if pending_bytes + audio_bytes > limit * MIB:
             raise OverloadedError(
-                f"{held / MIB:.1f} MiB of audio are waiting to be decoded, and the request adds "
-                f"{audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB: try again later"
+                f"{pending_bytes / MIB:.1f} MiB of audio are waiting to be decoded, and the "
+                f"request adds {audio_bytes / MIB:.1f} MiB; the maximum is {limit} MiB: try again "
+                "later"
             )
 
     def reject(self) -> None:

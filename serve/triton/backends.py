@@ -32,7 +32,7 @@ class EngineBackend:
 
     Args:
         transcriber: the transcriber; `close` closes it.
-        drain_s: longest wait for accepted requests at the end.
+        drain_s: seconds that `close` waits for accepted requests.
         folder: the folder of the run; if the device fails, its file `FAILURE` gets the reason.
         metric_family: Triton's class of metrics.
     """
@@ -44,8 +44,8 @@ class EngineBackend:
         self._drain_s = drain_s
         self._folder = folder
         slots = transcriber.capabilities.max_windows
-        self._publisher = Publisher(self._stats, metric_family, _abilities(transcriber), slots)
-        self._keys = CancellationRegistry()
+        self._publisher = Publisher(self._stats, metric_family, _engine_labels(transcriber), slots)
+        self._registry = CancellationRegistry()
 
     def start(
         self, inputs: Inputs, on_event: OnEvent, key: str | None = None, priority: Priority = "file"
@@ -61,15 +61,15 @@ class EngineBackend:
         submit = functools.partial(self._submit, inputs, key, priority)
         start = functools.partial(submit, on_event)
         if key is not None:
-            start = functools.partial(self._keys.submit, key, on_event, submit)
+            start = functools.partial(self._registry.submit, key, on_event, submit)
         handle = guarded("starting a request", start)
         if isinstance(handle, EarshotError):
             raise handle
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, now or when it comes; see `CancellationRegistry`."""
-        self._keys.cancel(key)
+        """End the request of this key, now or when it arrives; see `CancellationRegistry`."""
+        self._registry.cancel(key)
 
     def close(self) -> None:
         """Drain and stop the transcriber."""
@@ -92,7 +92,7 @@ class EngineBackend:
                 has_audio = bool({"AUDIO", "SAMPLES"} & inputs.keys())
                 file = uploads.take(self._folder, key) if key and not has_audio else None
                 if file is not None:
-                    stack.callback(file.let_go)
+                    stack.callback(file.free_disk_space)
                     on_event = functools.partial(_release_at_end, file, on_event)
                 request = tensors.request_from_inputs(inputs, file)
             except EarshotError:
@@ -105,11 +105,11 @@ class EngineBackend:
 
 def _release_at_end(file: AudioFile, on_event: OnEvent, event: TranscriberEvent) -> None:
     if isinstance(event, RequestFinished | RequestFailed):
-        file.let_go()
+        file.free_disk_space()
     on_event(event)
 
 
-def _abilities(transcriber: Transcriber) -> dict[str, str]:
+def _engine_labels(transcriber: Transcriber) -> dict[str, str]:
     """Return the features of the engine and its runtime, as labels of a metric."""
     capabilities = transcriber.capabilities
     return {

@@ -25,8 +25,8 @@ from serve.contract.messages import (
 )
 
 MAX_KEY_CHARS = 64
-REMEMBERED = 1024
-"""The most keys to keep that were cancelled before their requests came."""
+MAX_CANCELLED_KEYS = 1024
+"""Maximum number of remembered keys that were cancelled before their requests arrived."""
 
 Submit = Callable[[OnEvent], RequestHandle]
 
@@ -37,13 +37,13 @@ def owner_of(key: str) -> str:
 
 
 def _is_abandoned(key: str, cancel_key: str) -> bool:
-    """Return whether a key is from the process that another sender has replaced."""
+    """Return whether a key's sender was replaced by the sender of `cancel_key`."""
     same_process = key.partition("-")[0] == cancel_key.partition("-")[0]
     return same_process and owner_of(key) != owner_of(cancel_key)
 
 
 class CancellationRegistry:
-    """The running requests by key, and the keys that were cancelled before their requests came.
+    """The running requests by key, and the keys that were cancelled before their requests arrived.
 
     Thread-safe.
     """
@@ -71,9 +71,9 @@ class CancellationRegistry:
                 raise CancelledError("another request runs under this key; use each key once")
             self._running[key] = None
         try:
-            handle = submit(functools.partial(self._pass_on, key, on_event))
+            handle = submit(functools.partial(self._forward, key, on_event))
         except BaseException:
-            self._forget(key)
+            self._remove(key)
             raise
         with self._lock:
             cancelled = key in self._cancelled
@@ -84,13 +84,16 @@ class CancellationRegistry:
         return handle
 
     def cancel(self, key: str) -> None:
-        """End the request of this key, now or when it comes, and those of a replaced process."""
+        """End the request of this key, now or when it arrives.
+
+        Also end the requests of a process that the key's sender has replaced.
+        """
         with self._lock:
-            abandoned = [running for running in self._running if _is_abandoned(running, key)]
-            handles = {ended: self._running.get(ended) for ended in (key, *abandoned)}
-            for ended, handle in handles.items():
+            abandoned = [other for other in self._running if _is_abandoned(other, key)]
+            handles = {ended_key: self._running.get(ended_key) for ended_key in (key, *abandoned)}
+            for ended_key, handle in handles.items():
                 if handle is None:
-                    self._remember(ended)
+                    self._remember(ended_key)
         for handle in handles.values():
             if handle is not None:
                 handle.cancel()
@@ -98,14 +101,14 @@ class CancellationRegistry:
     def _remember(self, key: str) -> None:
         self._cancelled.pop(key, None)
         self._cancelled[key] = None
-        if len(self._cancelled) > REMEMBERED:
+        if len(self._cancelled) > MAX_CANCELLED_KEYS:
             del self._cancelled[next(iter(self._cancelled))]
 
-    def _pass_on(self, key: str, on_event: OnEvent, event: TranscriberEvent) -> None:
+    def _forward(self, key: str, on_event: OnEvent, event: TranscriberEvent) -> None:
         if isinstance(event, RequestFinished | RequestFailed):
-            self._forget(key)
+            self._remove(key)
         on_event(event)
 
-    def _forget(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         with self._lock:
             self._running.pop(key, None)

@@ -1,4 +1,4 @@
-"""A thread that reports that the model's process is alive, and ends the process with Triton."""
+"""A thread that touches the heartbeat file of the model's process, and ends it with Triton."""
 
 import os
 import select
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serve.wire.liveness import INTERVAL_S, touch_heartbeat
 
-LAST_S = 60.0
+WATCHDOG_S = 60.0
 """The kernel ends the process after this time without a running Python thread."""
 
 _JOIN_S = 5.0
@@ -17,10 +17,10 @@ _JOIN_S = 5.0
 class Heartbeat:
     """A thread that touches a file every second until it is closed.
 
-    It also ends this process as soon as the parent has ended. Triton's stub checks for that, too,
-    three times a second. But its shutdown can hang while Python threads run, and it takes a zombie
-    for a running process. The shutdown may even hold the GIL for ever; SIGALRM then ends the
-    process.
+    The thread also ends this process as soon as the parent has ended. Triton's stub checks the
+    parent as well, three times a second. But the stub takes a zombie for a running process, and its
+    shutdown can hang while Python threads run. The shutdown may even hold the GIL for ever; SIGALRM
+    then ends the process.
 
     Args:
         path: the file to touch.
@@ -50,10 +50,10 @@ class Heartbeat:
         events = select.poll()
         events.register(self._stop, select.POLLIN)
         events.register(parent, select.POLLIN)
-        signal.setitimer(signal.ITIMER_REAL, LAST_S)
+        signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
         while not (ready := events.poll(1000 * INTERVAL_S)):
             touch_heartbeat(self._path)
-            signal.setitimer(signal.ITIMER_REAL, LAST_S)
+            signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
         if any(fd == parent for fd, _ in ready):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)

@@ -55,7 +55,7 @@ class Publisher:
     Args:
         stats: returns the current statistics.
         metric_family: Triton's class of metrics.
-        abilities: the labels of `engine_info`, a metric that is always 1.
+        engine_labels: the labels of `engine_info`, a metric that is always 1.
         slots: the maximum number of windows that decode concurrently.
     """
 
@@ -63,7 +63,7 @@ class Publisher:
         self,
         stats: Callable[[], Stats],
         metric_family: MetricFamily,
-        abilities: dict[str, str],
+        engine_labels: dict[str, str],
         slots: int,
     ) -> None:
         kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
@@ -78,7 +78,7 @@ class Publisher:
                 labels = {"outcome": field} if len(metric.fields) > 1 else {}
                 self._metrics.append((family.Metric(labels=labels), metric.kind, field))
         for name, description, value, labels in (
-            ("engine_info", "1; the labels have the engine's features", 1, abilities),
+            ("engine_info", "1; the labels have the engine's features", 1, engine_labels),
             ("slots", "Maximum number of windows that decode concurrently", slots, {}),
         ):
             family = metric_family(f"earshot_{name}", description, metric_family.GAUGE)

@@ -41,7 +41,7 @@ class Responder:
         self._phases = phases
         self._lock = threading.Lock()
         self._handle: RequestHandle | None = None
-        self._lost = False  # a response could not be sent; the request should end
+        self._send_failed = False  # a response could not be sent; the request should end
 
     @property
     def done(self) -> bool:
@@ -52,12 +52,12 @@ class Responder:
         """Set the handle that cancels the request if a response cannot be sent."""
         with self._lock:
             self._handle = handle
-            lost = self._lost
-        if lost:
+            send_failed = self._send_failed
+        if send_failed:
             handle.cancel()
 
     def send_event(self, event: TranscriberEvent) -> None:
-        """Send an event of the transcriber as a response; return once Triton has accepted it."""
+        """Send an event of the transcriber as a response, and wait until Triton accepts it."""
         if self.done:
             return
         try:
@@ -70,7 +70,7 @@ class Responder:
         except Exception as error:
             logger.exception("a response could not be sent")
             with self._lock:
-                self._lost = True
+                self._send_failed = True
                 handle = self._handle
             if handle is not None:
                 handle.cancel()

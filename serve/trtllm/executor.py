@@ -83,53 +83,53 @@ class RulesCallback:
             stream_ptr: the CUDA stream that computes `logits`.
             client_ids: the id that `CppExecutor` gave each request.
         """
-        live = [  # without cancelled requests
-            (item, [_window_tokens(beam, request) for beam in beams], request)
-            for item, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
+        active = [  # without cancelled requests
+            (part, [_window_tokens(beam, request) for beam in beams], request)
+            for part, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
-        if not live:
+        if not active:
             return
-        device = live[0][0].device
+        device = active[0][0].device
         with torch.inference_mode(), contextlib.ExitStack() as stack:
             if device.type == "cuda":
                 external: Any = torch.cuda.ExternalStream  # has no type hints
                 stack.enter_context(torch.cuda.stream(external(stream_ptr, device=device)))
-            self._apply(live, device)
+            self._apply(active, device)
 
     def _apply(
         self,
-        live: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
+        active: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
         device: torch.device,
     ) -> None:
         """Apply `TokenRules` to all requests at once, with one row per request and beam."""
         rules = self._rules.get(device)
         if rules is None:
             rules = self._rules[device] = TokenRules(self._facts, self._dims, device)
-        begin = self._facts.timestamp_begin
-        facts = [  # before last, last, highest timestamp, count, timestamps wanted
+        timestamp_begin = self._facts.timestamp_begin
+        rows = [  # before last, last, highest timestamp, count, timestamps wanted
             [
                 *[0, 0, *tokens][-2:],
-                max((token for token in tokens if token >= begin), default=0),
+                max((token for token in tokens if token >= timestamp_begin), default=0),
                 len(tokens),
                 int(request.timestamps),
             ]
-            for item, beams, request in live
-            for tokens in beams[: item.shape[-2]]
+            for part, beams, request in active
+            for tokens in beams[: part.shape[-2]]
         ]
-        table = torch.tensor(facts).to(device)  # one copy to the device
-        state = new_state(len(facts), 2, device)
+        table = torch.tensor(rows).to(device)  # one copy to the device
+        state = new_state(len(rows), 2, device)
         state.tokens.copy_(table[:, :2])
         state.position.fill_(1)
         state.last_timestamp.copy_(table[:, 2])
         state.text_begin.copy_(2 - table[:, 3])
         state.timestamps.copy_(table[:, 4])
-        logits = torch.cat([item.reshape(-1, self._dims.n_vocab) for item, _, _ in live])
+        logits = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
         allowed = logits.float()
-        rules.apply(state, torch.arange(len(facts), device=device), allowed)
-        parts = torch.split(allowed.to(logits.dtype), [item.shape[-2] for item, _, _ in live])
-        for part, (item, _, _) in zip(parts, live, strict=True):
-            item.copy_(part.view_as(item))
+        rules.apply(state, torch.arange(len(rows), device=device), allowed)
+        masked = torch.split(allowed.to(logits.dtype), [part.shape[-2] for part, _, _ in active])
+        for request_masked, (part, _, _) in zip(masked, active, strict=True):
+            part.copy_(request_masked.view_as(part))
 
 
 def _window_tokens(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
@@ -200,7 +200,7 @@ class CppExecutor:
                 free_gpu_memory_fraction=trtllm.kv_cache_fraction,
                 cross_kv_cache_fraction=CROSS_KV_FRACTION,
             ),
-            # NOTE: must be off. A greedy token has one candidate, so it would always get 0.
+            # NOTE: must be off. It normalizes over the candidates, and a greedy token has only one.
             normalize_log_probs=False,
             batching_type=api.BatchingType.INFLIGHT,
             logits_post_processor_config=api.LogitsPostProcessorConfig(
@@ -264,13 +264,13 @@ class CppExecutor:
     def _response(self, response: Any) -> ExecutorResponse:
         request_id = int(response.request_id)
         if response.has_error():
-            self._forget(request_id)
+            self._remove(request_id)
             return ExecutorResponse(request_id, finished="error", error=str(response.error_msg))
         result = response.result
         tokens = tuple(result.output_token_ids[0]) if result.output_token_ids else ()
         if not result.is_final:
             return ExecutorResponse(request_id, tokens)
-        self._forget(request_id)
+        self._remove(request_id)
         reason = self._reason(result.finish_reasons)
         error = "" if reason != "error" else f"unexpected end {result.finish_reasons}"
         logprobs, logits = result.cum_log_probs, result.generation_logits
@@ -292,14 +292,14 @@ class CppExecutor:
         }
         return known.get(reasons[0], "error") if reasons else "error"
 
-    def _forget(self, request_id: int) -> None:
+    def _remove(self, request_id: int) -> None:
         client_id = self._clients.pop(request_id, None)
         if client_id is not None:
             self._callback.requests.pop(client_id, None)
 
     def cancel(self, request_id: int) -> None:
         self._executor.cancel_request(request_id)
-        self._forget(request_id)
+        self._remove(request_id)
 
     def steps(self) -> tuple[int, int, float]:
         if self._closed:

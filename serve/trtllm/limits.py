@@ -98,21 +98,21 @@ def visible_gpu(device: str) -> str | None:
     index = torch.device(device).index or 0
     if index == 0:
         return None
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = seen.split(",") if seen else [str(gpu) for gpu in range(index + 1)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = visible.split(",") if visible else [str(gpu) for gpu in range(index + 1)]
     if index >= len(gpus):
         raise ConfigError(
-            f"runtime.device = {device!r}, but CUDA_VISIBLE_DEVICES = {seen!r} shows "
+            f"runtime.device = {device!r}, but CUDA_VISIBLE_DEVICES = {visible!r} shows "
             f"{len(gpus)} GPUs; expected cuda:0 to cuda:{len(gpus) - 1}"
         )
     return gpus[index]
 
 
 def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) -> None:
-    """Check the version and the GPU that an engine was compiled for; others would crash later.
+    """Check the version and the GPU that an engine was compiled for; the library would crash later.
 
     Raises:
-        EngineError: they differ from those found; the message names all of them.
+        EngineError: the version or the GPU differs; the message names both.
     """
     if (version, gpu.capability) != (limits.tensorrt_llm, limits.compute_capability):
         raise EngineError(

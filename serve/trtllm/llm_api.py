@@ -53,7 +53,9 @@ _EXIT_TIMEOUT_S = 5.0  # from the end of the connection to the end of the proces
 _POLL_S = 0.05  # between reads of messages while the process shuts down
 _ROOT = Path(__file__).resolve().parents[2]
 # The folder is last in the path, so that the environment's own packages win.
-_BEGIN = "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
+_BOOTSTRAP = (
+    "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
+)
 # This process's library path is wrong for another interpreter; the server keeps the original one.
 _LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 
@@ -85,7 +87,7 @@ def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[by
     environment[_LIBRARIES] = environment.get(_LIBRARIES_BEFORE, environment.get(_LIBRARIES, ""))
     if (gpu := visible_gpu(config.device)) is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    begin = _BEGIN.format(root=str(_ROOT), fd=connection.fileno())
+    begin = _BOOTSTRAP.format(root=str(_ROOT), fd=connection.fileno())
     try:
         return subprocess.Popen(
             [python, "-P", "-c", begin],
@@ -137,7 +139,7 @@ class LlmApiExecutor:
             streaming=width == 1,
             beam_width=width,
             max_windows=config.slots,
-            takes="samples",
+            input_kind="samples",
             previous_text=False,
             beam_sizes=(width,),
         )
@@ -167,12 +169,12 @@ class LlmApiExecutor:
                 )
             answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
-            raise UnavailableError(f"before it was ready, {self._end_of_process()}") from error
+            raise UnavailableError(f"before it was ready, {self._exit_message()}") from error
         if "refused" in answer:
             raise UnavailableError(answer["refused"])
         return str(answer["ready"])
 
-    def _end_of_process(self) -> str:
+    def _exit_message(self) -> str:
         """Return a message on how the process ended, after its connection was lost."""
         status: Any = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -255,7 +257,7 @@ class LlmApiExecutor:
                 tokens = tuple(message.pop("tokens", ()))
                 self._received.append(ExecutorResponse(tokens=tokens, **message))
         except (EOFError, OSError):
-            self._failure = self._end_of_process()
+            self._failure = self._exit_message()
         self._check()
 
     def _send(self, *parts: bytes) -> None:
@@ -266,19 +268,19 @@ class LlmApiExecutor:
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
     """Make the first message, the settings of the library."""
-    own = config.tensorrt_llm
+    trtllm = config.tensorrt_llm
     return {
         "model": str((engine.path / CHECKPOINT_FOLDER).resolve()),
         "slots": config.slots,
-        "beam_width": own.beam_width,
-        "streaming": own.beam_width == 1,
+        "beam_width": trtllm.beam_width,
+        "streaming": trtllm.beam_width == 1,
         "length_penalty": LENGTH_PENALTY,
         "sample_rate": SAMPLE_RATE,
         "window_tokens": engine.manifest.dims.n_audio_ctx,
         "encoder_batch": config.encoder_batch,
         "cuda_graph": config.cuda_graph,
         "dtype": "float32" if config.compute_type == "float32" else "bfloat16",
-        "kv_cache_fraction": own.kv_cache_fraction,
+        "kv_cache_fraction": trtllm.kv_cache_fraction,
         "cross_kv_fraction": CROSS_KV_FRACTION,
     }
 

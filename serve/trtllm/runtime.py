@@ -28,8 +28,8 @@ class ExecutorRequest:
     """One request to TensorRT-LLM."""
 
     prompt: tuple[int, ...]
-    # Contiguous, in host memory: log-mel float16 (3000, n_mels); for an executor that `takes`
-    # samples, float32 (n,).
+    # Contiguous, in host memory: log-mel float16 (3000, n_mels); for an executor with the
+    # `input_kind` "samples", float32 (n,).
     features: torch.Tensor
     max_tokens: int
     prefix: int = 0  # see `Job.prefix`
@@ -98,9 +98,9 @@ class _Window:
     job: Job
     features: torch.Tensor
     probing: bool
-    began: float
+    began_s: float
     prompt: tuple[int, ...]
-    first_at: float | None = None  # monotonic time of the first token
+    first_token_s: float | None = None  # monotonic time of the first token
     sampled: int = 0
     no_speech_prob: float | None = None
     language: int | None = None
@@ -130,7 +130,7 @@ class TensorRTLLMRuntime:
         probing = DETECT_LANGUAGE in job.prompt
         # NOTE: time first and in the engine's dtype, since the library copies bytes; in host
         # memory, since the library's own stream would not wait for earlier work on the GPU.
-        if self.capabilities.takes == "samples":
+        if self.capabilities.input_kind == "samples":
             features = job.features.to("cpu", torch.float32).contiguous()
         else:
             features = job.features.to("cpu", torch.float16).T.contiguous()
@@ -140,7 +140,7 @@ class TensorRTLLMRuntime:
         events, self._ended = self._ended, []
         if self._windows:
             for response in self._executor.await_responses(0.0 if events else timeout_s):
-                events += self._take(response)
+                events += self._handle_response(response)
         return events
 
     def cancel(self, job_id: int) -> None:
@@ -158,39 +158,42 @@ class TensorRTLLMRuntime:
         busy = min(len(self._windows), self.capabilities.max_windows)
         return dataclasses.replace(self._gauges, queued=len(self._windows) - busy, busy_slots=busy)
 
-    def _count(self, **more: float) -> None:
+    def _count(self, **increments: float) -> None:
         """Add to the named counters of `Gauges`."""
-        changed = {name: getattr(self._gauges, name) + value for name, value in more.items()}
-        self._gauges = dataclasses.replace(self._gauges, **changed)
+        counters = {name: getattr(self._gauges, name) + value for name, value in increments.items()}
+        self._gauges = dataclasses.replace(self._gauges, **counters)
 
     def close(self) -> None:
         self._windows.clear()
         self._executor.close()
 
     def _check(self, job: Job) -> None:
-        limits, options, able = self._lengths, job.options, self.capabilities
+        limits, options, capabilities = self._lengths, job.options, self.capabilities
         shape: tuple[int, ...] = tuple(job.features.shape)
-        if able.takes == "samples":
+        if capabilities.input_kind == "samples":
             fits = len(shape) == 1 and 1 <= shape[0] <= WINDOW_SAMPLES
             expected = f"1 to {WINDOW_SAMPLES} samples"
         else:
             window = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
             fits, expected = shape == window, str(window)
         if not fits:
-            raise OptionError(f"{able.takes} have the shape {shape}; expected {expected}")
+            raise OptionError(
+                f"{capabilities.input_kind} have the shape {shape}; expected {expected}"
+            )
         has_text = bool(job.prefix) or job.prompt[:1] != (self._facts.sot,)
         unsupported = {
-            "timestamps": options.timestamps and not able.timestamps,
-            "language detection": DETECT_LANGUAGE in job.prompt and not able.detect_language,
-            "previous text in the prompt": has_text and not able.previous_text,
-            "temperature > 0": options.temperature > 0 and not able.sampling,
+            "timestamps": options.timestamps and not capabilities.timestamps,
+            "language detection": DETECT_LANGUAGE in job.prompt
+            and not capabilities.detect_language,
+            "previous text in the prompt": has_text and not capabilities.previous_text,
+            "temperature > 0": options.temperature > 0 and not capabilities.sampling,
         }
         refusals = [
-            f"the runtime {able.runtime} does not support {option}; leave it out"
+            f"the runtime {capabilities.runtime} does not support {option}; leave it out"
             for option, refused in unsupported.items()
             if refused
         ]
-        if refusal := next(iter(refusals), able.refusal_of(job)):
+        if refusal := next(iter(refusals), capabilities.refusal_of(job)):
             raise OptionError(refusal)
         room = limits.max_seq_len - len(job.prompt)
         if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
@@ -218,7 +221,7 @@ class TensorRTLLMRuntime:
             )
         self._windows[self._executor.enqueue(request)] = window
 
-    def _take(self, response: ExecutorResponse) -> list[JobEvent]:
+    def _handle_response(self, response: ExecutorResponse) -> list[JobEvent]:
         """Turn one response into events; ignore responses of cancelled jobs."""
         window = self._windows.get(response.id)
         if window is None:
@@ -230,7 +233,7 @@ class TensorRTLLMRuntime:
             return [JobEvent(window.job.id, finished="error", error=error)]
         if window.probing:
             if response.finished is not None:
-                self._note_probe(window, response)
+                self._record_probe(window, response)
                 self._send(window)
             return []
         return self._progress(window, response)
@@ -241,8 +244,8 @@ class TensorRTLLMRuntime:
         if tokens and tokens[-1] == self._facts.eot:
             tokens = tokens[:-1]
         now = time.perf_counter()
-        if window.first_at is None:
-            window.first_at = now
+        if window.first_token_s is None:
+            window.first_token_s = now
             self._count(windows=1)
         ended = response.finished == "eot"
         window.sampled += len(tokens) + ended
@@ -256,13 +259,13 @@ class TensorRTLLMRuntime:
             no_speech_prob=window.no_speech_prob,
             language=window.language,
             language_prob=window.language_prob,
-            encode_s=window.first_at - window.began,
-            decode_s=now - window.first_at,
-            began_s=(window.began, window.first_at),
+            encode_s=window.first_token_s - window.began_s,
+            decode_s=now - window.first_token_s,
+            began_s=(window.began_s, window.first_token_s),
         )
         return [JobEvent(window.job.id, tokens, response.finished, scores)]
 
-    def _note_probe(self, window: _Window, response: ExecutorResponse) -> None:
+    def _record_probe(self, window: _Window, response: ExecutorResponse) -> None:
         """Record the probe's probabilities, and write the language into the prompt."""
         window.probing = False
         assert response.logits is not None

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from serve.contract.errors import EarshotError
 from serve.trtllm.release import api_version
 
-LAST_S = 60
+EXIT_LIMIT_S = 60
 """Seconds after which the kernel ends this process once its parent is gone."""
 
 _REASONS = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
@@ -39,15 +39,15 @@ def run(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     # Use one process, as NVIDIA's own tests of Whisper do.
     os.environ.setdefault("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
-    serve(Connection(descriptor), functools.partial(signal.alarm, LAST_S))
+    serve(Connection(descriptor), functools.partial(signal.alarm, EXIT_LIMIT_S))
 
 
-def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
+def serve(connection: Connection, on_disconnect: Callable[[], object]) -> None:
     """Start the library with the settings of the first message, and answer requests until the end.
 
     Args:
         connection: the connection to `serve.trtllm.llm_api`.
-        on_hang_up: called on another thread when the other side closes or asks to end.
+        on_disconnect: called on another thread when the other side closes or asks to end.
     """
     settings = json.loads(connection.recv_bytes())
     try:
@@ -56,19 +56,19 @@ def serve(connection: Connection, on_hang_up: Callable[[], object]) -> None:
         api = importlib.import_module("tensorrt_llm.llmapi")
         llm = _start(api, settings)
     except EarshotError as error:
-        _tell(connection, refused=str(error))
+        _send_message(connection, refused=str(error))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        _tell(
+        _send_message(
             connection,
             refused=f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}",
         )
     else:
-        session = _Session(connection, on_hang_up, api, llm, settings)
+        session = _Session(connection, on_disconnect, api, llm, settings)
         asyncio.run(session.serve(version))
     connection.close()
 
 
-def _tell(connection: Connection, **message: Any) -> None:
+def _send_message(connection: Connection, **message: Any) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
 
@@ -104,7 +104,7 @@ class _Session:
     """Runs the requests of a connection with the library."""
 
     connection: Connection
-    on_hang_up: Callable[[], object]
+    on_disconnect: Callable[[], object]
     api: Any
     llm: Any
     settings: Mapping[str, Any]
@@ -117,7 +117,7 @@ class _Session:
     async def serve(self, version: str) -> None:
         """Report that the library is ready, and answer requests until the connection ends."""
         self._loop = asyncio.get_running_loop()
-        self._tell(ready=version)
+        self._send(ready=version)
         threading.Thread(target=self._read, name="earshot-requests", daemon=True).start()
         await self._closing.wait()
         for request_id in list(self._tasks):
@@ -135,22 +135,22 @@ class _Session:
                     self._loop.call_soon_threadsafe(self._begin, message, samples)
         except (EOFError, OSError):
             pass  # a lost connection means the same as a request to end
-        self.on_hang_up()
+        self.on_disconnect()
         with contextlib.suppress(RuntimeError):  # a failed answer may have closed the loop
             self._loop.call_soon_threadsafe(self._closing.set)
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         try:
-            _tell(self.connection, **message)
+            _send_message(self.connection, **message)
         except OSError:
             self._closing.set()
 
     def _begin(self, request: Mapping[str, Any], samples: Samples) -> None:
-        task = self._loop.create_task(self._follow(request, samples))
+        task = self._loop.create_task(self._stream_tokens(request, samples))
         self._tasks[request["id"]] = task
         task.add_done_callback(functools.partial(self._end, request["id"]))
 
-    async def _follow(self, request: Mapping[str, Any], samples: Samples) -> None:
+    async def _stream_tokens(self, request: Mapping[str, Any], samples: Samples) -> None:
         """Send a request's tokens as they arrive, and its last message."""
         output = self.llm.generate_async(
             {
@@ -162,13 +162,13 @@ class _Session:
         )
         self._outputs[request["id"]] = output
         sent = 0
-        async for part in output:
-            if part.finished:
+        async for update in output:
+            if update.finished:
                 break
-            tokens = list(part.outputs[0].token_ids[sent:])
+            tokens = list(update.outputs[0].token_ids[sent:])
             sent += len(tokens)
-            self._tell(id=request["id"], tokens=tokens)
-        self._tell(id=request["id"], **last(output.outputs[0], sent))
+            self._send(id=request["id"], tokens=tokens)
+        self._send(id=request["id"], **last_message(output.outputs[0], sent))
 
     def _sampling(self, max_tokens: int, beam_size: int) -> Any:
         options: dict[str, Any] = {"temperature": 0.0}
@@ -194,12 +194,12 @@ class _Session:
         if error is None:
             return
         if isinstance(error, (ValueError, TypeError, self.api.RequestError)):
-            self._tell(id=request_id, finished="error", error=str(error))
+            self._send(id=request_id, finished="error", error=str(error))
         else:
-            self._tell(failed=repr(error))
+            self._send(failed=repr(error))
 
 
-def last(result: Any, sent: int) -> dict[str, Any]:
+def last_message(result: Any, sent: int) -> dict[str, Any]:
     """Make a request's last message from its `CompletionOutput`; skip the first `sent` tokens."""
     reason = _REASONS.get(result.finish_reason, "error")
     return {

@@ -17,7 +17,7 @@ from serve.wire import tensors
 _READY_S = 2.0
 _GRACE_S = 5.0  # time beyond the deadline that gRPC itself keeps
 _REQUEST_S = 660.0  # a little more than the server's limit for a request
-_HUNG_UP = (None, InferenceServerException("hung up", status="StatusCode.CANCELLED"))
+_CLOSED = (None, InferenceServerException("hung up", status="StatusCode.CANCELLED"))
 
 State = Literal["ready", "not ready", "silent", "absent"]
 """A server's state; "silent" accepts connections but does not answer, "absent" does not exist."""
@@ -68,9 +68,8 @@ class TritonClient:
         self._timeout_s = timeout_s
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = triton_grpc.InferenceServerClient(address)
-        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = (
-            set()
-        )  # streams that have not ended
+        # The streams that have not ended.
+        self._streams: set[queue.SimpleQueue[tuple[Any, Any]]] = set()
         self._closed = False
 
     def ready(self) -> bool:
@@ -129,7 +128,7 @@ class TritonClient:
         messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._streams.add(messages)
         if self._closed:
-            messages.put(_HUNG_UP)
+            messages.put(_CLOSED)
         end = time.monotonic() + self._timeout_s
         # A tritonclient object has one stream; the underlying connection is shared.
         with contextlib.closing(triton_grpc.InferenceServerClient(self._address)) as client:
@@ -138,28 +137,28 @@ class TritonClient:
                 stream_timeout=self._timeout_s,
                 headers=self._headers,
             )
-            waiting = True
+            is_running = True
             try:
                 with contextlib.suppress(InferenceServerException):  # the callback gets it too
                     client.async_stream_infer(model, _inputs(request))
-                while waiting:
+                while is_running:
                     event = self._next(messages, end)
-                    waiting = not isinstance(event, RequestFinished)
+                    is_running = not isinstance(event, RequestFinished)
                     yield event
             except EarshotError as error:
-                waiting = isinstance(error, DeadlineError) or self._closed
+                is_running = isinstance(error, DeadlineError) or self._closed
                 raise
             finally:
                 self._streams.discard(messages)
                 # Cancel only a running request: a cancel that races with the end of the request
                 # can make Triton 24.10 leak it, and then wait for it at shutdown.
-                client.stop_stream(cancel_requests=waiting)
+                client.stop_stream(cancel_requests=is_running)
 
     def close(self) -> None:
         """Close the connection; running streams raise a CancelledError."""
         self._closed = True
         for messages in list(self._streams):
-            messages.put(_HUNG_UP)
+            messages.put(_CLOSED)
         self._client.close()
 
     def __enter__(self) -> Self:

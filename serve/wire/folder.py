@@ -1,9 +1,9 @@
 """The folder of a run, and the names of the files in it.
 
 Each Triton of a run has a subfolder with its sockets and its heartbeat. Each device has a symbolic
-link to the subfolder of the Triton that gets its requests; without the link, requests wait. A
-gateway holds a lock on the subfolder of each Triton that it sends requests to or awaits answers
-from. A replaced Triton ends when no gateway holds its subfolder any more.
+link to the subfolder of the Triton that gets its requests; without the link, requests wait. While a
+gateway sends requests to a Triton or waits for its answers, it holds a lock on the subfolder. A
+replaced Triton ends when no gateway holds its subfolder any more.
 
 Each start makes a new folder of mode 0700, so that only its user reaches the sockets. The process
 that made the folder holds a lock in it while it lives. The next start removes folders that no

@@ -148,8 +148,8 @@ def _check_size(name: str, tensor: Tensor) -> None:
         return
     size = sum(map(len, tensor)) if datatype == "BYTES" else tensor.nbytes
     if size > limit:
-        less = "less text" if datatype == "BYTES" else "fewer numbers"
-        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {less}")
+        advice = "less text" if datatype == "BYTES" else "fewer numbers"
+        raise OptionError(f"{name} has {size} bytes; expected at most {limit}: send {advice}")
 
 
 def request_from_inputs(inputs: Mapping[str, Tensor], file: AudioFile | None = None) -> Request:
@@ -227,12 +227,12 @@ def transcript_from_outputs(output: Callable[[str], Tensor | None]) -> Transcrip
         EarshotError: an output is missing or malformed.
     """
     language, prob, tokens = output("LANGUAGE"), output("LANGUAGE_PROB"), output("TOKENS")
-    warnings = () if output("WARNINGS") is None else _present("WARNINGS", output)
+    warnings = () if output("WARNINGS") is None else _required("WARNINGS", output)
     return Transcript(
-        text=_text("TEXT", _present("TEXT", output)),
+        text=_text("TEXT", _required("TEXT", output)),
         language=None if language is None else _text("LANGUAGE", language),
         language_prob=None if prob is None else float(prob[0]),
-        duration=float(_present("DURATION", output)[0]),
+        duration=float(_required("DURATION", output)[0]),
         segments=segments_from_outputs(output),
         timings=_json(Timings, "TIMINGS", output),
         tokens=() if tokens is None else tuple(tokens.tolist()),
@@ -263,9 +263,9 @@ def error_from_text(text: str, status: str) -> EarshotError:
         status: the name of the gRPC status, used if the text names no class.
     """
     name, _, message = text.partition(": ")
-    named = vars(errors).get(name)
-    if isinstance(named, type) and issubclass(named, EarshotError):
-        return named(message)
+    error_class = vars(errors).get(name)
+    if isinstance(error_class, type) and issubclass(error_class, EarshotError):
+        return error_class(message)
     return errors.FROM_GRPC.get(status, EarshotError)(text)
 
 
@@ -282,7 +282,7 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     return tensors
 
 
-def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
+def _required(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
     tensor = output(name)
     if tensor is None:
         raise EarshotError(f"the answer lacks {name}; {_OTHER_VERSION}")
@@ -291,7 +291,7 @@ def _present(name: str, output: Callable[[str], Tensor | None]) -> Tensor:
 
 def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T:
     """Parse the JSON of an output."""
-    text = bytes(_present(name, output)[0])
+    text = bytes(_required(name, output)[0])
     return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
 
 

@@ -1,6 +1,6 @@
 """Pass large audio to the engine as a file in the folder of the run, named by the request's key.
 
-Each gateway process has an upload folder, named by the process's number, with which its keys begin.
+Each gateway process has an upload folder, named by the process's number; its keys begin with it.
 
 The gateway writes large audio to disk, links it under the request's key, and sends the request
 without audio. Clients cannot send keys. The engine's process opens the file and unlinks it at once,
@@ -40,10 +40,10 @@ def take(run: Path, key: str) -> AudioFile | None:
     Raises:
         EarshotError: the file cannot be opened.
     """
-    named = _KEY.fullmatch(key)
-    if not named:
+    match = _KEY.fullmatch(key)
+    if not match:
         return None
-    path = folder_of(run, int(named[1])) / key
+    path = folder_of(run, int(match[1])) / key
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

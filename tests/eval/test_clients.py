@@ -19,7 +19,7 @@ WITHOUT_JOBS = {name: send for name, send in CLIENTS.items() if name != "job"}
 
 
 def ask_of(data, patience_s=60.0):
-    samples = audio.whole(audio.decode(CLIP, AudioLimits(60.0)))
+    samples = audio.join_blocks(audio.decode(CLIP, AudioLimits(60.0)))
     return Ask(data, patience_s=patience_s, samples=samples)
 
 

@@ -1,8 +1,8 @@
 """Compute the self-attention and the embeddings of a step's tokens with Triton-language kernels.
 
-No kernel of a step writes the tensors with the tokens' rows and positions (`StepBatch`). A
-kernel may therefore read them before the previous kernel has ended (`pdl`, see `linear`). It may
-not read a row's past if the step computes several positions of the row.
+No kernel of a step writes the tensors with the tokens' rows and positions (`StepBatch`). A kernel
+may therefore read them before the previous kernel ends (`pdl`, see `linear`). It may read a row's
+past that early only if the step computes one position per row.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from serve.native.kernels.linear import Sums, finish
+from serve.native.kernels.linear import Sums, apply_epilogue
 
 
 @triton.jit
 def _load_qkv(
     qkv: Sums,
-    which: tl.constexpr,
+    qkv_index: tl.constexpr,
     token: int,
     n_tokens: int,
     width: int,
@@ -25,16 +25,20 @@ def _load_qkv(
     quantized: tl.constexpr,
     dtype: tl.constexpr,
 ) -> tl.tensor:
-    """Load and finish a token's query (0), key (1) or value (2); n are a head's channels."""
-    at = token * 3 * width + n + which * width
+    """Load a token's query, key or value of one head, and add up its partial sums.
+
+    `qkv_index` is 0 for the query, 1 for the key and 2 for the value; `n` are the head's channels.
+    """
+    offsets = token * 3 * width + n + qkv_index * width
     stride = n_tokens * 3 * width
-    n += which * width
-    value = tl.load(qkv.numbers + at)
+    n += qkv_index * width
+    value = tl.load(qkv.data + offsets)
     if parts > 0:
         for part in tl.static_range(1, parts):
-            value += tl.load(qkv.numbers + part * stride + at)
-        factor = tl.load(qkv.scale + n) if quantized else 1.0
-        value = finish(value, factor, tl.load(qkv.bias + n).to(tl.float32), quantized, True, False)
+            value += tl.load(qkv.data + part * stride + offsets)
+        scale = tl.load(qkv.scale + n) if quantized else 1.0
+        bias = tl.load(qkv.bias + n).to(tl.float32)
+        value = apply_epilogue(value, scale, bias, quantized, True, False)
     return value.to(dtype)
 
 
@@ -58,102 +62,111 @@ def append_kernel(
     token = tl.program_id(1)
     width = heads * head_dim
     n = head * head_dim + tl.arange(0, head_dim)
-    place = (tl.load(rows + token) * n_ctx + tl.load(positions + token)).to(tl.int64) * width + n
+    offsets = (tl.load(rows + token) * n_ctx + tl.load(positions + token)).to(tl.int64) * width + n
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     dtype: tl.constexpr = k_cache.dtype.element_ty
     key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
     value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
-    tl.store(k_cache + place, key)
-    tl.store(v_cache + place, value)
+    tl.store(k_cache + offsets, key)
+    tl.store(v_cache + offsets, value)
 
 
 @triton.jit
-def _begin(
+def _attend_to_self(
     qkv: Sums,
     token: int,
     n_tokens: int,
     width: int,
     n,
-    at,
+    offsets,
     k_cache,
     v_cache,
     parts: tl.constexpr,
     quantized: tl.constexpr,
-    appends: tl.constexpr,
+    append: tl.constexpr,
 ) -> tl.tuple:
-    """Let a token attend to its own key; return its state (query, peak, total, mixed)."""
+    """Start a token's attention with its own key; return its state.
+
+    The state is (query, highest score, sum of softmax numerators, weighted sum of values).
+    """
     dtype: tl.constexpr = k_cache.dtype.element_ty
     query = _load_qkv(qkv, 0, token, n_tokens, width, n, parts, quantized, dtype).to(tl.float32)
     key = _load_qkv(qkv, 1, token, n_tokens, width, n, parts, quantized, dtype)
     value = _load_qkv(qkv, 2, token, n_tokens, width, n, parts, quantized, dtype)
-    if appends:
-        tl.store(k_cache + at, key)
-        tl.store(v_cache + at, value)
+    if append:
+        tl.store(k_cache + offsets, key)
+        tl.store(v_cache + offsets, value)
     peak = tl.sum(query * key.to(tl.float32), 0)
     return query, peak, peak * 0.0 + 1.0, value.to(tl.float32)
 
 
 @triton.jit
-def _past(past: tl.tuple, start: int, block: tl.constexpr, elsewhere: tl.constexpr) -> tl.tuple:
-    """Load the keys and values of a block of a row's past."""
-    k_cache, v_cache, source, own, end, n_ctx, width, n = past
-    t = start + tl.arange(0, block)
-    older = t < end
-    if elsewhere:
-        line = tl.load(source + own + t, mask=older, other=0).to(tl.int64) * n_ctx + t
+def _load_past(
+    past: tl.tuple, start: int, block: tl.constexpr, has_source: tl.constexpr
+) -> tl.tuple:
+    """Load the keys and values of a block of a row's past, with zeros from its end on."""
+    k_cache, v_cache, source, row_begin, end, n_ctx, width, n = past
+    positions = start + tl.arange(0, block)
+    mask = positions < end
+    if has_source:
+        entries = tl.load(source + row_begin + positions, mask=mask, other=0).to(tl.int64)
+        entries = entries * n_ctx + positions
     else:
-        line = own + t
-    at = line[:, None] * width + n[None, :]
-    keys = tl.load(k_cache + at, mask=older[:, None], other=0.0)
-    return keys, tl.load(v_cache + at, mask=older[:, None], other=0.0)
+        entries = row_begin + positions
+    offsets = entries[:, None] * width + n[None, :]
+    keys = tl.load(k_cache + offsets, mask=mask[:, None], other=0.0)
+    return keys, tl.load(v_cache + offsets, mask=mask[:, None], other=0.0)
 
 
 @triton.jit
-def _attend(begun: tl.tuple, keys, values, older) -> tl.tuple:
-    """Let a token (see `_begin`) attend to the older keys of a block; others change no bit."""
-    query, peak, total, acc = begun
-    score = tl.where(older, tl.sum(keys * query[None, :], 1), float("-inf"))
-    top = tl.maximum(peak, tl.max(score, 0))
-    p = tl.exp(score - top)
-    shrink = tl.exp(peak - top)
-    total = total * shrink + tl.sum(p, 0)
-    acc = acc * shrink + tl.sum(p[:, None] * values, 0)
-    return query, top, total, acc
+def _attend(state: tl.tuple, keys, values, mask) -> tl.tuple:
+    """Add the block's keys in `mask` to a token's state (see `_attend_to_self`)."""
+    query, peak, total, acc = state
+    score = tl.where(mask, tl.sum(keys * query[None, :], 1), float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(score, 0))
+    weights = tl.exp(score - new_peak)
+    rescale = tl.exp(peak - new_peak)
+    total = total * rescale + tl.sum(weights, 0)
+    acc = acc * rescale + tl.sum(weights[:, None] * values, 0)
+    return query, new_peak, total, acc
 
 
 @triton.jit
 def _attend_to_past(
-    begun: tl.tuple,
+    states: tl.tuple,
     past: tl.tuple,
     first_block: tl.tuple,
-    places: tl.tuple,
+    positions: tl.tuple,
     block: tl.constexpr,
-    each: tl.constexpr,
-    elsewhere: tl.constexpr,
-    ahead: tl.constexpr,
+    n_tokens: tl.constexpr,
+    has_source: tl.constexpr,
+    prefetch: tl.constexpr,
 ) -> tl.tuple:
-    """Let tokens (see `_begin`) attend to their past.
+    """Add the past of `n_tokens` tokens of a row to their states (see `_attend_to_self`).
 
-    With `ahead` the caller passes the first block, and each next block is prefetched.
+    With `prefetch` the caller passes the first block, and the loop loads each block one iteration
+    early.
     """
-    if ahead:
+    if prefetch:
         keys, values = first_block
     for start in range(0, past[4], block):
-        if ahead:
-            next_keys, next_values = _past(past, start + block, block, elsewhere)
+        if prefetch:
+            next_keys, next_values = _load_past(past, start + block, block, has_source)
         else:
-            keys, values = _past(past, start, block, elsewhere)
-        t = start + tl.arange(0, block)
-        wide_keys, wide_values = keys.to(tl.float32), values.to(tl.float32)
-        attended = ()
-        for i in tl.static_range(each):
-            attended = attended + (_attend(begun[i], wide_keys, wide_values, t < places[i]),)
-        begun = attended
-        if ahead:
+            keys, values = _load_past(past, start, block, has_source)
+        past_positions = start + tl.arange(0, block)
+        keys_fp32, values_fp32 = keys.to(tl.float32), values.to(tl.float32)
+        new_states = ()
+        for i in tl.static_range(n_tokens):
+            new_states = new_states + (
+                _attend(states[i], keys_fp32, values_fp32, past_positions < positions[i]),
+            )
+        states = new_states
+        if prefetch:
             keys, values = next_keys, next_values
-    return begun
+    return states
 
 
 @triton.jit(do_not_specialize=("n_tokens",))
@@ -170,66 +183,76 @@ def self_attention_kernel(
     n_ctx: int,
     head_dim: tl.constexpr,
     block: tl.constexpr,
-    each: tl.constexpr,
+    tokens_per_program: tl.constexpr,
     parts: tl.constexpr,
     quantized: tl.constexpr,
-    elsewhere: tl.constexpr,
-    appends: tl.constexpr,
-    ahead: tl.constexpr,
+    has_source: tl.constexpr,
+    append: tl.constexpr,
+    prefetch: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """Let `each` tokens of a row attend to their own keys, and to the row's past in blocks.
+    """Compute the self-attention of `tokens_per_program` tokens of a row, for one head.
 
-    The tokens share each read of the past. With `appends` the kernel also writes their keys and
-    values to the cache; no other program may then have tokens of the same row. With `elsewhere`,
-    `source` names the row with the cache of each position of the past. With `ahead` blocks of the
-    past are prefetched, the first before the previous kernel ends, so earlier steps must have
-    written all of it.
+    The tokens share each read of the row's past. With `append` the kernel also writes their keys
+    and values to the cache; no other program may then have tokens of the same row. With
+    `has_source`, `source` names the row that cached each position of the past. With `prefetch` the
+    first block of the past is loaded before the previous kernel ends, so earlier steps must have
+    written the whole past.
     """
     head = tl.program_id(0)
-    first = tl.program_id(1) * each
+    first = tl.program_id(1) * tokens_per_program
     width = heads * head_dim
     n = head * head_dim + tl.arange(0, head_dim)
-    own = tl.load(rows + first).to(tl.int64) * n_ctx  # where the row's positions begin
-    places = ()
-    for i in tl.static_range(each):
-        places = places + (tl.load(positions + (first + i)).to(tl.int32),)
-    end = places[0]
-    for i in tl.static_range(1, each):
-        end = tl.maximum(end, places[i])
-    past = (k_cache, v_cache, source, own, end, n_ctx, width, n)
+    row_begin = tl.load(rows + first).to(tl.int64) * n_ctx  # where the row's positions begin
+    token_positions = ()
+    for i in tl.static_range(tokens_per_program):
+        token_positions = token_positions + (tl.load(positions + (first + i)).to(tl.int32),)
+    past_end = token_positions[0]
+    for i in tl.static_range(1, tokens_per_program):
+        past_end = tl.maximum(past_end, token_positions[i])
+    past = (k_cache, v_cache, source, row_begin, past_end, n_ctx, width, n)
     first_block = ()
-    if ahead:
-        first_block = _past(past, 0, block, elsewhere)
+    if prefetch:
+        first_block = _load_past(past, 0, block, has_source)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    place = own * width + n
-    begun = ()
-    for i in tl.static_range(each):
-        target = place + places[i] * width
-        new = _begin(
-            qkv, first + i, n_tokens, width, n, target, k_cache, v_cache, parts, quantized, appends
+    row_offsets = row_begin * width + n
+    states = ()
+    for i in tl.static_range(tokens_per_program):
+        offsets = row_offsets + token_positions[i] * width
+        state = _attend_to_self(
+            qkv, first + i, n_tokens, width, n, offsets, k_cache, v_cache, parts, quantized, append
         )
-        begun = begun + (new,)
-    if appends and each > 1:
+        states = states + (state,)
+    if append and tokens_per_program > 1:
         tl.debug_barrier()  # later tokens read the keys and values that earlier ones have written
-    begun = _attend_to_past(begun, past, first_block, places, block, each, elsewhere, ahead)
-    for i in tl.static_range(each):
-        at = out + n + (first + i) * width
-        tl.store(at, (begun[i][3] / begun[i][2]).to(out.dtype.element_ty))
+    states = _attend_to_past(
+        states, past, first_block, token_positions, block, tokens_per_program, has_source, prefetch
+    )
+    for i in tl.static_range(tokens_per_program):
+        pointers = out + n + (first + i) * width
+        tl.store(pointers, (states[i][3] / states[i][2]).to(out.dtype.element_ty))
 
 
 @triton.jit
 def embed_kernel(
-    ids, rows, positions, tokens, places, out, n_ctx: int, width: tl.constexpr, block: tl.constexpr
+    ids,
+    rows,
+    positions,
+    token_embedding,
+    position_embedding,
+    out,
+    n_ctx: int,
+    width: tl.constexpr,
+    block: tl.constexpr,
 ) -> None:
     """Add the embeddings of one token and its position."""
     index = tl.program_id(0)
-    at = tl.arange(0, block)
-    inside = at < width
+    column = tl.arange(0, block)
+    mask = column < width
     position = tl.load(positions + index)
     token = tl.load(ids + tl.load(rows + index) * n_ctx + position)
-    value = tl.load(tokens + token * width + at, mask=inside)
-    place = tl.load(places + position * width + at, mask=inside)
-    tl.store(out + index * width + at, value + place, mask=inside)
+    token_value = tl.load(token_embedding + token * width + column, mask=mask)
+    position_value = tl.load(position_embedding + position * width + column, mask=mask)
+    tl.store(out + index * width + column, token_value + position_value, mask=mask)

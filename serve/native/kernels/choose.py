@@ -31,7 +31,9 @@ class DecoderOps(Protocol[Flow]):
 
     def store(self, matrix: Matrix) -> Matrix: ...
 
-    def embed(self, batch: StepBatch, tokens: Tensor, places: Tensor) -> Tensor: ...
+    def embed(
+        self, batch: StepBatch, token_embedding: Tensor, position_embedding: Tensor
+    ) -> Tensor: ...
 
     def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow: ...
 
@@ -42,7 +44,7 @@ class DecoderOps(Protocol[Flow]):
     def finish(self, x: Flow) -> Tensor: ...
 
     def logits(
-        self, x: Tensor | Flow, params: Norm, matrix: Matrix, wanted: Tensor | None = None
+        self, x: Tensor | Flow, params: Norm, matrix: Matrix, logit_indices: Tensor | None = None
     ) -> Tensor: ...
 
     def self_attention(
@@ -136,12 +138,12 @@ def choose(
     Raises:
         UnavailableError: this machine cannot run a requested implementation.
     """
-    name = _name(kernels, device)
+    name = _kernels_name(kernels, device)
     if encoder_precision == "fp8" and not runs_fp8(kernels, device):
-        wrong = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
+        problem = "this one is older" if name == "triton" else f"{device} runs {name} kernels"
         raise UnavailableError(
             f'runtime.encoder_precision = "fp8" needs an NVIDIA GPU of compute capability 9.0 or '
-            f'more with triton kernels; {wrong}; set it to "full"'
+            f'more with triton kernels; {problem}; set it to "full"'
         )
     if compute_type != "auto" and name != "onednn" and (device.type, compute_type) != _PLAIN:
         raise UnavailableError(
@@ -155,7 +157,7 @@ def choose(
         fp8, why = takes_fp8(encoder_precision, device, proof)
         reason = f"{kernels}: {torch.cuda.get_device_name(device)}; {why}"
         return _triton(reason, device, dims, rows, fp8)
-    reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_why_not(device)}"
+    reason = 'runtime.kernels = "torch"' if kernels == "torch" else f"auto: {_obstacle(device)}"
     return torch_only(reason, dtype)
 
 
@@ -169,7 +171,7 @@ def compute_dtype(
     """
     if device.type == "cuda":
         return torch.float16
-    fast = _name(kernels, device) == "onednn" and has_bfloat16()
+    fast = _kernels_name(kernels, device) == "onednn" and has_bfloat16()
     if compute_type == "bfloat16" and not fast:
         raise UnavailableError(
             'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16; '
@@ -178,28 +180,28 @@ def compute_dtype(
     return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
 
 
-def _name(kernels: Kernels, device: torch.device) -> KernelsName:
+def _kernels_name(kernels: Kernels, device: torch.device) -> KernelsName:
     """Return which kernels run on a device.
 
     Raises:
         UnavailableError: the requested kernels cannot run there.
     """
-    own: KernelsName = "triton" if device.type == "cuda" else "onednn"
+    fastest: KernelsName = "triton" if device.type == "cuda" else "onednn"
     if kernels == "torch":
         return kernels
-    missing = _why_not(device) if kernels in ("auto", own) else f"the device is {device}"
+    obstacle = _obstacle(device) if kernels in ("auto", fastest) else f"the device is {device}"
     if kernels == "auto":
-        return "torch" if missing else own
-    if missing:
+        return "torch" if obstacle else fastest
+    if obstacle:
         raise UnavailableError(
-            f'runtime.kernels = "{kernels}" cannot run here: {missing}; '
+            f'runtime.kernels = "{kernels}" cannot run here: {obstacle}; '
             'set runtime.kernels = "auto" or "torch"'
         )
     return kernels
 
 
-def _why_not(device: torch.device) -> str | None:
-    """Return why the kernels for this kind of device cannot run, or None if they can."""
+def _obstacle(device: torch.device) -> str | None:
+    """Return the reason why the kernels for this kind of device cannot run, or None if they can."""
     if device.type != "cuda":
         if platform.machine() != "x86_64":  # oneDNN has other kernels there, which are untested
             return f"the processor is {platform.machine()}, not x86_64"
@@ -230,7 +232,7 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the encoder can compute in FP8 on a device with these kernels."""
-    return _name(kernels, device) == "triton" and _has_bulk_copies(device)
+    return _kernels_name(kernels, device) == "triton" and _has_bulk_copies(device)
 
 
 def takes_fp8(
@@ -246,9 +248,9 @@ def takes_fp8(
             False,
             "encoder in full precision: FP8 is not verified; run `python -m build verify`",
         )
-    precision_used = "FP8" if proof.holds else "full precision"
+    used = "FP8" if proof.holds else "full precision"
     return proof.holds, (
-        f"encoder in {precision_used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
+        f"encoder in {used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
         f"INT8 {proof.int8_agreement:.1%}"
     )
 

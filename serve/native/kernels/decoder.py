@@ -1,9 +1,9 @@
 """Run the decoder's operations as Triton-language kernels.
 
-`reference_ops` is the reference implementation. Every result depends, bit for bit, on its own row
-only. With few rows a linear layer ends as partial sums (`PartialSums`), which the next kernel adds
-up while it reads them. A step then waits only for its longest chain of loads. Launches can be
-captured in a CUDA graph.
+`reference_ops` is the reference implementation. The bits of a row's result do not depend on the
+other rows. With few rows a linear layer returns partial sums (`PartialSums`), which the next kernel
+adds while it reads them. This saves a kernel that only adds. Launches can be captured in a CUDA
+graph.
 """
 # mypy: disable-error-code="misc, no-untyped-call"
 
@@ -28,28 +28,34 @@ from serve.native.kernels.linear import (
     wide_rows_kernel,
 )
 from serve.native.kernels.packed import pack
-from serve.native.kernels.partial_sums import Flow, PartialSums, given, unfinished
+from serve.native.kernels.partial_sums import Flow, PartialSums, kernel_sums, or_unused
 from serve.native.kernels.prefill_attention import attend_to_audio, attend_to_texts
 from serve.native.kernels.reference_ops import LAYER_NORM_EPS, CrossKV, Matrix, Norm
-from serve.native.kernels.skinny_gemm import THIN_ROWS, multiply_thin, normalises
+from serve.native.kernels.skinny_gemm import SKINNY_ROWS, can_normalise, multiply_skinny
 from serve.native.kernels.splits import RUNS, CrossCache, SplitConfig, SplitGroups, Workspace
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.store import quantize_kernel
-from serve.native.kernels.tiles import FEW_ROWS, gains_from_wide, part_of, tile_of, wide_tile_of
+from serve.native.kernels.tiles import (
+    FEW_ROWS,
+    choose_float16_tile,
+    choose_tile,
+    is_faster_in_float16,
+    part_depth,
+)
 
 _MAX_PARTIAL_LOGIT_ROWS = 8  # rows with which the vocabulary projection ends as partial sums
 _CROSS_RUN = {torch.int8: 64, torch.float16: 32}  # keys per run of cross-attention
 _TILE = 16  # tokens of a slot per matrix instruction
-_HALF_TILE = 8  # maximum tokens of a slot for half of the work and for `cross_stream_kernel`
+_HALF_TILE = 8  # maximum tokens of a slot for a half tile, and for `cross_stream_kernel`
 _STREAM_WARPS, _STREAM_REGISTERS = 12, 168  # warps per multiprocessor, registers per thread
 _MIN_WORKSPACE_TOKENS = 1152  # in cross-attention's workspace; a larger step runs in chunks
 _MIN_PROGRAMS = 1024  # programs; with fewer, several programs share the tiles of a large group
 _SELF_BLOCK, _SELF_WARPS = 32, 1  # keys per iteration, and warps, of self-attention
-_SELF_TOKENS = (1, 2, 3, 4)  # tokens of a row that one program may compute
-_SELF_PROGRAMS = 16  # programs per multiprocessor at which tokens share programs
-_AHEAD = 16  # maximum tokens with which programs prefetch; more programs hide the latency anyway
+_SELF_TOKENS_PER_PROGRAM = (1, 2, 3, 4)  # tokens of a row that one program may compute
+_SELF_PROGRAMS_PER_PROCESSOR = 16  # programs per multiprocessor at which tokens share programs
+_MAX_PREFETCH_TOKENS = 16  # tokens; with more, so many programs run that they hide the latency
 _FINISH_BLOCK = 512  # outputs per program
-_QUANTIZE_SHARE, _QUANTIZE_BLOCK = 32, 64  # channels per program, positions per load
+_QUANTIZE_CHANNELS, _QUANTIZE_BLOCK = 32, 64  # channels per program, positions per load
 
 
 class TritonOps:
@@ -65,11 +71,11 @@ class TritonOps:
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
         self._overlap = Overlap.of(device)
-        self.processors, self._packs = 1, False
+        self.processors, self._packs_int8 = 1, False
         if self._on_gpu:
             self.processors = torch.cuda.get_device_properties(device).multi_processor_count
-            # On Hopper `thin_kernel` has the bits of the larger products. Other GPUs are untested.
-            self._packs = torch.cuda.get_device_capability(device)[0] == 9
+            # On Hopper the skinny GEMM has the bits of larger products. Other GPUs are untested.
+            self._packs_int8 = torch.cuda.get_device_capability(device)[0] == 9
         self._max_step_tokens = rows
         self._workspace_tokens = max(rows, _MIN_WORKSPACE_TOKENS)
         splits = triton.cdiv(n_keys, RUNS.value * min(_CROSS_RUN.values()))
@@ -84,7 +90,7 @@ class TritonOps:
         self, x: torch.Tensor, delta: PartialSums | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (x + delta, its layer norm); without delta, (x, its layer norm)."""
-        added, parts, quantized = unfinished(x if delta is None else delta)
+        added, parts, quantized = kernel_sums(x if delta is None else delta)
         assert x.is_contiguous()
         width = x.shape[-1]
         rows = x.numel() // width
@@ -108,14 +114,14 @@ class TritonOps:
         """
         if not self._overlap.possible:
             return matrix
-        if gains_from_wide(self._max_step_tokens, len(matrix.weight)):
-            matrix = dataclasses.replace(matrix, wide=matrix.weight.half())
-        if self._packs and matrix.weight.dtype == torch.int8:
-            thin = pack(matrix.weight, part_of(matrix.weight.shape[1]))
-            matrix = dataclasses.replace(matrix, thin=thin.view(torch.int32))
+        if is_faster_in_float16(self._max_step_tokens, len(matrix.weight)):
+            matrix = dataclasses.replace(matrix, half_weight=matrix.weight.half())
+        if self._packs_int8 and matrix.weight.dtype == torch.int8:
+            thin = pack(matrix.weight, part_depth(matrix.weight.shape[1]))
+            matrix = dataclasses.replace(matrix, packed_weight=thin.view(torch.int32))
         return matrix
 
-    def _multiply_thin(
+    def _skinny_gemm(
         self,
         x: Flow,
         matrix: Matrix,
@@ -124,57 +130,56 @@ class TritonOps:
         gelu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor | None:
-        """Multiply x, or its layer norm, with `thin_kernel`; return None if that is impossible."""
-        if matrix.thin is None or not isinstance(x, torch.Tensor) or len(x) > THIN_ROWS:
+        """Multiply x, or its layer norm, with the skinny GEMM; return None if it cannot."""
+        if matrix.packed_weight is None or not isinstance(x, torch.Tensor) or len(x) > SKINNY_ROWS:
             return None
         assert not isinstance(residual, PartialSums)
-        if params is not None and not (len(x) == 1 and normalises(x.shape[1])):
+        if params is not None and not (len(x) == 1 and can_normalise(x.shape[1])):
             x, params = self._norm(x, None, params)[1], None
         out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
         pdl = self._overlap.gains(len(x))
-        multiply_thin(x, matrix, params, residual, gelu, out, self.processors, pdl)
+        multiply_skinny(x, matrix, params, residual, gelu, out, self.processors, pdl)
         return out
 
     def norm_linear(self, x: Flow, params: Norm, matrix: Matrix) -> Flow:
         """Compute `reference_ops.norm_linear`; x is (rows, in)."""
-        if (thin := self._multiply_thin(x, matrix, params)) is not None:
-            return thin
-        return self._linear(self._normed(x, params), matrix)
+        if (product := self._skinny_gemm(x, matrix, params)) is not None:
+            return product
+        return self._linear(self._normalise(x, params), matrix)
 
     def norm_linear_gelu(self, x: Flow, params: Norm, matrix: Matrix) -> torch.Tensor:
         """Compute `reference_ops.norm_linear_gelu`; x is (rows, in)."""
-        if (thin := self._multiply_thin(x, matrix, params, gelu=True)) is not None:
-            return thin
-        normed = self._normed(x, params)
+        if (product := self._skinny_gemm(x, matrix, params, gelu=True)) is not None:
+            return product
+        normed = self._normalise(x, params)
         if len(normed) > FEW_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
-        return self._finish(
-            PartialSums(self._parts(normed, matrix), matrix, normed.dtype), gelu=True
-        )
+        sums = PartialSums(self._multiply_parts(normed, matrix), matrix, normed.dtype)
+        return self._finish(sums, gelu=True)
 
     def linear_residual(self, x: torch.Tensor, matrix: Matrix, residual: Flow) -> Flow:
         """Compute `reference_ops.linear_residual`; x is (rows, in)."""
-        if (thin := self._multiply_thin(x, matrix, residual=residual)) is not None:
-            return thin
+        if (product := self._skinny_gemm(x, matrix, residual=residual)) is not None:
+            return product
         if isinstance(residual, PartialSums):
             assert residual.value is not None, "a layer norm must precede the use as a residual"
             residual = residual.value
         return self._linear(x, matrix, residual)
 
     def logits(
-        self, x: Flow, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
+        self, x: Flow, params: Norm, matrix: Matrix, logit_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute `reference_ops.logits`; x is (rows, in)."""
-        if isinstance(x, torch.Tensor) and wanted is not None:
-            x, wanted = x.index_select(0, wanted), None
-        if (thin := self._multiply_thin(x, matrix, params, dtype=torch.float32)) is not None:
-            return thin
-        normed = self._normed(x, params)
-        if wanted is not None:
-            normed = normed.index_select(0, wanted)
+        if isinstance(x, torch.Tensor) and logit_indices is not None:
+            x, logit_indices = x.index_select(0, logit_indices), None
+        if (product := self._skinny_gemm(x, matrix, params, dtype=torch.float32)) is not None:
+            return product
+        normed = self._normalise(x, params)
+        if logit_indices is not None:
+            normed = normed.index_select(0, logit_indices)
         if len(normed) > _MAX_PARTIAL_LOGIT_ROWS:
             return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
-        parts = self._parts(normed, matrix)
+        parts = self._multiply_parts(normed, matrix)
         return self._finish(PartialSums(parts, matrix, torch.float32), gelu=False)
 
     def finish(self, x: Flow) -> torch.Tensor:
@@ -186,14 +191,15 @@ class TritonOps:
     def _finish(self, x: PartialSums, gelu: bool) -> torch.Tensor:
         parts, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
-        steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
+        epilogue_steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
         pdl = self._overlap.gains(rows)
+        tensors, sizes = (x.sums, out), (rows, n_out, parts)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
-            x.sums, out, rows, n_out, parts, *steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
+            *tensors, *sizes, *epilogue_steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
         )
         return out
 
-    def _normed(self, x: Flow, params: Norm) -> torch.Tensor:
+    def _normalise(self, x: Flow, params: Norm) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
             return self._norm(x, None, params)[1]
         assert x.residual is not None
@@ -205,14 +211,14 @@ class TritonOps:
     ) -> Flow:
         if len(x) > FEW_ROWS:
             return self._finished_linear(x, matrix, residual, gelu=False, dtype=x.dtype)
-        return PartialSums(self._parts(x, matrix), matrix, x.dtype, residual)
+        return PartialSums(self._multiply_parts(x, matrix), matrix, x.dtype, residual)
 
-    def _parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    def _multiply_parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         """Compute the partial sums of a linear layer: float32 (parts, rows, out)."""
         rows, depth = x.shape
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
-        part = part_of(depth)
+        part = part_depth(depth)
         shape = (depth // part, rows, n_out)
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
@@ -237,36 +243,27 @@ class TritonOps:
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
         out = torch.empty((rows, n_out), dtype=dtype, device=x.device)
-        ending = Epilogue(
-            given(matrix.scale, matrix.weight), given(matrix.bias, x), given(residual, x)
-        )
-        has = (matrix.scale is not None, matrix.bias is not None)
-        steps = EpilogueSteps(*has, gelu, has_residual=residual is not None)
-        sizes = (rows, n_out, depth, part_of(depth))
-        wide = matrix.wide if gains_from_wide(rows, n_out) else None
-        if wide is None:
-            tile, pdl = tile_of(rows, n_out, depth), self._overlap.gains(rows)
+        scale, bias = or_unused(matrix.scale, matrix.weight), or_unused(matrix.bias, x)
+        epilogue = Epilogue(scale, bias, or_unused(residual, x))
+        has_scale_and_bias = (matrix.scale is not None, matrix.bias is not None)
+        steps = EpilogueSteps(*has_scale_and_bias, gelu, has_residual=residual is not None)
+        sizes = (rows, n_out, depth, part_depth(depth))
+        half_weight = matrix.half_weight if is_faster_in_float16(rows, n_out) else None
+        if half_weight is None:
+            tile, pdl = choose_tile(rows, n_out, depth), self._overlap.gains(rows)
             options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl}
+            tensors = (x, matrix.weight, epilogue, out)
             launch(many_rows_kernel, *tile.grid(rows, n_out))(
-                x,
-                matrix.weight,
-                ending,
-                out,
-                *sizes,
-                steps,
-                *tile.sizes,
-                self._on_gpu,
-                pdl,
-                **options,
+                *tensors, *sizes, steps, *tile.sizes, self._on_gpu, pdl, **options
             )
             return out
         # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
         # service.
-        tile = wide_tile_of(min(rows, self._max_step_tokens), n_out, depth)
+        tile = choose_float16_tile(min(rows, self._max_step_tokens), n_out, depth)
         launch(wide_rows_kernel, *tile.grid(rows, n_out))(
-            TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.turn]),
-            TensorDescriptor(wide, [n_out, depth], [depth, 1], [tile.block_n, tile.turn]),
-            ending,
+            TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.block_k]),
+            TensorDescriptor(half_weight, [n_out, depth], [depth, 1], [tile.block_n, tile.block_k]),
+            epilogue,
             out,
             *sizes,
             steps,
@@ -281,36 +278,38 @@ class TritonOps:
     ) -> torch.Tensor:
         """Compute `reference_ops.self_attention`; read only existing positions of each row."""
         _, n_ctx, heads, head_dim = k_cache.shape
-        if batch.groups.whole and isinstance(qkv, torch.Tensor):
+        if batch.groups.whole_texts and isinstance(qkv, torch.Tensor):
             return attend_to_texts(qkv, heads, batch.groups)
-        numbers, parts, quantized = unfinished(qkv)
+        sums, parts, quantized = kernel_sums(qkv)
         n_tokens, source = len(batch.rows), batch.source
         assert k_cache.is_contiguous() and v_cache.is_contiguous()
         assert source is None or source.is_contiguous()
         assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
         out = torch.empty((n_tokens, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
         pdl = self._overlap.gains(n_tokens)
-        fed = (numbers, k_cache, v_cache, batch.rows, batch.positions)
-        many_programs = n_tokens * heads >= _SELF_PROGRAMS * self.processors
-        together = max(i for i in _SELF_TOKENS if i == 1 or (many_programs and batch.each % i == 0))
-        apart = batch.several and together < max(batch.each, 2)  # several programs compute a row
+        inputs = (sums, k_cache, v_cache, batch.rows, batch.positions)
+        many_programs = n_tokens * heads >= _SELF_PROGRAMS_PER_PROCESSOR * self.processors
+        fitting = (i for i in _SELF_TOKENS_PER_PROGRAM if batch.tokens_per_row % i == 0)
+        tokens_per_program = max(fitting) if many_programs else 1
+        # Then several programs compute a row.
+        append_first = batch.multi_token and tokens_per_program < max(batch.tokens_per_row, 2)
         sizes = (n_tokens, heads, n_ctx, head_dim)
-        if apart:
+        if append_first:
             launch(append_kernel, heads, n_tokens)(
-                *fed, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
+                *inputs, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
             )
-        launch(self_attention_kernel, heads, n_tokens // together)(
-            *fed,
-            given(source, batch.rows),
+        launch(self_attention_kernel, heads, n_tokens // tokens_per_program)(
+            *inputs,
+            or_unused(source, batch.rows),
             out,
             *sizes,
             block=_SELF_BLOCK,
-            each=together,
+            tokens_per_program=tokens_per_program,
             parts=parts,
             quantized=quantized,
-            elsewhere=source is not None,
-            appends=not apart,
-            ahead=not batch.several and n_tokens <= _AHEAD,
+            has_source=source is not None,
+            append=not append_first,
+            prefetch=not batch.multi_token and n_tokens <= _MAX_PREFETCH_TOKENS,
             pdl=pdl,
             num_warps=_SELF_WARPS,
             launch_pdl=pdl,
@@ -322,57 +321,53 @@ class TritonOps:
 
         Triton's interpreter does not support Gluon, so it gets plain torch.
         """
-        if groups.whole and isinstance(q, torch.Tensor):
+        if groups.whole_texts and isinstance(q, torch.Tensor):
             return attend_to_audio(q, cross, groups)
         if not self._on_gpu:
             return reference_ops.cross_attention(self.finish(q), cross, groups)
         n_tokens = q.parts.shape[1] if isinstance(q, PartialSums) else len(q)
         width = cross.k.shape[1] * cross.k.shape[3]
         out = torch.empty((n_tokens, width), dtype=q.dtype, device=cross.k.device)
-        assert not groups.direct or (groups.most == 1 and n_tokens <= self._workspace_tokens)
+        assert not groups.direct or (groups.max_count == 1 and n_tokens <= self._workspace_tokens)
         for begin in range(0, n_tokens, self._workspace_tokens):
             end = min(begin + self._workspace_tokens, n_tokens)
-            self._attend_across(q, cross, groups, out, begin, end)
+            self._cross_attention_chunk(q, cross, groups, out, begin, end)
         return out
 
-    def _attend_across(
+    def _cross_attention_chunk(
         self, q: Flow, cross: CrossKV, groups: SlotGroups, out: torch.Tensor, begin: int, end: int
     ) -> None:
         """Compute cross-attention of tokens [begin, end), which must fit into the workspace."""
         _, heads, n_keys, _ = cross.k.shape
-        numbers, parts, quantized = unfinished(q)
+        sums, parts, quantized = kernel_sums(q)
         int8 = cross.k_scale is not None
         k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
         assert k.is_contiguous() and v.is_contiguous()
         pdl = self._overlap.gains(len(out))
         run = _CROSS_RUN[cross.k.dtype]
-        form = SplitConfig(
+        config = SplitConfig(
             parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)
         )
-        k_scale, v_scale = (given(x, numbers.numbers) for x in (cross.k_scale, cross.v_scale))
-        shared = SplitGroups(groups.slots, groups.first, groups.count)
-        arguments = (numbers, CrossCache(k, v, k_scale, v_scale), shared, out, self._workspace)
+        k_scale, v_scale = (or_unused(x, sums.data) for x in (cross.k_scale, cross.v_scale))
+        split_groups = SplitGroups(groups.slots, groups.first, groups.count)
+        arguments = (sums, CrossCache(k, v, k_scale, v_scale), split_groups, out, self._workspace)
         sizes = (len(out), begin, end, heads, n_keys)
         pairs = len(groups.slots) * heads
-        items, resident = form.splits * pairs, _STREAM_WARPS * self.processors
-        if groups.most <= _HALF_TILE and 2 * items > resident:
+        items, resident = config.splits * pairs, _STREAM_WARPS * self.processors
+        if groups.max_count <= _HALF_TILE and 2 * items > resident:
             programs = triton.cdiv(items, triton.cdiv(items, resident))  # equal numbers of splits
             options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}
-            launch(cross_stream_kernel, programs)(*arguments, *sizes, items, form, **options)
+            launch(cross_stream_kernel, programs)(*arguments, *sizes, items, config, **options)
             return
-        tiles = triton.cdiv(min(groups.most, end - begin), _TILE)
-        sharing = min(tiles, triton.cdiv(_MIN_PROGRAMS, items))
-        height = _HALF_TILE if groups.most <= _HALF_TILE else _TILE
-        launch(cross_kernel, form.splits, pairs, sharing)(
-            *arguments, *sizes, form, height, num_warps=RUNS.value, launch_pdl=pdl
+        tiles = triton.cdiv(min(groups.max_count, end - begin), _TILE)
+        programs_per_pair = min(tiles, triton.cdiv(_MIN_PROGRAMS, items))
+        rows = _HALF_TILE if groups.max_count <= _HALF_TILE else _TILE
+        launch(cross_kernel, config.splits, pairs, programs_per_pair)(
+            *arguments, *sizes, config, rows, num_warps=RUNS.value, launch_pdl=pdl
         )
 
     def store_cross(
-        self,
-        x: torch.Tensor,
-        slots: torch.Tensor,
-        cache: torch.Tensor,
-        scale: torch.Tensor | None,
+        self, x: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None
     ) -> None:
         if scale is None:
             reference_ops.store_cross(x, slots, cache, scale)
@@ -380,18 +375,20 @@ class TritonOps:
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
         blocks = triton.cdiv(time, _QUANTIZE_BLOCK)
-        sizes = (stack, heads, time, head_dim, _QUANTIZE_SHARE, _QUANTIZE_BLOCK, blocks)
-        launch(quantize_kernel, head_dim // _QUANTIZE_SHARE, layers * 2 * heads, len(x))(
+        sizes = (stack, heads, time, head_dim, _QUANTIZE_CHANNELS, _QUANTIZE_BLOCK, blocks)
+        launch(quantize_kernel, head_dim // _QUANTIZE_CHANNELS, layers * 2 * heads, len(x))(
             x, slots, cache, scale, *sizes, num_warps=8
         )
 
-    def embed(self, batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def embed(
+        self, batch: StepBatch, token_embedding: torch.Tensor, position_embedding: torch.Tensor
+    ) -> torch.Tensor:
         assert batch.ids.is_contiguous()
         assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
-        n_tokens, width = len(batch.rows), tokens.shape[1]
-        out = torch.empty((n_tokens, width), dtype=tokens.dtype, device=tokens.device)
+        n_tokens, width = len(batch.rows), token_embedding.shape[1]
+        out = token_embedding.new_empty((n_tokens, width))
         sizes = (batch.ids.shape[1], width, triton.next_power_of_2(width))
         launch(embed_kernel, n_tokens)(
-            batch.ids, batch.rows, batch.positions, tokens, places, out, *sizes
+            batch.ids, batch.rows, batch.positions, token_embedding, position_embedding, out, *sizes
         )
         return out

@@ -1,10 +1,10 @@
 """Run the encoder on NVIDIA GPUs from Hopper on, with library products and Triton kernels.
 
-A library product accumulates into the residual stream. GELU is the epilogue of a Triton product
+A library product adds to the residual stream in place. GELU is the epilogue of a Triton product
 that fetches its tiles with bulk copies. Convolutions use this product too, over overlapping rows.
 
 With FP8 (e4m3), weights have a scale per output and inputs a scale per row. The kernel that writes
-a row finds its scale. GELU's outputs are the exception: their scale follows from the weights.
+a row computes its scale. GELU's outputs are the exception: their scale follows from the weights.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -21,14 +21,9 @@ from serve.native.kernels.flash import flash_attention
 from serve.native.kernels.launch import launch
 from serve.native.kernels.linear import exact_gelu
 from serve.native.kernels.reference_ops import FP8_MAX, Matrix, Norm, Scaled
-from serve.native.kernels.stream import (
-    empty_scaled,
-    scale_rows,
-    scaled_stream_norm,
-    stream_norm,
-)
+from serve.native.kernels.stream import empty_scaled, scale_rows, scaled_stream_norm, stream_norm
 
-_MIN_STEP = 1e-5  # half the inverse still fits into a float16
+_MIN_STEP = 1e-5  # minimum scale of GELU's outputs: 0.5 / step must fit into a float16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +45,7 @@ _GROUP = 8  # adjacent tiles of rows that share weights in the L2 cache
 
 @triton.jit
 def _rough_gelu(x, half) -> tl.tensor:
-    """Compute float16 2 * half * GELU(x) in the tanh form, two numbers per instruction.
+    """Compute 2 * half * GELU(x) in float16, by the tanh form, two numbers per instruction.
 
     The tanh form differs from the exact one by at most 5e-4; FP8 keeps four bits.
     """
@@ -93,13 +88,13 @@ def _gelu_tile(
     fp8: tl.constexpr,
     dtype: tl.constexpr,
 ) -> tl.tensor:
-    shift = tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[None, :]
+    column_bias = tl.load(bias + n, mask=n < n_out, other=0.0).to(tl.float32)[None, :]
     if fp8:
-        factor = tl.load(w_scale + n, mask=n < n_out, other=0.0)
-        y = tl.math.fma(acc * tl.load(x_scale + m)[:, None], factor[None, :], shift)
+        column_scale = tl.load(w_scale + n, mask=n < n_out, other=0.0)
+        y = tl.math.fma(acc * tl.load(x_scale + m)[:, None], column_scale[None, :], column_bias)
         half = tl.zeros_like(y) + 0.5 / tl.load(step)
         return _rough_gelu(y.to(tl.float16), half.to(tl.float16)).to(dtype)
-    y = exact_gelu(acc + shift)
+    y = exact_gelu(acc + column_bias)
     if gap > 0:
         y = tl.where((m % period < period - gap)[:, None], y, 0.0)
     return y.to(dtype)
@@ -129,18 +124,18 @@ def linear_gelu_kernel(
 ) -> None:
     """Store GELU(x[m] @ weight.T + bias) in out[m + shift].
 
-    The last `gap` of each `period` rows are set to 0. Programs are persistent, and groups of row
-    tiles share weights in the L2 cache. FP8 outputs are divided by `step`, which is stored as
-    every row's `scale`.
+    The last `gap` of every `period` rows are set to 0. Programs are persistent, and groups of row
+    tiles share weights in the L2 cache. FP8 outputs are divided by `step`, which is stored in
+    `scale` for every row.
     """
     tiles_m = tl.cdiv(rows, block_m)
     tiles_n: tl.constexpr = (n_out + block_n - 1) // block_n
-    per_group = group * tiles_n
+    tiles_per_group = group * tiles_n
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        first = tile // per_group * group
-        size = tl.minimum(tiles_m - first, group)
-        m0 = (first + tile % per_group % size) * block_m
-        n0 = (tile % per_group // size) * block_n
+        group_begin = tile // tiles_per_group * group
+        group_tiles = tl.minimum(tiles_m - group_begin, group)
+        m0 = (group_begin + tile % tiles_per_group % group_tiles) * block_m
+        n0 = (tile % tiles_per_group // group_tiles) * block_n
         acc = tl.zeros([block_m, block_n], dtype=tl.float32)
         for k in range(tl.cdiv(depth, block_k)):
             acc = tl.dot(x.load([m0, k * block_k]), weight.load([n0, k * block_k]).T, acc)
@@ -193,8 +188,8 @@ class _EncoderKernels:
     ) -> torch.Tensor:
         """Compute `reference_ops.stem`; each convolution is one product over overlapping rows.
 
-        Windows are concatenated, with a row of zeros before and after each. Rows that mix two
-        windows are set to zero or not read.
+        Windows are concatenated, with a row of zeros before and after each. Output rows that span
+        two windows are set to zero or not read.
         """
         batch, n_mels, time = features.shape
         d, device = len(conv1.weight), conv1.weight.device
@@ -264,12 +259,7 @@ class TritonEncoder(_EncoderKernels):
         return out
 
     def add_linear_norm(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        matrix: Matrix,
-        shift: torch.Tensor,
-        params: Norm,
+        self, x: torch.Tensor, y: torch.Tensor, matrix: Matrix, shift: torch.Tensor, params: Norm
     ) -> torch.Tensor:
         x.view(-1, x.shape[-1]).addmm_(y.reshape(-1, y.shape[-1]), matrix.weight.t())
         return stream_norm(x, None, shift, params)
@@ -347,10 +337,10 @@ def reach(matrix: Matrix, norm: Norm) -> torch.Tensor:
     factor by at most a sixteenth.
     """
     weight = matrix.weight.float()
-    gained = weight * norm.weight
-    gained = gained - gained.mean(dim=1, keepdim=True)
-    constant = weight @ norm.bias
+    centred = weight * norm.weight
+    centred = centred - centred.mean(dim=1, keepdim=True)
+    offset = weight @ norm.bias
     if matrix.bias is not None:
-        constant = constant + matrix.bias.float()
-    bound: torch.Tensor = gained.norm(dim=1) * math.sqrt(weight.shape[1]) + constant.abs()
-    return bound.max() * (1 + 1 / 16) ** 2
+        offset = offset + matrix.bias.float()
+    bounds: torch.Tensor = centred.norm(dim=1) * math.sqrt(weight.shape[1]) + offset.abs()
+    return bounds.max() * (1 + 1 / 16) ** 2

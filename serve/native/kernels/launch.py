@@ -2,7 +2,7 @@
 
 The first launch of a kernel with new argument types compiles the kernel and its C launcher. This
 takes some tenths of a second on one core, and a runtime has dozens of kernels. Before its first
-launch it therefore runs its work once inside `compiled_together`, which only compiles.
+launch, a runtime therefore runs its work once inside `compile_in_parallel`, which only compiles.
 """
 
 import concurrent.futures
@@ -40,8 +40,8 @@ class Overlap:
 
     @staticmethod
     def of(device: torch.device) -> "Overlap":
-        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        return Overlap(able)
+        supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        return Overlap(supported)
 
     def gains(self, rows: int) -> bool:
         """Return whether a launch over this many rows is faster with overlap."""
@@ -76,8 +76,8 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 
 
 @contextlib.contextmanager
-def compiled_together(
-    device: torch.device, *shortening: contextlib.AbstractContextManager[None]
+def compile_in_parallel(
+    device: torch.device, *contexts: contextlib.AbstractContextManager[None]
 ) -> Iterator[None]:
     """Compile the kernels that the body launches, in parallel, instead of running them.
 
@@ -85,12 +85,12 @@ def compiled_together(
 
     Args:
         device: the device to compile for.
-        shortening: context managers around the body, which skip launches that repeat earlier ones.
+        contexts: context managers around the body, which skip launches that repeat earlier ones.
     """
-    threads = _Compilers(device)
-    with threads, triton.AsyncCompileMode(threads), contextlib.ExitStack() as stack:
-        for manager in shortening:
-            stack.enter_context(manager)
+    compilers = _Compilers(device)
+    with compilers, triton.AsyncCompileMode(compilers), contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
         token = _only_compiling.set(True)
         try:
             yield

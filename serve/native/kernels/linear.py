@@ -1,10 +1,10 @@
 """Compute layer norms and linear layers with Triton-language kernels.
 
-The depth of a matrix is cut into parts; their size depends on the matrix alone. Tensor cores sum
-each part, and the parts are added in order. With many rows one program computes all parts and adds
-them. With few rows each part has its own programs, and the next kernel adds the parts. A row's
-result therefore has the same bits for any number of rows. Kernels are not specialised for the
-number of rows, because prompts have any length.
+The depth of a matrix (its number of inputs) is cut into parts; their size depends on the matrix
+alone. Tensor cores sum each part, and the parts are added in order. With many rows one program
+computes and adds all parts of its outputs. With few rows each part has its own programs (split-K),
+and the next kernel adds the parts. A row's result therefore has the same bits for any number of
+rows. Kernels are not specialised for the number of rows, because prompts have any length.
 
 With `pdl`, a kernel starts while the previous kernel still runs (programmatic dependent launch).
 It loads its weights, which no kernel writes, and then waits for the previous kernel's results.
@@ -21,9 +21,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 class Sums(NamedTuple):
-    """A linear layer's output as kernels read it, possibly as partial sums."""
+    """A linear layer's output as kernels read it, possibly as partial sums.
 
-    numbers: torch.Tensor  # float32 partial sums (parts, rows, out), or the output (rows, out)
+    No field may be called `values` or `type`, as Triton's tuples have these attributes themselves.
+    """
+
+    data: torch.Tensor  # float32 partial sums (parts, rows, out), or the output (rows, out)
     scale: torch.Tensor  # float32 (out,), unused if the output is finished or not quantized
     bias: torch.Tensor  # (out,), unused if the output is finished or has no bias
 
@@ -93,7 +96,7 @@ def exact_gelu(x) -> tl.tensor:
 
 
 @triton.jit
-def finish(
+def apply_epilogue(
     acc, scale, bias, quantized: tl.constexpr, has_bias: tl.constexpr, gelu: tl.constexpr
 ) -> tl.tensor:
     """Apply scale, bias and GELU to a sum, with the same operations in every kernel."""
@@ -109,8 +112,8 @@ def finish(
 
 
 @triton.jit
-def _eighth(x) -> tl.tensor:
-    """Add each eight adjacent numbers in pairs, an order that no layout changes."""
+def _sum_eights(x) -> tl.tensor:
+    """Sum every eight adjacent numbers pairwise; no layout changes this order."""
     for _ in tl.static_range(3):
         x = tl.sum(tl.reshape(x, (x.shape[0] // 2, 2)), 1)
     return x
@@ -135,34 +138,36 @@ def norm_kernel(
 ) -> None:
     """Normalise one row in float32; with `parts`, first store x + delta in `total`.
 
-    Sums over the row add groups of eight adjacent numbers in float64. Their result is the same in
-    any order that a compiled variant or another kernel uses.
+    The sums of eight adjacent numbers are added in float64. This result does not depend on the
+    order of additions, so every compiled variant, and `skinny_gemm`, gets the same bits.
     """
-    at = tl.arange(0, block)
-    inside = at < width
-    gain = tl.load(weight + at, mask=inside, other=0.0)
-    shift = tl.load(bias + at, mask=inside, other=0.0)
+    column = tl.arange(0, block)
+    mask = column < width
+    gain = tl.load(weight + column, mask=mask, other=0.0)
+    shift = tl.load(bias + column, mask=mask, other=0.0)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64) * width
-    value = tl.load(x + row + at, mask=inside, other=0.0)
+    value = tl.load(x + row + column, mask=mask, other=0.0)
     if parts > 0:
-        acc = tl.load(delta.numbers + row + at, mask=inside, other=0.0)
+        acc = tl.load(delta.data + row + column, mask=mask, other=0.0)
         for part in tl.static_range(1, parts):
-            begin = delta.numbers + part * rows * width
-            acc += tl.load(begin + row + at, mask=inside, other=0.0)
-        factor = tl.load(delta.scale + at, mask=inside, other=0.0) if quantized else 1.0
-        plus = tl.load(delta.bias + at, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
-        acc = finish(acc, factor, plus, quantized, has_bias, False)
+            part_sums = delta.data + part * rows * width
+            acc += tl.load(part_sums + row + column, mask=mask, other=0.0)
+        delta_scale = tl.load(delta.scale + column, mask=mask, other=0.0) if quantized else 1.0
+        delta_bias = (
+            tl.load(delta.bias + column, mask=mask, other=0.0).to(tl.float32) if has_bias else 0.0
+        )
+        acc = apply_epilogue(acc, delta_scale, delta_bias, quantized, has_bias, False)
         value = (value.to(tl.float32) + acc).to(total.dtype.element_ty)
-        tl.store(total + row + at, value, mask=inside)
+        tl.store(total + row + column, value, mask=mask)
     value = value.to(tl.float32)
-    mean = tl.sum(_eighth(value).to(tl.float64), 0) * (1.0 / width)
-    squares = tl.sum(_eighth(value * value).to(tl.float64), 0) * (1.0 / width)
+    mean = tl.sum(_sum_eights(value).to(tl.float64), 0) * (1.0 / width)
+    squares = tl.sum(_sum_eights(value * value).to(tl.float64), 0) * (1.0 / width)
     rstd = 1.0 / tl.sqrt(tl.math.fma(-mean, mean, squares).to(tl.float32) + eps)
     normed = tl.math.fma((value - mean.to(tl.float32)) * rstd, gain, shift)
-    tl.store(out + row + at, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row + column, normed.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -178,25 +183,25 @@ def finish_kernel(
     block: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """Add the partial sums of `block` outputs of one row, and finish them."""
+    """Add the partial sums of `block` outputs of one row, and apply the epilogue."""
     n = tl.program_id(1) * block + tl.arange(0, block)
-    inside = n < n_out
-    factor = tl.load(sums.scale + n, mask=inside, other=0.0) if quantized else 1.0
-    plus = tl.load(sums.bias + n, mask=inside, other=0.0).to(tl.float32) if has_bias else 0.0
+    mask = n < n_out
+    scale = tl.load(sums.scale + n, mask=mask, other=0.0) if quantized else 1.0
+    bias = tl.load(sums.bias + n, mask=mask, other=0.0).to(tl.float32) if has_bias else 0.0
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
-    at = tl.program_id(0).to(tl.int64) * n_out + n
-    acc = tl.load(sums.numbers + at, mask=inside, other=0.0)
+    offsets = tl.program_id(0).to(tl.int64) * n_out + n
+    acc = tl.load(sums.data + offsets, mask=mask, other=0.0)
     for part in tl.static_range(1, parts):
-        acc += tl.load(sums.numbers + part * rows * n_out + at, mask=inside, other=0.0)
-    acc = finish(acc, factor, plus, quantized, has_bias, gelu)
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+        acc += tl.load(sums.data + part * rows * n_out + offsets, mask=mask, other=0.0)
+    acc = apply_epilogue(acc, scale, bias, quantized, has_bias, gelu)
+    tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _halves(pairs) -> tl.tensor:
-    """Convert int16 (n, k) of two int8 each to float16 (n, 2 * k), faster here than `to_half`."""
+def _unpack_int8(pairs) -> tl.tensor:
+    """Convert int16 (n, k), two int8 each, to float16 (n, 2 * k); faster here than `to_half`."""
     low, high = tl.inline_asm_elementwise(
         """
         {
@@ -227,7 +232,7 @@ def few_rows_kernel(
     n_out: int,
     depth: tl.constexpr,
     part: tl.constexpr,
-    turn: tl.constexpr,
+    block_k: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     packed: tl.constexpr,
@@ -238,51 +243,51 @@ def few_rows_kernel(
     A program requests all its weights before it waits for its input. `packed` weights are int16
     that hold two int8 each.
     """
-    each: tl.constexpr = 2 if packed else 1
+    numbers_per_word: tl.constexpr = 2 if packed else 1
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    column = tl.where(n < n_out, n, 0)
-    begin = tl.program_id(1) * part
-    k = begin // each + tl.arange(0, turn // each)
-    w_at = weight + column[:, None].to(tl.int64) * (depth // each) + k[None, :]
+    clamped_n = tl.where(n < n_out, n, 0)
+    part_begin = tl.program_id(1) * part
+    k = part_begin // numbers_per_word + tl.arange(0, block_k // numbers_per_word)
+    w_pointers = weight + clamped_n[:, None].to(tl.int64) * (depth // numbers_per_word) + k[None, :]
     weights = ()
-    for step in tl.static_range(part // turn):
-        weights = weights + (tl.load(w_at + step * turn // each),)
+    for step in tl.static_range(part // block_k):
+        weights = weights + (tl.load(w_pointers + step * block_k // numbers_per_word),)
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, block_m)
-    x_at = x + m[None, :] * depth + begin + tl.arange(0, turn)[:, None]
-    there = (m < rows)[None, :]
+    x_pointers = x + m[None, :] * depth + part_begin + tl.arange(0, block_k)[:, None]
+    row_mask = (m < rows)[None, :]
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
-    for step in tl.static_range(part // turn):
-        value = tl.load(x_at + step * turn, mask=there, other=0.0)
-        half = _halves(weights[step]) if packed else weights[step].to(value.dtype)
-        acc = tl.dot(half, value, acc, input_precision="ieee")
-    at = (tl.program_id(1) * rows + m[None, :]) * n_out + n[:, None]
-    tl.store(out + at, acc, mask=(n < n_out)[:, None] & there)
+    for step in tl.static_range(part // block_k):
+        value = tl.load(x_pointers + step * block_k, mask=row_mask, other=0.0)
+        w = _unpack_int8(weights[step]) if packed else weights[step].to(value.dtype)
+        acc = tl.dot(w, value, acc, input_precision="ieee")
+    offsets = (tl.program_id(1) * rows + m[None, :]) * n_out + n[:, None]
+    tl.store(out + offsets, acc, mask=(n < n_out)[:, None] & row_mask)
 
 
 @triton.jit
 def _store_tile(
-    total, ending: Epilogue, out, rows: int, n_out: int, m, n, steps: tl.constexpr
+    total, epilogue: Epilogue, out, rows: int, n_out: int, m, n, steps: tl.constexpr
 ) -> None:
-    """Finish the sums (n, m) of outputs n for rows m, and store them in `out` (rows, n_out)."""
-    column = tl.where(n < n_out, n, 0)
-    factor = tl.load(ending.scale + column)[:, None] if steps.quantized else 1.0
-    plus = tl.load(ending.bias + column).to(tl.float32)[:, None] if steps.has_bias else 0.0
-    total = finish(total, factor, plus, steps.quantized, steps.has_bias, steps.gelu)
-    at = m[None, :].to(tl.int64) * n_out + n[:, None]
-    inside = (n < n_out)[:, None] & (m < rows)[None, :]
+    """Apply the epilogue to sums (n, m) of outputs n for rows m; store them in `out` (m, n)."""
+    clamped_n = tl.where(n < n_out, n, 0)
+    scale = tl.load(epilogue.scale + clamped_n)[:, None] if steps.quantized else 1.0
+    bias = tl.load(epilogue.bias + clamped_n).to(tl.float32)[:, None] if steps.has_bias else 0.0
+    total = apply_epilogue(total, scale, bias, steps.quantized, steps.has_bias, steps.gelu)
+    offsets = m[None, :].to(tl.int64) * n_out + n[:, None]
+    mask = (n < n_out)[:, None] & (m < rows)[None, :]
     if steps.has_residual:
-        total += tl.load(ending.residual + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+        total += tl.load(epilogue.residual + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def many_rows_kernel(
     x,
     weight,
-    ending: Epilogue,
+    epilogue: Epilogue,
     out,
     rows: int,
     n_out: int,
@@ -291,43 +296,43 @@ def many_rows_kernel(
     steps: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
-    turn: tl.constexpr,
+    block_k: tl.constexpr,
     packed: tl.constexpr,
     pdl: tl.constexpr,
 ) -> None:
-    """Compute and finish `block_n` outputs of `block_m` rows, one part after the other.
+    """Compute `block_n` outputs of `block_m` rows with their epilogue, part after part.
 
     out.T = weight @ x.T: outputs, not rows, are on the wide side of the matrix instruction.
     """
     m = tl.program_id(0) * block_m + tl.arange(0, block_m)
     n = tl.program_id(1) * block_n + tl.arange(0, block_n)
-    row = tl.where(m < rows, m, 0)  # beyond the edge, read row 0 and store nothing
-    column = tl.where(n < n_out, n, 0)
-    k = tl.arange(0, turn)
-    w_at = weight + column[:, None].to(tl.int64) * depth + k[None, :]
-    x_at = x + row[None, :] * depth + k[:, None]
+    clamped_m = tl.where(m < rows, m, 0)  # beyond the edge, read row 0 and store nothing
+    clamped_n = tl.where(n < n_out, n, 0)
+    k = tl.arange(0, block_k)
+    w_pointers = weight + clamped_n[:, None].to(tl.int64) * depth + k[None, :]
+    x_pointers = x + clamped_m[None, :] * depth + k[:, None]
     if pdl:
         gdc_launch_dependents()
         gdc_wait()
     total = tl.zeros([block_n, block_m], dtype=tl.float32)
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
-    for begin in range(0, depth, turn):
-        values = tl.load(x_at)
-        w = to_half(tl.load(w_at), values.dtype, packed)
+    for k0 in range(0, depth, block_k):
+        values = tl.load(x_pointers)
+        w = to_half(tl.load(w_pointers), values.dtype, packed)
         acc = tl.dot(w, values, acc, input_precision="ieee")
-        ends = (begin + turn) % part == 0
-        total += tl.where(ends, acc, 0.0)
-        acc = tl.where(ends, 0.0, acc)
-        w_at += turn
-        x_at += turn
-    _store_tile(total, ending, out, rows, n_out, m, n, steps)
+        ends_part = (k0 + block_k) % part == 0
+        total += tl.where(ends_part, acc, 0.0)
+        acc = tl.where(ends_part, 0.0, acc)
+        w_pointers += block_k
+        x_pointers += block_k
+    _store_tile(total, epilogue, out, rows, n_out, m, n, steps)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def wide_rows_kernel(
     x,
     weight,
-    ending: Epilogue,
+    epilogue: Epilogue,
     out,
     rows: int,
     n_out: int,
@@ -336,21 +341,21 @@ def wide_rows_kernel(
     steps: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
-    turn: tl.constexpr,
+    block_k: tl.constexpr,
 ) -> None:
-    """Compute `many_rows_kernel` for float16 weights with bulk copies of x and weight descriptors.
+    """Compute `many_rows_kernel` for float16 weights; x and weight are descriptors (bulk copies).
 
-    This kernel adds the partial sum to the total once per part. `many_rows_kernel` does it with a
-    select in every iteration, which can cost a third of the time of a compute-bound product.
+    This kernel adds the partial sum to the total once per part. `many_rows_kernel` does so in every
+    iteration with a select, which can cost a third of the time of a compute-bound product.
     """
     m0 = tl.program_id(0) * block_m
     n0 = tl.program_id(1) * block_n
     total = tl.zeros([block_n, block_m], dtype=tl.float32)
     acc = tl.zeros([block_n, block_m], dtype=tl.float32)
-    for begin in range(0, depth, turn):
-        acc = tl.dot(weight.load([n0, begin]), x.load([m0, begin]).T, acc)
-        if (begin + turn) % part == 0:
+    for k0 in range(0, depth, block_k):
+        acc = tl.dot(weight.load([n0, k0]), x.load([m0, k0]).T, acc)
+        if (k0 + block_k) % part == 0:
             total += acc
             acc = tl.zeros([block_n, block_m], dtype=tl.float32)
     m, n = m0 + tl.arange(0, block_m), n0 + tl.arange(0, block_n)
-    _store_tile(total, ending, out, rows, n_out, m, n, steps)
+    _store_tile(total, epilogue, out, rows, n_out, m, n, steps)

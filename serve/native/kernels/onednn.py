@@ -3,7 +3,7 @@
 An ordinary torch product packs its matrix each time. With few rows this takes longer than the
 product. Matrices are float32, or bfloat16 if the processor supports it: AMX has about six times
 the float32 throughput of AVX-512. Sums and the residual stream are float32, because bfloat16 has
-too few digits for the stream. It has too few for logits too, so they are computed in INT8.
+too few digits for them. It also has too few digits for logits, which are computed in INT8.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from serve.native.kernels.step_batch import SlotGroups, StepBatch
 Tensor = torch.Tensor
 _INT8_MAX = 127.0
 _ROWS = 32  # maximum rows of a product; with more, oneDNN adds in another order
-_FINER = 254.0  # steps of a pair's second number per step of the first
+_SECOND_STEPS = 254.0  # steps of the second INT8 number of an input per step of the first
 
 
 def has_int8() -> bool:
@@ -60,7 +60,7 @@ class OneDnnOps:
         return _product(x, matrix)
 
     def linear_gelu(self, x: Tensor, matrix: Matrix) -> Tensor:
-        return _product(x, matrix, then="gelu")
+        return _product(x, matrix, activation="gelu")
 
     def add_linear_norm(
         self, x: Tensor, y: Tensor, matrix: Matrix, shift: Tensor, params: Norm
@@ -74,7 +74,7 @@ class OneDnnOps:
         return _product(self.norm(x, params), matrix)
 
     def norm_linear_gelu(self, x: Tensor, params: Norm, matrix: Matrix) -> Tensor:
-        return _product(self.norm(x, params), matrix, then="gelu")
+        return _product(self.norm(x, params), matrix, activation="gelu")
 
     def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor) -> Tensor:
         return residual + _product(x, matrix)
@@ -89,51 +89,53 @@ class OneDnnOps:
         return reference_ops.cross_attention(q, cross, groups, attend)
 
     def logits(
-        self, x: Tensor, params: Norm, matrix: Matrix, wanted: Tensor | None = None
+        self, x: Tensor, params: Norm, matrix: Matrix, logit_indices: Tensor | None = None
     ) -> Tensor:
-        rows = reference_ops.norm(x if wanted is None else x[wanted], params)
+        rows = reference_ops.norm(x if logit_indices is None else x[logit_indices], params)
         if matrix.scale is None:
             return _product(rows, matrix)
         return _times_int8(rows, matrix.weight, matrix.scale)
 
 
-def _product(x: Tensor, matrix: Matrix, then: str = "none") -> Tensor:
+def _product(x: Tensor, matrix: Matrix, activation: str = "none") -> Tensor:
     """Apply a linear layer with a packed matrix: (..., in) -> (..., out).
 
-    In bfloat16 a product has at most `_ROWS` rows of a step, or one window. Its bits then do not
-    depend on the rest of the batch. In float32 no such limit makes the bits independent.
+    In bfloat16, the rows are split into products of at most `_ROWS` rows of a step, or of one
+    window. The bits of a row then do not depend on the other rows. In float32 no such split makes
+    them independent.
     """
     if x.dtype != torch.float32:
         parts = torch.split(x, 1 if x.ndim > 2 else _ROWS)
         if len(parts) > 1:
-            return torch.cat([_product(part, matrix, then) for part in parts])
+            return torch.cat([_product(part, matrix, activation) for part in parts])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(
-        x, matrix.weight, matrix.bias, then, [], "none"
+        x, matrix.weight, matrix.bias, activation, [], "none"
     )
     return product
 
 
-def _attend_past(query: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None) -> Tensor:
+def _attend_past(query: Tensor, k: Tensor, v: Tensor, masked: Tensor | None) -> Tensor:
     """Compute `reference_ops.attend` without a copy of the rows' keys and values.
 
-    Torch gets each query as its own batch entry: it adds several queries in another order.
+    Torch gets each query as a separate batch entry, because the order of its additions depends on
+    the number of queries in an entry.
     """
-    assert unseen is not None
+    assert masked is not None
     rows, _, queries, _ = query.shape
     if queries == 1:
-        return F.scaled_dot_product_attention(query, k, v, attn_mask=~unseen, scale=1.0)
-    mixed = torch.empty_like(query)
+        return F.scaled_dot_product_attention(query, k, v, attn_mask=~masked, scale=1.0)
+    result = torch.empty_like(query)
     for row in range(rows):
         keys, values = (cache[row].expand(queries, -1, -1, -1) for cache in (k, v))
         out = F.scaled_dot_product_attention(
             query[row].transpose(0, 1).unsqueeze(2),
             keys,
             values,
-            attn_mask=~unseen[row].transpose(0, 1).unsqueeze(2),
+            attn_mask=~masked[row].transpose(0, 1).unsqueeze(2),
             scale=1.0,
         )
-        mixed[row] = out.squeeze(2).transpose(0, 1)
-    return mixed
+        result[row] = out.squeeze(2).transpose(0, 1)
+    return result
 
 
 def _attend_audio(query: Tensor, k: Tensor, v: Tensor, log_weights: Tensor | None) -> Tensor:
@@ -162,12 +164,12 @@ def _times_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         float32 (n, out).
     """
     step = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / _INT8_MAX
-    whole = x / step
-    first = whole.round()
-    second = (whole - first) * _FINER
+    scaled = x / step
+    first = scaled.round()
+    second = (scaled - first) * _SECOND_STEPS
     pairs = torch.cat([first, second.round()]).to(torch.int8)
     zeros = torch.zeros(len(scale), dtype=torch.int32)
-    both: Tensor = torch.ops.onednn.qlinear_pointwise(
+    products: Tensor = torch.ops.onednn.qlinear_pointwise(
         pairs, 1.0, 0, weight, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    return both[: len(x)].add_(both[len(x) :], alpha=1 / _FINER).mul_(step)
+    return products[: len(x)].add_(products[len(x) :], alpha=1 / _SECOND_STEPS).mul_(step)

@@ -2,7 +2,7 @@
 
 The order is that of the registers of `mma.sync` m16n8k16 (PTX ISA, "Matrix Fragments"). The
 weights of a thread are adjacent, and a warp reads 512 consecutive bytes. Each warp sums one part
-of the depth, one turn at a time.
+of the depth, `block_k` inputs at a time.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
@@ -16,12 +16,12 @@ from triton.experimental.gluon import language as gl
 from serve.native.kernels.fragments import mma_layout
 
 OUTPUTS = gl.constexpr(16)  # outputs per tile
-TURN = gl.constexpr(256)  # maximum depth of a turn: a thread has no registers for more
+MAX_BLOCK_K = gl.constexpr(256)  # inputs that a warp multiplies at a time; limited by registers
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedConfig:
-    """Compile-time parameters of `thin_kernel`."""
+    """Compile-time parameters of `skinny_gemm_kernel`."""
 
     depth: int
     part: int  # depth that one warp sums
@@ -31,7 +31,7 @@ class PackedConfig:
     has_bias: bool
     gelu: bool
     has_residual: bool
-    again: bool  # whether programs compute several tiles in turn
+    persistent: bool  # whether programs compute several tiles in turn
     pdl: bool
 
     @property
@@ -40,19 +40,19 @@ class PackedConfig:
         return self.depth // self.part
 
     @property
-    def turn(self) -> int:
-        """Depth that a warp multiplies at a time."""
-        return min(self.part, int(TURN.value))
+    def block_k(self) -> int:
+        """Inputs that a warp multiplies at a time."""
+        return min(self.part, int(MAX_BLOCK_K.value))
 
     @property
-    def turns(self) -> int:
-        """Turns per part."""
-        return self.part // self.turn
+    def k_blocks(self) -> int:
+        """Number of blocks per part."""
+        return self.part // self.block_k
 
     @property
     def words(self) -> int:
-        """Words of four weights that a warp reads per tile and turn."""
-        return self.turn * 4
+        """Words of four weights that a warp reads per tile and block."""
+        return self.block_k * 4
 
     @property
     def block(self) -> int:
@@ -60,13 +60,13 @@ class PackedConfig:
         return self.warps * self.part
 
     @property
-    def each(self) -> int:
+    def per_thread(self) -> int:
         """Adjacent numbers of a row that a thread normalises."""
         return max(1, min(8, self.block // (32 * self.warps)))
 
 
 def pack(weight: torch.Tensor, part: int) -> torch.Tensor:
-    """Reorder the weights of a matrix for `thin_kernel`.
+    """Reorder the weights of a matrix for `skinny_gemm_kernel`.
 
     Args:
         weight: int8 (out, depth).
@@ -76,10 +76,10 @@ def pack(weight: torch.Tensor, part: int) -> torch.Tensor:
         int8 (out / 16, depth / part, 16 * part); the last tile is padded with zeros.
     """
     n_out, depth = weight.shape
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, -n_out % OUTPUTS.value))
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -n_out % OUTPUTS.value))
     # Output: 8 * upper + row. In a chunk of 64: 32 * i + 16 * outer + 8 * hi + 2 * lane + odd.
     # A thread has a row and a lane; its sixteen bytes run over i, odd, outer and hi.
-    split = whole.view(-1, 2, 8, depth // part, part // 64, 2, 2, 2, 4, 2)
+    split = padded.view(-1, 2, 8, depth // part, part // 64, 2, 2, 2, 4, 2)
     #                  tile, upper, row, part, chunk, i, outer, hi, lane, odd
     return split.permute(0, 3, 4, 1, 2, 8, 5, 9, 6, 7).reshape(-1, depth // part, 16 * part)
 
@@ -91,35 +91,36 @@ def _bits(begin: int, end: int) -> list[int]:
 
 
 @triton.constexpr_function
-def tile_layout(shape: PackedConfig) -> gl.BlockedLayout:
+def tile_layout(config: PackedConfig) -> gl.BlockedLayout:
     """Make the layout of a tile's sums, (16, 8)."""
-    return gl.BlockedLayout([1, 1], [16, 2], [1, shape.warps], [0, 1])
+    return gl.BlockedLayout([1, 1], [16, 2], [1, config.warps], [0, 1])
 
 
 @triton.constexpr_function
-def words_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
+def words_layout(config: PackedConfig) -> gl.DistributedLinearLayout:
     """Make the layout of a program's loaded weights, (warps, words)."""
-    registers = [[0, bit] for bit in _bits(1, 4) + _bits(128, shape.words)]
-    warps = [[bit, 0] for bit in _bits(1, shape.warps)]
+    registers = [[0, bit] for bit in _bits(1, 4) + _bits(128, config.words)]
+    warps = [[bit, 0] for bit in _bits(1, config.warps)]
     lanes = [[0, bit] for bit in _bits(4, 128)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [shape.warps, shape.words])
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [config.warps, config.words])
 
 
 @triton.constexpr_function
-def rows_layout(shape: PackedConfig) -> gl.DistributedLinearLayout:
-    """Make the layout of a turn's rows, (8, warps * turn), in tensor-core register order."""
-    registers = [[0, bit] for bit in [1, 8, *_bits(16, shape.turn)]]
+def rows_layout(config: PackedConfig) -> gl.DistributedLinearLayout:
+    """Make the layout of a block's rows, (8, warps * block_k), in tensor-core register order."""
+    registers = [[0, bit] for bit in [1, 8, *_bits(16, config.block_k)]]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    warps = [[0, bit * shape.turn] for bit in _bits(1, shape.warps)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [8, shape.warps * shape.turn])
+    warps = [[0, bit * config.block_k] for bit in _bits(1, config.warps)]
+    shape = [8, config.warps * config.block_k]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], shape)
 
 
 @gluon.jit
-def _halves(words) -> gl.tensor:
-    """Convert int32 (…) of four int8 each to float16 (…, 2, 2), byte j at [j % 2, j // 2], exactly.
+def _int8_to_float16(words) -> gl.tensor:
+    """Unpack the four int8 of each int32 to float16 (…, 2, 2); byte j goes to [j % 2, j // 2].
 
-    The float16 with the bits 0x6400 | u is 1024 + u. It converts two words at once, because each
-    register of an operand holds one number of either word.
+    The float16 with the bits 0x6400 | u is 1024 + u. One assembly block converts two consecutive
+    words of a thread, because an operand register holds one value of each.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """
@@ -150,20 +151,20 @@ def _halves(words) -> gl.tensor:
 
 
 @gluon.jit
-def weights(words, shape: gl.constexpr) -> gl.tensor:
-    """Make the left operand of a turn's loaded weights, (warps, 16, turn)."""
-    warps: gl.constexpr = shape.warps
-    turn: gl.constexpr = shape.turn
-    chunks: gl.constexpr = turn // 64
-    split = gl.reshape(_halves(words), [warps, chunks, 2, 8, 4, 2, 2, 2, 2])
+def weights_operand(words, config: gl.constexpr) -> gl.tensor:
+    """Make the left operand of a block's loaded weights, (warps, 16, block_k)."""
+    warps: gl.constexpr = config.warps
+    block_k: gl.constexpr = config.block_k
+    chunks: gl.constexpr = block_k // 64
+    split = gl.reshape(_int8_to_float16(words), [warps, chunks, 2, 8, 4, 2, 2, 2, 2])
     ordered = gl.permute(split, [0, 2, 3, 1, 5, 8, 7, 4, 6])
     layout: gl.constexpr = gl.DotOperandLayout(0, mma_layout(warps), 2)
-    return gl.convert_layout(gl.reshape(ordered, [warps, 16, turn]), layout, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(ordered, [warps, 16, block_k]), layout, assert_trivial=True)
 
 
 @gluon.jit
-def operand(rows, shape: gl.constexpr) -> gl.tensor:
-    """Make the right operand (warps, turn, 8) of a turn's rows (8, warps * turn)."""
-    folded = gl.permute(gl.reshape(rows, [8, shape.warps, shape.turn]), [1, 2, 0])
-    layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(shape.warps), 2)
+def rows_operand(rows, config: gl.constexpr) -> gl.tensor:
+    """Make the right operand (warps, block_k, 8) of a block's rows (8, warps * block_k)."""
+    folded = gl.permute(gl.reshape(rows, [8, config.warps, config.block_k]), [1, 2, 0])
+    layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(config.warps), 2)
     return gl.convert_layout(folded, layout, assert_trivial=True)

@@ -1,4 +1,4 @@
-"""Partial sums of a linear layer of few rows; the next kernel finishes them while it reads."""
+"""Partial sums of a linear layer of few rows; the next kernel adds them while it reads them."""
 
 import dataclasses
 
@@ -22,19 +22,23 @@ class PartialSums:
     def sums(self) -> Sums:
         """Arguments for kernels; a missing scale or bias is an unused tensor."""
         parts, matrix = self.parts, self.matrix
-        return Sums(parts, given(matrix.scale, parts), given(matrix.bias, parts))
+        return Sums(parts, or_unused(matrix.scale, parts), or_unused(matrix.bias, parts))
 
 
-def given(x: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """Return x, or another tensor as an unused kernel argument if x is None."""
+def or_unused(x: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """Return x; if x is None, return the other tensor as an unused kernel argument."""
     return other if x is None else x
 
 
 Flow = torch.Tensor | PartialSums
 
 
-def unfinished(x: Flow) -> tuple[Sums, int, bool]:
-    """Return (sums, parts, whether quantized), the kernel arguments of a linear layer's output."""
+def kernel_sums(x: Flow) -> tuple[Sums, int, bool]:
+    """Return a linear layer's output as kernel arguments.
+
+    Returns:
+        The sums, the number of parts (0: the output is finished), and whether it needs a scale.
+    """
     if isinstance(x, torch.Tensor):
         assert x.is_contiguous()
         return Sums(x, x, x), 0, False

@@ -33,15 +33,15 @@ class Matrix:
     """A linear layer: weight (out, in) and bias (out,) or None, in the compute dtype.
 
     With `scale`, float32 (out,), the weight is int8 and each row represents weight * scale. Some
-    implementations keep copies: `wide` is the weight in float16 without the scale, and `thin` is
-    the weight packed for `skinny_gemm`. `step`, float32 (), divides FP8 outputs.
+    implementations keep copies: `half_weight` is the weight in float16 without the scale, and
+    `packed_weight` is the weight packed for `skinny_gemm`. `step`, float32 (), divides FP8 outputs.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
-    wide: torch.Tensor | None = None
-    thin: torch.Tensor | None = None
+    half_weight: torch.Tensor | None = None
+    packed_weight: torch.Tensor | None = None
     step: torch.Tensor | None = None
 
 
@@ -65,7 +65,7 @@ def prepare(matrix: Matrix, norm: Norm | None = None) -> Matrix:
 
     Args:
         matrix: a linear layer.
-        norm: the layer norm before it, if GELU follows.
+        norm: the layer norm before the matrix, if GELU follows the matrix.
     """
     return matrix
 
@@ -167,7 +167,7 @@ def finish(x: torch.Tensor) -> torch.Tensor:
 
 
 def logits(
-    x: torch.Tensor, params: Norm, matrix: Matrix, wanted: torch.Tensor | None = None
+    x: torch.Tensor, params: Norm, matrix: Matrix, logit_indices: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Apply layer norm and the vocabulary projection.
 
@@ -175,26 +175,29 @@ def logits(
         x: (n, in).
         params: the layer norm's weights.
         matrix: in -> vocabulary.
-        wanted: int64 (m,), the requested rows of x; None = all.
+        logit_indices: int64 (m,), the rows of x that need logits; None: all.
 
     Returns:
         float32 (m, vocabulary).
     """
-    return norm_linear(x if wanted is None else x[wanted], params, matrix).float()
+    return norm_linear(x if logit_indices is None else x[logit_indices], params, matrix).float()
 
 
-def embed(batch: StepBatch, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def embed(
+    batch: StepBatch, token_embedding: torch.Tensor, position_embedding: torch.Tensor
+) -> torch.Tensor:
     """Add the embeddings of each token and its position.
 
     Args:
         batch: n tokens.
-        tokens: the token embeddings (n_vocab, d).
-        places: the position embeddings (n_text_ctx, d).
+        token_embedding: (n_vocab, d).
+        position_embedding: (n_text_ctx, d).
 
     Returns:
         (n, d).
     """
-    return tokens[batch.ids[batch.rows, batch.positions]] + places[batch.positions]
+    tokens = token_embedding[batch.ids[batch.rows, batch.positions]]
+    return tokens + position_embedding[batch.positions]
 
 
 def encoder_attention(qkv: torch.Tensor, n_head: int) -> torch.Tensor:
@@ -224,7 +227,7 @@ def attend(
     query: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    unseen: torch.Tensor | None = None,
+    masked: torch.Tensor | None = None,
     log_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention of few queries, which are already scaled.
@@ -232,15 +235,15 @@ def attend(
     Args:
         query: (batch, heads, queries, head_dim).
         k, v: (batch, heads, time, head_dim).
-        unseen: bool (batch, 1, queries, time), the masked keys; None = none.
+        masked: bool (batch, 1, queries, time), the masked keys; None: none.
         log_weights: float32 (heads, time), added to the scores.
 
     Returns:
         (batch, heads, queries, head_dim).
     """
     score = (query @ k.transpose(-1, -2)).float()
-    if unseen is not None:
-        score.masked_fill_(unseen, -math.inf)
+    if masked is not None:
+        score.masked_fill_(masked, -math.inf)
     if log_weights is not None:
         score += log_weights[:, None]
     return score.softmax(-1).to(v.dtype) @ v
@@ -265,8 +268,8 @@ def self_attention(
 ) -> torch.Tensor:
     """Compute causal self-attention of one decoder step.
 
-    It writes each token's key and value to the cache at its row and position. Each token then
-    attends to its row's positions, from 0 to its own.
+    The function writes each token's key and value to the cache at the token's row and position.
+    Each token then attends to its row's positions, from 0 to its own.
 
     Args:
         qkv: (n, 3 * d), the query already scaled.
@@ -280,18 +283,18 @@ def self_attention(
     heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.view(len(batch.rows), 3, -1).unbind(1)
     keys, values = k_cache.view(-1, k.shape[-1]), v_cache.view(-1, v.shape[-1])
-    keys.index_copy_(0, batch.own_places, k)
-    values.index_copy_(0, batch.own_places, v)
-    mixed = []
+    keys.index_copy_(0, batch.token_entries, k)
+    values.index_copy_(0, batch.token_entries, v)
+    outputs = []
     for run in batch.runs:
-        first, rows, each = run
-        tokens = slice(first, first + rows * each)
+        first, rows, per_row = run
+        tokens = slice(first, first + rows * per_row)
         k, v = (batch.past_of(run, cache).transpose(1, 2) for cache in (k_cache, v_cache))
-        query = q[tokens].view(rows, each, heads, head_dim).transpose(1, 2)
-        unseen = ~batch.seen[tokens].view(rows, 1, each, batch.past)
-        out = attend(query, k, v, unseen)
-        mixed.append(out.transpose(1, 2).reshape(rows * each, heads * head_dim))
-    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        query = q[tokens].view(rows, per_row, heads, head_dim).transpose(1, 2)
+        masked = ~batch.past_mask[tokens].view(rows, 1, per_row, batch.past)
+        out = attend(query, k, v, masked)
+        outputs.append(out.transpose(1, 2).reshape(rows * per_row, heads * head_dim))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +309,7 @@ class CrossKV:
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     log_weights: torch.Tensor | None = None  # float32 (heads, n_audio_ctx), added to the scores
-    # For each slot the cache with fewer keys that replaces this one; each covers all slots.
+    # By slot, the cache with fewer keys that replaces this one; each such cache covers all slots.
     short: "Sequence[CrossKV | None] | None" = None
 
 
@@ -340,7 +343,7 @@ def cross_attention(
     Args:
         q: (n, d), already scaled.
         cross: the cache of every slot.
-        groups: the slot of each of the n tokens; the result of a token without one is undefined.
+        groups: the slots of the n tokens; the result of a token without a slot is undefined.
         attend: the attention of a run of slots.
 
     Returns:
@@ -348,15 +351,15 @@ def cross_attention(
     """
     _, heads, _, head_dim = cross.k.shape
     out = torch.zeros_like(q)
-    for slot, slots, first, per_slot, own in _runs_by_cache(groups, cross):
-        k, v = own.k[slot : slot + slots], own.v[slot : slot + slots]
+    for slot, slots, first, per_slot, cache in _runs_by_cache(groups, cross):
+        k, v = cache.k[slot : slot + slots], cache.v[slot : slot + slots]
         if cross.k_scale is not None and cross.v_scale is not None:
             k = (k * cross.k_scale[slot : slot + slots, :, None]).to(q.dtype)
             v = (v * cross.v_scale[slot : slot + slots, :, None]).to(q.dtype)
         tokens = slice(first, first + slots * per_slot)
         query = q[tokens].view(slots, per_slot, heads, head_dim).transpose(1, 2)
-        mixed = attend(query, k, v, own.log_weights)
-        out[tokens] = mixed.transpose(1, 2).reshape(slots * per_slot, heads * head_dim)
+        output = attend(query, k, v, cache.log_weights)
+        out[tokens] = output.transpose(1, 2).reshape(slots * per_slot, heads * head_dim)
     return out
 
 
@@ -368,23 +371,23 @@ def _runs_by_cache(
         caches = [cross] * slots
         if cross.short is not None:
             caches = [short or cross for short in cross.short[slot : slot + slots]]
-        done = 0
-        for _, equal in itertools.groupby(caches, id):
-            count = len(list(equal))
-            yield slot + done, count, first + done * per_slot, per_slot, caches[done]
-            done += count
+        n_done = 0
+        for _, same in itertools.groupby(caches, id):
+            count = len(list(same))
+            yield slot + n_done, count, first + n_done * per_slot, per_slot, caches[n_done]
+            n_done += count
 
 
-def token_probability(logits: torch.Tensor, text: torch.Tensor, below: int) -> torch.Tensor:
-    """Return the probability of each token among the tokens with ids below `below`.
+def token_probability(logits: torch.Tensor, text: torch.Tensor, n_ids: int) -> torch.Tensor:
+    """Return the probability of each token among the tokens with ids below `n_ids`.
 
     Args:
         logits: float32 (n, n_vocab).
         text: int64 (n,), the tokens.
-        below: greater than each of the tokens.
+        n_ids: the number of ids to compare, greater than each of the tokens.
 
     Returns:
         float32 (n,).
     """
-    among = logits[:, :below]
-    return (among.gather(1, text[:, None])[:, 0] - among.logsumexp(dim=1)).exp()
+    allowed = logits[:, :n_ids]
+    return (allowed.gather(1, text[:, None])[:, 0] - allowed.logsumexp(dim=1)).exp()

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from serve.native.kernels.launch import launch
 
-_TILE = 4096  # weights that a program holds: those of all tokens in some frames
+_TILE = 4096  # weights that a program holds: all tokens of some frames
 _FRAMES = 512  # frames that a program averages
 # Kernels are compiled only for these sizes, because a request waits for a compilation.
 _TOKENS = (64, 256, 512)  # padded tokens per program
@@ -23,16 +23,16 @@ _SIZES = ("n_heads", "n_tokens", "n_frames")
 def sums_kernel(
     scores, tokens, frames, sums, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
 ) -> None:
-    """Store the peak of one row over its window's frames, and the sum of exp(score - peak).
+    """Store the highest score of one row over its window's frames, and the sum of exp(score - it).
 
     scores (windows, n_heads, n_tokens, n_frames); sums (windows, n_heads, n_tokens, 2).
     """
     row = tl.program_id(0).to(tl.int64)
     window = row // (n_heads * n_tokens)
     if row % n_tokens < tl.load(tokens + window):
-        at = tl.arange(0, block)
-        there = at < tl.load(frames + window)
-        x = tl.load(scores + row * n_frames + at, mask=there, other=float("-inf"))
+        frame = tl.arange(0, block)
+        mask = frame < tl.load(frames + window)
+        x = tl.load(scores + row * n_frames + frame, mask=mask, other=float("-inf"))
         peak = tl.max(x, 0)
         tl.store(sums + 2 * row, peak)
         tl.store(sums + 2 * row + 1, tl.sum(tl.exp(x - peak), 0))
@@ -60,20 +60,20 @@ def score_kernel(
     window = head // n_heads
     count = tl.load(tokens + window).to(tl.int32)
     token = tl.arange(0, tokens_padded)[:, None]
-    at = tl.program_id(1) * block + tl.arange(0, block)[None, :]
-    fed = token < count
-    there = fed & (at < tl.load(frames + window).to(tl.int32))
-    rows = sums + 2 * head * n_tokens + 2 * token
-    peak = tl.load(rows, mask=fed, other=0.0)
-    sum = tl.load(rows + 1, mask=fed, other=1.0)
-    where = scores + head * n_tokens * n_frames + (token * n_frames + at)
-    x = tl.load(where, mask=there, other=float("-inf"))
-    weights = tl.exp(x - peak) / sum
+    frame = tl.program_id(1) * block + tl.arange(0, block)[None, :]
+    is_token = token < count
+    mask = is_token & (frame < tl.load(frames + window).to(tl.int32))
+    sums_of_tokens = sums + 2 * head * n_tokens + 2 * token
+    peak = tl.load(sums_of_tokens, mask=is_token, other=0.0)
+    total = tl.load(sums_of_tokens + 1, mask=is_token, other=1.0)
+    pointers = scores + head * n_tokens * n_frames + (token * n_frames + frame)
+    x = tl.load(pointers, mask=mask, other=float("-inf"))
+    weights = tl.exp(x - peak) / total
     weights = weights / tl.maximum(tl.max(weights, 0), min_divisor)[None, :]
-    away = tl.where(fed, weights - (tl.sum(weights, 0) / count)[None, :], 0.0)
-    deviation = tl.sqrt(tl.sum(away * away, 0) / count)
-    scored = away / tl.maximum(deviation, min_divisor)[None, :]
-    tl.store(where, scored, mask=there)
+    centred = tl.where(is_token, weights - (tl.sum(weights, 0) / count)[None, :], 0.0)
+    std = tl.sqrt(tl.sum(centred * centred, 0) / count)
+    z_scores = centred / tl.maximum(std, min_divisor)[None, :]
+    tl.store(pointers, z_scores, mask=mask)
 
 
 @triton.jit
@@ -82,19 +82,27 @@ def _sorted(a, b) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def _scored(row, at, last) -> tl.tensor:
+def _load_mirrored(row, frame, last) -> tl.tensor:
     """Load a row's scores at some frames, mirrored at both ends of the window."""
-    at = tl.abs(at)
-    at = tl.where(at > last, 2 * last - at, at)
-    return tl.load(row + tl.maximum(at, 0))
+    frame = tl.abs(frame)
+    frame = tl.where(frame > last, 2 * last - frame, frame)
+    return tl.load(row + tl.maximum(frame, 0))
 
 
 @triton.jit
-def _median(row, at, last) -> tl.tensor:
+def _median(row, frame, last) -> tl.tensor:
     """Return the median of seven adjacent frames, by the exchanges of `alignment.median_of_7`."""
-    a, b, c = _scored(row, at - 3, last), _scored(row, at - 2, last), _scored(row, at - 1, last)
-    d, e, f = _scored(row, at, last), _scored(row, at + 1, last), _scored(row, at + 2, last)
-    g = _scored(row, at + 3, last)
+    a, b, c = (
+        _load_mirrored(row, frame - 3, last),
+        _load_mirrored(row, frame - 2, last),
+        _load_mirrored(row, frame - 1, last),
+    )
+    d, e, f = (
+        _load_mirrored(row, frame, last),
+        _load_mirrored(row, frame + 1, last),
+        _load_mirrored(row, frame + 2, last),
+    )
+    g = _load_mirrored(row, frame + 3, last)
     a, f = _sorted(a, f)
     a, d = _sorted(a, d)
     b, g = _sorted(b, g)
@@ -113,9 +121,9 @@ def _median(row, at, last) -> tl.tensor:
 
 @triton.jit(do_not_specialize=_SIZES)
 def mean_kernel(
-    scored, tokens, frames, matrix, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
+    z_scores, tokens, frames, means, n_heads: int, n_tokens: int, n_frames: int, block: tl.constexpr
 ) -> None:
-    """Average a token's medians over adjacent frames over the heads.
+    """Smooth a token's z-scores with a median over adjacent frames, and average them over heads.
 
     scored is `scores` after `score_kernel`; matrix (windows, n_tokens, n_frames).
     """
@@ -123,16 +131,16 @@ def mean_kernel(
     window, token = row // n_tokens, row % n_tokens
     if token < tl.load(tokens + window):
         last = tl.load(frames + window).to(tl.int32) - 1
-        at = tl.program_id(1) * block + tl.arange(0, block)
-        inside = tl.minimum(at, last)
+        frame = tl.program_id(1) * block + tl.arange(0, block)
+        clamped_frame = tl.minimum(frame, last)
         total = tl.zeros((block,), tl.float32)
         for head in range(n_heads):
-            mine = scored + ((window * n_heads + head) * n_tokens + token) * n_frames
+            head_row = z_scores + ((window * n_heads + head) * n_tokens + token) * n_frames
             if last >= 3:
-                total += _median(mine, inside, last)
+                total += _median(head_row, clamped_frame, last)
             else:  # too short to be mirrored at its ends
-                total += tl.load(mine + inside)
-        tl.store(matrix + row * n_frames + at, total / n_heads, mask=at <= last)
+                total += tl.load(head_row + clamped_frame)
+        tl.store(means + row * n_frames + frame, total / n_heads, mask=frame <= last)
 
 
 def smooth(

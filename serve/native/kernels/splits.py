@@ -10,12 +10,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from serve.native.kernels.fragments import (
-    along,
-    channel_at,
-    key_at,
+    arange_3d,
+    broadcast_like,
+    channel_index,
+    exp2,
+    key_index,
     left_operand,
-    like,
-    power,
     query_layout,
     query_operand,
     top_rows,
@@ -25,9 +25,10 @@ from serve.native.kernels.linear import Sums
 
 RUNS = gl.constexpr(4)  # runs per split
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_LARGER = gl.constexpr(16.0)  # factor of the queries of INT8 keys: keeps them in float16's range
-# `fragments` converts INT8 to float16 as (number + 128) * 2 ** -24.
-SUBNORMAL, RAISED = gl.constexpr(16777216.0), gl.constexpr(128.0)
+# Factor of the queries of INT8 keys: keeps them in float16's range.
+_QUERY_SCALE = gl.constexpr(16.0)
+# `fragments` converts INT8 to float16 as (number + INT8_OFFSET) / SUBNORMAL_SCALE.
+SUBNORMAL_SCALE, INT8_OFFSET = gl.constexpr(16777216.0), gl.constexpr(128.0)
 
 
 class CrossCache(NamedTuple):
@@ -69,7 +70,7 @@ class SplitConfig:
 
 
 @gluon.jit
-def queries_of(
+def load_queries(
     q: Sums,
     k_scale,
     token: int,
@@ -79,83 +80,94 @@ def queries_of(
     head: int,
     row: int,
     mma: gl.constexpr,
-    form: gl.constexpr,
+    config: gl.constexpr,
 ) -> gl.tensor:
-    """Finish the queries of tokens [token, end).
+    """Load the queries of tokens [token, end) of a head, and add up their partial sums.
 
-    They are multiplied by the keys' scales (`k_scale` of slot and head `row`) and by the factor
-    that `power` needs.
+    The queries are multiplied by the keys' scales, those of slot and head `row` in `k_scale`. They
+    are also multiplied by log2(e), because the softmax uses `exp2`.
     """
     warps: gl.constexpr = mma.warps_per_cta[0]
     layout: gl.constexpr = query_layout(warps)
-    d = along(64, 2, layout)
-    mine = token + along(16, 1, layout) + along(warps, 0, layout) * 0
+    d = arange_3d(64, 2, layout)
+    tokens = token + arange_3d(16, 1, layout) + arange_3d(warps, 0, layout) * 0
     n = head * 64 + d
-    at = mine * (heads * 64) + n
-    value = gl.load(q.numbers + at, mask=mine < end, other=0.0)
-    parts: gl.constexpr = form.parts
+    offsets = tokens * (heads * 64) + n
+    value = gl.load(q.data + offsets, mask=tokens < end, other=0.0)
+    parts: gl.constexpr = config.parts
     if parts > 0:
         for part in gl.static_range(1, parts):
-            begin = q.numbers + part * n_tokens * heads * 64
-            value += gl.load(begin + at, mask=mine < end, other=0.0)
-        offset = gl.load(q.bias + n).to(gl.float32)
-        if form.quantized:
-            value = gl.fma(value, like(gl.load(q.scale + n), value), like(offset, value))
+            begin = q.data + part * n_tokens * heads * 64
+            value += gl.load(begin + offsets, mask=tokens < end, other=0.0)
+        bias = gl.load(q.bias + n).to(gl.float32)
+        if config.quantized:
+            scale = broadcast_like(gl.load(q.scale + n), value)
+            value = gl.fma(value, scale, broadcast_like(bias, value))
         else:
-            value = value + offset
+            value = value + bias
         value = value.to(gl.float16)
     value = value.to(gl.float32)
-    if form.int8:
-        value = value * (gl.load(k_scale + row * 64 + d) * (_LARGER * _LOG2_E))
+    if config.int8:
+        value = value * (gl.load(k_scale + row * 64 + d) * (_QUERY_SCALE * _LOG2_E))
     else:
         value = value * _LOG2_E
-    return query_operand(value.to(gl.float16), form.int8, mma)
+    return query_operand(value.to(gl.float16), config.int8, mma)
 
 
 @gluon.jit
-def weights_of(score, missing: int, int8: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
-    """Return (float16 softmax numerators, largest scores) of scores (warps, rows, keys).
+def softmax_weights(score, keys_left: int, int8: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
+    """Return the float16 softmax numerators and the highest scores of scores (warps, rows, keys).
 
-    Keys from index `missing` of the run on do not exist.
+    Only the first `keys_left` keys of all warps together exist.
     """
-    unit: gl.constexpr = SUBNORMAL / _LARGER if int8 else 1.0
+    score_scale: gl.constexpr = SUBNORMAL_SCALE / _QUERY_SCALE if int8 else 1.0
     layout: gl.constexpr = score.type.layout
     keys: gl.constexpr = score.shape[2]
     warps: gl.constexpr = score.shape[0]
-    place = key_at(along(keys, 2, layout)) + along(warps, 0, layout) * keys
-    if missing < keys * warps:
-        score = gl.where(place < missing, score, -1e30)
-    peak = gl.max(score, 2) * unit
-    factor = gl.full(score.shape, unit, gl.float32, layout)
-    return power(gl.fma(score, factor, like(-gl.expand_dims(peak, 2), score))).to(gl.float16), peak
+    key = key_index(arange_3d(keys, 2, layout)) + arange_3d(warps, 0, layout) * keys
+    if keys_left < keys * warps:
+        score = gl.where(key < keys_left, score, -1e30)
+    peak = gl.max(score, 2) * score_scale
+    scale = gl.full(score.shape, score_scale, gl.float32, layout)
+    shifted = gl.fma(score, scale, broadcast_like(-gl.expand_dims(peak, 2), score))
+    return exp2(shifted).to(gl.float16), peak
 
 
 @gluon.jit
-def mix(weights, raw, mma: gl.constexpr, rows: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
-    """Return (weighted values (warps, rows, 64), sums of weights (warps, rows)), INT8 unscaled."""
+def weighted_values(
+    weights, raw, mma: gl.constexpr, rows: gl.constexpr
+) -> tuple[gl.tensor, gl.tensor]:
+    """Return weighted sums of values (warps, rows, 64) and the sums of the weights (warps, rows).
+
+    INT8 values are not yet multiplied by their scales.
+    """
     warps: gl.constexpr = raw.shape[0]
     keys: gl.constexpr = raw.shape[1]
-    left = left_operand(weights, mma)
-    mixed = mma_v2(left, values_operand(raw, mma), gl.zeros([warps, 16, 64], gl.float32, mma))
+    weights_operand = left_operand(weights, mma)
+    zeros = gl.zeros([warps, 16, 64], gl.float32, mma)
+    acc = mma_v2(weights_operand, values_operand(raw, mma), zeros)
     ones = gl.full([warps, keys, 8], 1.0, gl.float16, gl.DotOperandLayout(1, mma, 2))
-    sums = mma_v2(left, ones, gl.zeros([warps, 16, 8], gl.float32, mma))
-    return top_rows(mixed, rows), gl.max(top_rows(sums, rows), 2)
+    sums = mma_v2(weights_operand, ones, gl.zeros([warps, 16, 8], gl.float32, mma))
+    return top_rows(acc, rows), gl.max(top_rows(sums, rows), 2)
 
 
 @gluon.jit
-def add_run(peak, total, acc, new_peak, new_total, new) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
+def add_run(
+    peak, total, acc, new_peak, new_total, new_acc
+) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
     """Add the next run to the sum of earlier runs, with explicit operations for equal bits."""
-    top = gl.maximum(peak, new_peak)
-    kept = power(peak - top)
-    weight = power(new_peak - top)
+    max_peak = gl.maximum(peak, new_peak)
+    rescale = exp2(peak - max_peak)
+    new_rescale = exp2(new_peak - max_peak)
     last: gl.constexpr = len(acc.shape) - 1
-    total = gl.fma(new_total, weight, total * kept)
-    acc = gl.fma(new, like(gl.expand_dims(weight, last), new), acc * gl.expand_dims(kept, last))
-    return top, total, acc
+    total = gl.fma(new_total, new_rescale, total * rescale)
+    new_acc_rescale = broadcast_like(gl.expand_dims(new_rescale, last), new_acc)
+    acc = gl.fma(new_acc, new_acc_rescale, acc * gl.expand_dims(rescale, last))
+    return max_peak, total, acc
 
 
 @gluon.jit
-def group_of(groups: SplitGroups, group: int, begin: int, end: int) -> tuple[int, int, int]:
+def load_group(groups: SplitGroups, group: int, begin: int, end: int) -> tuple[int, int, int]:
     """Return (slot, low, high): the group's tokens [low, high) within [begin, end)."""
     size = gl.load(groups.size + group).to(gl.int32)
     low = gl.load(groups.first + group).to(gl.int32)
@@ -164,7 +176,7 @@ def group_of(groups: SplitGroups, group: int, begin: int, end: int) -> tuple[int
 
 
 @gluon.jit
-def sum_of_splits(
+def combine_splits(
     workspace: Workspace,
     out,
     v_scale,
@@ -173,34 +185,35 @@ def sum_of_splits(
     high: int,
     heads: int,
     head: int,
-    some: gl.constexpr,
-    form: gl.constexpr,
+    tokens_per_pass: gl.constexpr,
+    config: gl.constexpr,
     layout: gl.constexpr,
 ) -> None:
-    """Add the splits of tokens [low, high) in order, `some` tokens at a time."""
+    """Add the splits of tokens [low, high) in order, and store the attention's output."""
     d = gl.arange(0, 64, gl.SliceLayout(0, layout))
-    channel = channel_at(d)
-    splits: gl.constexpr = form.splits
-    for start in range(low, high, some):
-        token = start + gl.arange(0, some, gl.SliceLayout(1, layout))
-        real = token < high
-        line = ((token - begin) * heads + head) * splits
-        top = gl.load(workspace.stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
+    channel = channel_index(d)
+    splits: gl.constexpr = config.splits
+    for start in range(low, high, tokens_per_pass):
+        token = start + gl.arange(0, tokens_per_pass, gl.SliceLayout(1, layout))
+        mask = token < high
+        first_split = ((token - begin) * heads + head) * splits
+        stats = workspace.stats + first_split * 2
+        peak = gl.load(stats, mask=mask, other=0.0, cache_modifier=".cg")
         for split in gl.static_range(1, splits):
-            at = workspace.stats + (line + split) * 2
-            top = gl.maximum(top, gl.load(at, mask=real, other=0.0, cache_modifier=".cg"))
-        mixed = gl.zeros([some, 64], gl.float32, layout)
-        total = gl.zeros([some], gl.float32, gl.SliceLayout(1, layout))
+            pointers = workspace.stats + (first_split + split) * 2
+            peak = gl.maximum(peak, gl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg"))
+        acc = gl.zeros([tokens_per_pass, 64], gl.float32, layout)
+        total = gl.zeros([tokens_per_pass], gl.float32, gl.SliceLayout(1, layout))
         for split in gl.static_range(splits):
-            at = workspace.stats + (line + split) * 2
-            weight = power(gl.load(at, mask=real, other=0.0, cache_modifier=".cg") - top)
-            sums = gl.load(at + 1, mask=real, other=1.0, cache_modifier=".cg")
-            total = gl.fma(weight, sums, total)
-            at = workspace.partial + (line + split)[:, None] * 64 + d[None, :]
-            part = gl.load(at, mask=real[:, None], other=0.0, cache_modifier=".cg")
-            mixed = gl.fma(like(weight[:, None], part), part, mixed)
-        mixed = mixed / total[:, None]
-        if form.int8:
-            mixed = mixed * gl.load(v_scale + channel)[None, :]
-        target = out + token[:, None] * (heads * 64) + head * 64 + channel[None, :]
-        gl.store(target, mixed.to(out.dtype.element_ty), mask=real[:, None])
+            pointers = workspace.stats + (first_split + split) * 2
+            weight = exp2(gl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg") - peak)
+            split_total = gl.load(pointers + 1, mask=mask, other=1.0, cache_modifier=".cg")
+            total = gl.fma(weight, split_total, total)
+            pointers = workspace.partial + (first_split + split)[:, None] * 64 + d[None, :]
+            partial = gl.load(pointers, mask=mask[:, None], other=0.0, cache_modifier=".cg")
+            acc = gl.fma(broadcast_like(weight[:, None], partial), partial, acc)
+        acc = acc / total[:, None]
+        if config.int8:
+            acc = acc * gl.load(v_scale + channel)[None, :]
+        pointers_out = out + token[:, None] * (heads * 64) + head * 64 + channel[None, :]
+        gl.store(pointers_out, acc.to(out.dtype.element_ty), mask=mask[:, None])

@@ -16,11 +16,11 @@ class SlotGroups:
     slots: torch.Tensor  # int64 (groups,)
     first: torch.Tensor  # int64 (groups,), the index of a group's first token; the others follow
     count: torch.Tensor  # int64 (groups,), the number of tokens; 0 = unused group
-    most: int  # an upper bound of `count`, known to the host
+    max_count: int  # an upper bound of `count`, known to the host
     direct: bool = False  # group i is exactly token i, of slot i: kernels need no lookup
     # Each group is a row's whole text from position 0 on, and no later step continues it. Its
     # cache entries are then not needed, and its results may differ from single steps in low bits.
-    whole: bool = False
+    whole_texts: bool = False
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int, int]]:
@@ -34,10 +34,10 @@ class SlotGroups:
             if count == 0:
                 continue
             if runs:
-                slot_0, slots, first_0, each = runs[-1]
-                follows = slot == slot_0 + slots and first == first_0 + slots * each
-                if follows and count == each:
-                    runs[-1] = (slot_0, slots + 1, first_0, each)
+                slot_0, slots, first_0, per_slot = runs[-1]
+                follows = slot == slot_0 + slots and first == first_0 + slots * per_slot
+                if follows and count == per_slot:
+                    runs[-1] = (slot_0, slots + 1, first_0, per_slot)
                     continue
             runs.append((slot, 1, first, count))
         return runs
@@ -58,12 +58,12 @@ class StepBatch:
     groups: SlotGroups
     # int32 (all rows, n_text_ctx), the row that cached each position; None = the row itself
     source: torch.Tensor | None
-    several: bool  # whether any row has more than one position
+    multi_token: bool  # whether any row has more than one position
     length: int  # greater than every position
-    each: int = 1  # positions per row, if it is known to be the same for all rows
+    tokens_per_row: int = 1  # positions per row, if it is known to be the same for all rows
 
     @functools.cached_property
-    def own_places(self) -> torch.Tensor:
+    def token_entries(self) -> torch.Tensor:
         """Indices of the tokens in a KV cache of (all rows * n_text_ctx) entries: int64 (n,)."""
         return self.rows * self.ids.shape[1] + self.positions
 
@@ -76,7 +76,7 @@ class StepBatch:
         return min(-(-self.length // _BLOCK) * _BLOCK, self.ids.shape[1])
 
     @functools.cached_property
-    def past_places(self) -> torch.Tensor:
+    def past_entries(self) -> torch.Tensor:
         """Indices of each token's past in such a cache: int64 (n, past)."""
         past = torch.arange(self.past, device=self.rows.device)
         if self.source is None:
@@ -84,8 +84,8 @@ class StepBatch:
         return self.source[self.rows, : self.past].long() * self.ids.shape[1] + past
 
     @functools.cached_property
-    def side_by_side(self) -> dict[tuple[int, int, int], int]:
-        """The first row of each of the `runs` in which rows are adjacent and own their past.
+    def adjacent_runs(self) -> dict[tuple[int, int, int], int]:
+        """The first row of each of the `runs` whose rows are adjacent and cache their own past.
 
         Empty on a GPU, where the host would have to wait for the device.
         """
@@ -93,14 +93,14 @@ class StepBatch:
             return {}
         rows = self.rows.tolist()
         return {
-            (first, count, each): rows[first]
-            for first, count, each in self.runs
-            if rows[first : first + count * each : each]
+            (first, count, per_row): rows[first]
+            for first, count, per_row in self.runs
+            if rows[first : first + count * per_row : per_row]
             == [*range(rows[first], rows[first] + count)]
         }
 
     def past_of(self, run: tuple[int, int, int], cache: torch.Tensor) -> torch.Tensor:
-        """Return the cached past of a run's rows; all tokens of a row share it.
+        """Return the cached past of a run's rows; the tokens of a row share it.
 
         Args:
             run: one of `runs`.
@@ -109,18 +109,18 @@ class StepBatch:
         Returns:
             (rows, past, heads, head_dim).
         """
-        first, rows, each = run
-        if run in self.side_by_side:  # a view, without a copy
-            row = self.side_by_side[run]
+        first, rows, per_row = run
+        if run in self.adjacent_runs:  # a view, without a copy
+            row = self.adjacent_runs[run]
             return cache[row : row + rows, : self.past]
-        places = self.past_places[first : first + rows * each : each]
+        entries = self.past_entries[first : first + rows * per_row : per_row]
         heads, head_dim = cache.shape[2:]
-        past = torch.nn.functional.embedding(places, cache.view(-1, heads * head_dim))
+        past = torch.nn.functional.embedding(entries, cache.view(-1, heads * head_dim))
         return past.view(rows, self.past, heads, head_dim)
 
     @functools.cached_property
-    def seen(self) -> torch.Tensor:
-        """Whether each token attends to each past position: bool (n, past)."""
+    def past_mask(self) -> torch.Tensor:
+        """The causal mask, bool (n, past): whether each token attends to each past position."""
         past = torch.arange(self.past, device=self.rows.device)
         return past <= self.positions[:, None]
 
@@ -130,12 +130,12 @@ class StepBatch:
 
         Only plain torch uses them. On a GPU this waits for the device.
         """
-        if not self.several:
+        if not self.multi_token:
             return [(0, len(self.rows), 1)]
         counts = [len(list(same)) for _, same in itertools.groupby(self.rows.tolist())]
         runs, first = list[tuple[int, int, int]](), 0
-        for each, same in itertools.groupby(counts):
+        for per_row, same in itertools.groupby(counts):
             rows = len(list(same))
-            runs.append((first, rows, each))
-            first += rows * each
+            runs.append((first, rows, per_row))
+            first += rows * per_row
         return runs

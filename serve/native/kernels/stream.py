@@ -25,8 +25,8 @@ def _store_row(
     fp8: tl.constexpr,
     fp8_max: tl.constexpr,
 ) -> None:
-    """Store a row's pieces in `out`; FP8 is divided by a step, which is stored in `scale`."""
-    at = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
+    """Store a row's pieces in `out`; with FP8, divide the row by a scale and store that too."""
+    pointers = out + tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     factor = 1.0
     if fp8:
         largest = tl.abs(row[0])
@@ -36,7 +36,7 @@ def _store_row(
         tl.store(scale + tl.program_id(0), step)
         factor = 1.0 / step
     for i in tl.static_range(width // piece):
-        tl.store(at + i * piece, (row[i] * factor).to(out.dtype.element_ty))
+        tl.store(pointers + i * piece, (row[i] * factor).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -57,19 +57,19 @@ def stream_norm_kernel(
     fp8_max: tl.constexpr,
 ) -> None:
     """Add delta to a row x of the stream in place; store the layer norm of x + shift in `out`."""
-    at = tl.arange(0, piece)
-    begin = tl.program_id(0).to(tl.int64) * width + at
+    column = tl.arange(0, piece)
+    offsets = tl.program_id(0).to(tl.int64) * width + column
     row = ()
     total = tl.zeros([piece], tl.float32)
     for i in tl.static_range(width // piece):
-        value = tl.load(x + begin + i * piece)
+        value = tl.load(x + offsets + i * piece)
         if has_delta:
-            value = value.to(tl.float32) + tl.load(delta + begin + i * piece)
+            value = value.to(tl.float32) + tl.load(delta + offsets + i * piece)
             value = value.to(x.dtype.element_ty)
-            tl.store(x + begin + i * piece, value)
+            tl.store(x + offsets + i * piece, value)
         value = value.to(tl.float32)
         if has_shift:
-            value += tl.load(shift + at + i * piece)
+            value += tl.load(shift + column + i * piece)
         total += value
         row = row + (value,)
     mean = tl.sum(total, 0) / width
@@ -80,8 +80,8 @@ def stream_norm_kernel(
     rstd = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
     normed = ()
     for i in tl.static_range(width // piece):
-        gain = tl.load(weight + at + i * piece)
-        y = (row[i] - mean) * rstd * gain + tl.load(bias + at + i * piece)
+        gain = tl.load(weight + column + i * piece)
+        y = (row[i] - mean) * rstd * gain + tl.load(bias + column + i * piece)
         normed = normed + (y,)
     _store_row(normed, out, scale, width, piece, fp8, fp8_max)
 
@@ -91,10 +91,10 @@ def scale_rows_kernel(
     x, out, scale, width: tl.constexpr, piece: tl.constexpr, fp8_max: tl.constexpr
 ) -> None:
     """Quantize one row to FP8 with a scale."""
-    at = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
+    offsets = tl.program_id(0).to(tl.int64) * width + tl.arange(0, piece)
     row = ()
     for i in tl.static_range(width // piece):
-        row = row + (tl.load(x + at + i * piece).to(tl.float32),)
+        row = row + (tl.load(x + offsets + i * piece).to(tl.float32),)
     _store_row(row, out, scale, width, piece, True, fp8_max)
 
 

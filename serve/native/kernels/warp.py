@@ -21,17 +21,17 @@ def _minimum(a, b) -> tl.tensor:
 
 
 @triton.jit
-def _walk_back(code_of, begins_of, rows, last, block: tl.constexpr) -> None:
-    """Trace the path of the codes back from the last frame of the last row; store row begins."""
-    at = tl.arange(0, block)
+def _walk_back(codes, begins, rows, last, block: tl.constexpr) -> None:
+    """Trace the path back from the last frame of the last row; store each row's first frame."""
+    column = tl.arange(0, block)
     frame = last
-    for back in range(rows - 1):
-        row = rows - 1 - back
-        code = tl.load(code_of + row * block + at)
-        frame = tl.max(tl.where(((code & 1) != 0) & (at <= frame), at, -1), 0)
-        tl.store(begins_of + row, frame.to(tl.int64))
-        frame -= tl.max(tl.where((at == frame) & (code >= 2), 1, 0), 0)
-    tl.store(begins_of, (last * 0).to(tl.int64))
+    for step in range(rows - 1):
+        row = rows - 1 - step
+        code = tl.load(codes + row * block + column)
+        frame = tl.max(tl.where(((code & 1) != 0) & (column <= frame), column, -1), 0)
+        tl.store(begins + row, frame.to(tl.int64))
+        frame -= tl.max(tl.where((column == frame) & (code >= 2), 1, 0), 0)
+    tl.store(begins, (last * 0).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=("n_rows", "n_frames"))
@@ -53,39 +53,40 @@ def warp_kernel(
     (windows, block + 1), and codes, int8 (windows, n_rows, block), are scratch memory.
     """
     window = tl.program_id(0).to(tl.int64)
-    begin = tl.load(first + window)
+    first_row = tl.load(first + window)
     rows = tl.load(count + window).to(tl.int32)
     last = tl.load(frames + window).to(tl.int32) - 1
-    at = tl.arange(0, block)
-    exists = at <= last
-    weights_of = matrix + (window * n_rows + begin) * n_frames
-    cost_of = costs + window * (block + 1)
-    code_of = codes + window * n_rows * block
-    begins_of = begins + window * n_rows
+    column = tl.arange(0, block)
+    mask = column <= last
+    window_weights = matrix + (window * n_rows + first_row) * n_frames
+    window_costs = costs + window * (block + 1)
+    window_codes = codes + window * n_rows * block
+    window_begins = begins + window * n_rows
     infinite = tl.full([block], float("inf"), tl.float64)
-    diagonal = tl.where(at == 0, 0.0, infinite)
+    diagonal = tl.where(column == 0, 0.0, infinite)
     above = infinite
     for row in range(rows):
-        weights = tl.load(weights_of + row * n_frames + at, mask=exists, other=0.0).to(tl.float64)
-        run = -tl.cumsum(weights, 0)
+        pointers = window_weights + row * n_frames + column
+        weights = tl.load(pointers, mask=mask, other=0.0).to(tl.float64)
+        prefix_sum = -tl.cumsum(weights, 0)
         best = tl.where(diagonal == above, infinite, tl.minimum(diagonal, above))
-        cost = run + tl.associative_scan(best - (run + weights), 0, _minimum)
-        tl.store(cost_of + 1 + at, cost)
+        cost = prefix_sum + tl.associative_scan(best - (prefix_sum + weights), 0, _minimum)
+        tl.store(window_costs + 1 + column, cost)
         tl.debug_barrier()
-        left = tl.load(cost_of + at, mask=at > 0, other=float("inf"))
+        left = tl.load(window_costs + column, mask=column > 0, other=float("inf"))
         enters = (tl.minimum(diagonal, above) < left) & (diagonal != above)
         code = enters.to(tl.int8) + 2 * (diagonal < above).to(tl.int8)
-        tl.store(code_of + row * block + at, code)
+        tl.store(window_codes + row * block + column, code)
         tl.debug_barrier()
         diagonal = left
         above = cost
-    _walk_back(code_of, begins_of, rows, last, block)
+    _walk_back(window_codes, window_begins, rows, last, block)
 
 
 def warp(
     matrix: torch.Tensor, first: torch.Tensor, count: torch.Tensor, frames: torch.Tensor
 ) -> torch.Tensor:
-    """Find the monotonic path of largest weight through each window; return where rows begin.
+    """Find the monotonic path of largest weight through each window.
 
     Args:
         matrix: float32 (windows, rows, frames).

@@ -1,1 +1,1 @@
-"""Whisper's token rules: their definition in plain torch, and its twin on the GPU."""
+"""Whisper's token rules: the reference implementation in plain torch, and Triton kernels."""

@@ -22,30 +22,30 @@ class DraftSampler(Protocol):
     """A function that writes draft tokens from the draft decoder's logits."""
 
     def __call__(
-        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int
+        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, offset: int
     ) -> None: ...
 
 
 def choose_samplers(
-    kernels: KernelsName, rules: TokenRules, most: int, searching: Collection[bool]
+    kernels: KernelsName, rules: TokenRules, max_picks: int, searching: Collection[bool]
 ) -> tuple[dict[bool, Sampler], DraftSampler]:
-    """Return the samplers for a network's kernels, and that of draft tokens.
+    """Return the samplers for a network's kernels, and the sampler of draft tokens.
 
     Args:
         kernels: the kernels of the network.
         rules: the checkpoint's token rules.
-        most: the maximum number of picks of a call.
-        searching: the keys of the samplers: whether any row may be part of a beam search. Triton
-            kernels are compiled for it.
+        max_picks: the maximum number of picks of a call.
+        searching: the keys of the samplers: whether any row may be part of a beam search. The
+            Triton kernels without it are smaller.
     """
     if kernels != "triton":
-        return dict.fromkeys(searching, rules.advance), rules.guess
-    from serve.native.rules.guess_kernel import (  # noqa: PLC0415 - needs triton
+        return dict.fromkeys(searching, rules.advance), rules.write_draft
+    from serve.native.rules.draft_kernel import (  # noqa: PLC0415 - needs triton
         TritonDraftSampler,
     )
     from serve.native.rules.kernel import TritonSampler  # noqa: PLC0415 - needs triton
 
     samplers: dict[bool, Sampler] = {
-        searches: TritonSampler(rules, most, searches).advance for searches in searching
+        searches: TritonSampler(rules, max_picks, searches).advance for searches in searching
     }
-    return samplers, TritonDraftSampler(rules).guess
+    return samplers, TritonDraftSampler(rules).write_draft

@@ -10,7 +10,7 @@ import triton.language as tl
 from serve.native.rules.state import RowState
 
 WIDEST = tl.constexpr(8)  # maximum rows of a search; a power of two
-SUMS = tl.constexpr(4)  # results of a tile: peak, mass, best score and its logit
+SUMS = tl.constexpr(4)  # of a tile: highest logit, sum of exponentials, best score and its logit
 
 
 # The tensors of a `RowState` that kernels use, in its order; bool is uint8.
@@ -46,7 +46,7 @@ class SamplingConfig:
     eot: int
     no_timestamps: int
     timestamp_begin: int
-    newest_first: int  # the latest timestamp that may begin a text
+    max_first_timestamp: int  # the latest timestamp that may begin a text
     tiles: int
     text_tiles: int
     tiles_padded: int

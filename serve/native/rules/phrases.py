@@ -20,11 +20,11 @@ _LAST_TOKEN = (1 << TOKEN_BITS) - 1
 class Phrasebook:
     """The phrase lists of all slots, in memory with fixed addresses.
 
-    Each place holds one list. A list stays in its place while a slot uses it, and then until
-    another list needs the place. Slots with the same list share one copy.
+    There is one table per slot, and a table holds one list. A list stays in its table while a slot
+    uses it, and then until another list needs the table. Slots with the same list share one copy.
 
     Args:
-        slots: the number of slots, and of places.
+        slots: the number of slots, and of tables.
         device: the device of the rows.
     """
 
@@ -38,8 +38,8 @@ class Phrasebook:
         """Nats added when a token leaves each node, at most 0."""
         last = (torch.arange(1, slots + 1, device=device) * MAX_NODES - 1) << TOKEN_BITS
         self.keys.view(slots, MAX_NODES).copy_((last | _LAST_TOKEN)[:, None])
-        self._places: list[Trie | None] = [None] * slots
-        self._users: dict[int, int] = {}  # place, by slot
+        self._tables: list[Trie | None] = [None] * slots
+        self._users: dict[int, int] = {}  # table, by slot
 
     @staticmethod
     def bytes_of_slot() -> int:
@@ -49,63 +49,69 @@ class Phrasebook:
     def root(self, slot: int, trie: Trie) -> int:
         """Assign a list to a slot, and return the list's root node for the slot's rows."""
         self._users.pop(slot, None)
-        place = next((i for i, held in enumerate(self._places) if held is trie), None)
-        if place is None:
+        table = next((i for i, stored in enumerate(self._tables) if stored is trie), None)
+        if table is None:
             used = set(self._users.values())
-            free = [i for i in range(len(self._places)) if i not in used]
-            place = next((i for i in free if self._places[i] is None), free[0])
-            self._places[place] = trie
-            self._write(place, trie)
-        self._users[slot] = place
-        return place * MAX_NODES
+            unused_tables = [i for i in range(len(self._tables)) if i not in used]
+            table = next((i for i in unused_tables if self._tables[i] is None), unused_tables[0])
+            self._tables[table] = trie
+            self._write(table, trie)
+        self._users[slot] = table
+        return table * MAX_NODES
 
-    def _write(self, place: int, trie: Trie) -> None:
-        """Copy a phrase list to its place in the tables, without waiting for the GPU."""
-        root = place * MAX_NODES
+    def _write(self, table: int, trie: Trie) -> None:
+        """Copy a phrase list to its table, without waiting for the GPU."""
+        root = table * MAX_NODES
         keys = np.full(MAX_NODES, ((root + MAX_NODES - 1) << TOKEN_BITS) | _LAST_TOKEN)
         keys[: len(trie.nodes)] = ((root + trie.nodes) << TOKEN_BITS) | trie.tokens
-        for table, values in (
+        for tensor, values in (
             (self.keys, keys),
             (self.targets, trie.targets + root),
             (self.gains, trie.gains),
             (self.refunds, trie.refunds),
         ):
             source = torch.from_numpy(values)
-            if table.is_cuda:
+            if tensor.is_cuda:
                 source = source.pin_memory()
-            table[root : root + len(values)].copy_(source, non_blocking=True)
+            tensor[root : root + len(values)].copy_(source, non_blocking=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrieSteps:
-    """The effect of each of some tokens on rows; both tensors have the tokens' shape."""
+    """The effect of tokens on the rows' phrases; both tensors have the tokens' shape."""
 
     nodes: torch.Tensor  # int64, the node of the row's trie after the token
     gains: torch.Tensor  # float32, nats added to the score; negative if a boost is taken back
 
 
 def steps(
-    book: Phrasebook, state: RowState, rows: torch.Tensor, tokens: torch.Tensor, near: torch.Tensor
+    book: Phrasebook,
+    state: RowState,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    boostable: torch.Tensor,
 ) -> TrieSteps:
-    """Follow the rows' phrases by each of some tokens.
+    """Compute how each candidate token would continue the phrases of its row.
 
     Args:
         book: all lists.
         state: `root` and `node` are read at `rows`.
         rows: int64 (m,); a row without phrases keeps its node, and its tokens gain 0.
         tokens: int64 (m, n).
-        near: bool (m, n), the tokens likely enough to be boosted; others end a match.
+        boostable: bool (m, n), the tokens likely enough to be boosted; others end a match.
     """
     root, node = state.root[rows, None], state.node[rows, None]
-    onward, there = _edge(book, node, tokens)
-    anew, begins = _edge(book, root, tokens)
-    there, begins = there & near, begins & near
+    next_edge, continues = _edge(book, node, tokens)
+    first_edge, begins = _edge(book, root, tokens)
+    continues, begins = continues & boostable, begins & boostable
     refund = book.refunds[node.clamp_min(0)]
-    nodes = torch.where(there, book.targets[onward], torch.where(begins, book.targets[anew], root))
-    gains = torch.where(begins, refund + book.gains[anew], refund)
-    gains = torch.where(there, book.gains[onward], gains)
-    none = root < 0
-    return TrieSteps(torch.where(none, node, nodes.long()), gains.masked_fill(none, 0.0))
+    targets = torch.where(begins, book.targets[first_edge], root)
+    nodes = torch.where(continues, book.targets[next_edge], targets)
+    gains = torch.where(begins, refund + book.gains[first_edge], refund)
+    gains = torch.where(continues, book.gains[next_edge], gains)
+    no_phrases = root < 0
+    nodes = torch.where(no_phrases, node, nodes.long())
+    return TrieSteps(nodes, gains.masked_fill(no_phrases, 0.0))
 
 
 def _edge(

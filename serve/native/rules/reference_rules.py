@@ -17,8 +17,8 @@ from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
 
 LISTS = ("suppress_blank", "suppress_numerals")
-"""Options that each forbid a list of tokens and have a bit in `RowState.lists`. The first list
-applies to the first token of a text alone."""
+"""Options that forbid a list of tokens; each has a bit in `RowState.lists`. The first list applies
+only to the first token of a text."""
 
 
 def lists_of(options: SearchOptions) -> int:
@@ -67,7 +67,7 @@ class TokenRules:
         bias[list(ids)] = NEVER
         return bias
 
-    def note_start(
+    def record_start(
         self,
         state: RowState,
         rows: torch.Tensor,
@@ -82,14 +82,14 @@ class TokenRules:
             state: changed at `rows`.
             rows: int64 (m,), rows that computed start-of-transcript.
             logits: float32 (m, n_vocab), the logits after it.
-            candidates: bool (m, languages), the languages allowed for each row, among which the
-                language's probability is computed; None: all.
+            candidates: bool (m, languages), the languages allowed for each row; the probability
+                is that among these. None: all.
         """
         logprobs = logits.log_softmax(dim=-1)
-        of_languages = logits[:, self._languages]
+        language_logits = logits[:, self._languages]
         if candidates is not None:
-            of_languages = of_languages.masked_fill(~candidates, NEVER)
-        prob, index = of_languages.softmax(dim=-1).max(dim=-1)
+            language_logits = language_logits.masked_fill(~candidates, NEVER)
+        prob, index = language_logits.softmax(dim=-1).max(dim=-1)
         language = self._languages[index]
         tokens = state.tokens[rows]
         state.tokens[rows] = torch.where(tokens == DETECT_LANGUAGE, language[:, None], tokens)
@@ -97,19 +97,21 @@ class TokenRules:
         state.language[rows] = language
         state.language_prob[rows] = prob
 
-    def guess(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, ahead: int) -> None:
+    def write_draft(
+        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, offset: int
+    ) -> None:
         """Write the likeliest token that is not suppressed as a draft token.
 
         Args:
             state: its tokens are changed at `rows`, unless the position is beyond the last one.
             rows: int64 (m,).
             logits: float32 (m, n_vocab) of the draft decoder.
-            ahead: the position relative to the last known token; 1 is the next token.
+            offset: the position relative to the last known token; 1 is the next token.
         """
-        place = state.position[rows] + ahead
-        inside = place < state.tokens.shape[1]
+        positions = state.position[rows] + offset
+        fits = positions < state.tokens.shape[1]
         likeliest = (logits + self.suppress).argmax(dim=-1)
-        state.tokens[rows[inside], place[inside]] = likeliest[inside]
+        state.tokens[rows[fits], positions[fits]] = likeliest[fits]
 
     def begin_draft(self, state: RowState, rows: torch.Tensor) -> None:
         """Start to verify the drafts of some rows, int64 (m,)."""
@@ -126,35 +128,35 @@ class TokenRules:
             state: changed at the rows.
             picks: m rows; the rows of one search are adjacent.
             logits: float32 (lines, n_vocab), the logits after the tokens at the rows' `position`.
-            drafted: the token after `position` is a draft token, and the logits after it depend on
-                it. Rows with a rejected draft token since `begin_draft` are skipped. No such row
-                may be part of a beam search.
+            drafted: whether the token after `position` is a draft token. Rows with a rejected
+                draft token since `begin_draft` are skipped. No row may be part of a beam search.
         """
-        live = (picks.rows != NO_ROW) & ~state.finished[picks.rows]
+        is_live = (picks.rows != NO_ROW) & ~state.finished[picks.rows]
         if drafted:
-            live &= state.trusted[picks.rows]
-        picks = Picks(picks.rows[live], picks.at[live])
+            is_live &= state.trusted[picks.rows]
+        picks = Picks(picks.rows[is_live], picks.logit_rows[is_live])
         rows = picks.rows
         if len(rows) == 0:
             return
         end_loops(state, rows, self.facts.timestamp_begin)
-        allowed = logits.index_select(0, picks.at)
+        allowed = logits.index_select(0, picks.logit_rows)
         self._penalise(state, rows, allowed)
         self.apply(state, rows, allowed)
         logprobs = allowed.log_softmax(dim=-1)
         beam = state.beam[rows]
         for width in sorted(set(beam.tolist())):
-            mine = (beam == width).nonzero()[:, 0]
+            of_width = (beam == width).nonzero()[:, 0]
             if width == 1:
                 chosen = self._choose(state, rows, allowed)
-                self._say(state, rows[mine], chosen[mine], logprobs[mine, chosen[mine]], drafted)
+                logprob = logprobs[of_width, chosen[of_width]]
+                self._append_token(state, rows[of_width], chosen[of_width], logprob, drafted)
                 continue
-            searched = logprobs if len(mine) == len(rows) else logprobs[mine]
-            searches = rows[mine].view(-1, width)
-            ends = self.facts.eot, self.facts.timestamp_begin
-            extend(state, searches, searched, *ends, self._book_of(state, searches.flatten()))
+            searched = logprobs if len(of_width) == len(rows) else logprobs[of_width]
+            searches = rows[of_width].view(-1, width)
+            book = self._book_of(state, searches.flatten())
+            extend(state, searches, searched, self.facts.eot, self.facts.timestamp_begin, book)
 
-    def _say(
+    def _append_token(
         self,
         state: RowState,
         rows: torch.Tensor,
@@ -163,28 +165,29 @@ class TokenRules:
         drafted: bool,
     ) -> None:
         """Append a token to each of some rows without a beam search; all tensors are (m,)."""
-        follow = state.position[rows] + 1
+        next_position = state.position[rows] + 1
         if drafted:
-            state.trusted[rows] = state.tokens[rows, follow] == chosen
-        state.tokens[rows, follow] = chosen
+            state.trusted[rows] = state.tokens[rows, next_position] == chosen
+        state.tokens[rows, next_position] = chosen
         state.logprob_sum[rows] += logprob
         if (book := self._book_of(state, rows)) is not None:
-            near = torch.ones_like(chosen, dtype=torch.bool)  # the chosen token is always likely
-            after = steps(book, state, rows, chosen[:, None], near[:, None])
+            # The chosen token is always likely.
+            boostable = torch.ones_like(chosen, dtype=torch.bool)
+            after = steps(book, state, rows, chosen[:, None], boostable[:, None])
             state.node[rows] = after.nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
         state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
-        state.finished[rows] = (chosen == self.facts.eot) | (follow + 1 >= state.limit[rows])
-        state.position[rows] = follow
+        state.finished[rows] = (chosen == self.facts.eot) | (next_position + 1 >= state.limit[rows])
+        state.position[rows] = next_position
 
     def _choose(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """Return the likeliest tokens, or samples at temperatures above 0: int64 (m,)."""
         chosen = allowed.argmax(dim=-1)
         if (book := self._book_of(state, rows)) is not None:
-            chosen = _boosted(book, state, rows, allowed)
-        hot = (state.temperature[rows] > 0).nonzero()[:, 0]
-        if len(hot):
-            chosen[hot] = self._draw(state, rows[hot], allowed[hot])
+            chosen = _likeliest_boosted(book, state, rows, allowed)
+        sampled = (state.temperature[rows] > 0).nonzero()[:, 0]
+        if len(sampled):
+            chosen[sampled] = self._draw(state, rows[sampled], allowed[sampled])
         return chosen
 
     def _book_of(self, state: RowState, rows: torch.Tensor) -> Phrasebook | None:
@@ -194,16 +197,16 @@ class TokenRules:
     def _penalise(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> None:
         """Apply the rows' repetition penalties in place."""
         penalties, sizes = state.repetition_penalty[rows], state.no_repeat_ngram[rows]
-        for line in ((penalties != 1) | (sizes > 0)).nonzero()[:, 0].tolist():
-            row = rows[line]
+        for index in ((penalties != 1) | (sizes > 0)).nonzero()[:, 0].tolist():
+            row = rows[index]
             sampled = state.tokens[row, state.prompt_len[row] : state.position[row] + 1]
-            before = allowed[line, sampled]
-            penalty, size = penalties[line], int(sizes[line])
-            allowed[line, sampled] = torch.where(before < 0, before * penalty, before / penalty)
+            values = allowed[index, sampled]
+            penalty, size = penalties[index], int(sizes[index])
+            allowed[index, sampled] = torch.where(values < 0, values * penalty, values / penalty)
             if 0 < size <= len(sampled):
                 grams = sampled.unfold(0, size, 1)
-                again = (grams[:, :-1] == sampled[len(sampled) - size + 1 :]).all(dim=1)
-                allowed[line, grams[again, -1]] = NEVER
+                repeats = (grams[:, :-1] == sampled[len(sampled) - size + 1 :]).all(dim=1)
+                allowed[index, grams[repeats, -1]] = NEVER
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
         """Set the logits of forbidden tokens to -inf in place.
@@ -221,34 +224,35 @@ class TokenRules:
         position = state.position[rows]
         length = position + 1 - state.text_begin[rows]  # tokens of the text so far
         last = state.tokens[rows, position]
-        before = state.tokens[rows, (position - 1).clamp_min(0)]
-        timed, first = state.timestamps[rows], length == 0
-        after_timestamp = timed & (length >= 1) & (last >= begin)
-        after_pair = after_timestamp & ((length < 2) | (before >= begin))
+        previous = state.tokens[rows, (position - 1).clamp_min(0)]
+        has_timestamps, is_first = state.timestamps[rows], length == 0
+        after_timestamp = has_timestamps & (length >= 1) & (last >= begin)
+        after_pair = after_timestamp & ((length < 2) | (previous >= begin))
         open_pair = after_timestamp & ~after_pair
 
         logits += self.suppress
-        lists = torch.where(first, state.lists[rows], state.lists[rows] & LATER)
+        lists = torch.where(is_first, state.lists[rows], state.lists[rows] & LATER)
         for bit, ids in self._lists.items():
             forbids = (lists >> bit & 1).bool()
             if bit == 0 or bool(forbids.any()):
                 logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEVER)
-        logits[:, self.facts.no_timestamps].masked_fill_(timed, NEVER)
-        text, others, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
-        stamps = self._ids[begin:]
-        lowest = state.last_timestamp[rows] + (~open_pair).long()
-        newest_first = begin + self.facts.max_initial_timestamp_index
-        highest = torch.where(first, newest_first, len(self._ids)).masked_fill(after_pair, -1)
-        wrong = (stamps < lowest[:, None]) | (stamps > highest[:, None])
-        times.masked_fill_(wrong & timed[:, None], NEVER)
+        logits[:, self.facts.no_timestamps].masked_fill_(has_timestamps, NEVER)
+        text, special, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
+        timestamp_ids = self._ids[begin:]
+        min_timestamp = state.last_timestamp[rows] + (~open_pair).long()
+        max_first = begin + self.facts.max_initial_timestamp_index
+        max_timestamp = torch.where(is_first, max_first, len(self._ids)).masked_fill(after_pair, -1)
+        too_late = timestamp_ids > max_timestamp[:, None]
+        out_of_range = (timestamp_ids < min_timestamp[:, None]) | too_late
+        times.masked_fill_(out_of_range & has_timestamps[:, None], NEVER)
 
         # If timestamps together are likelier than any text, all text is forbidden.
-        best = torch.maximum(text.amax(1).masked_fill(open_pair, NEVER), others.amax(1))
+        best_text = torch.maximum(text.amax(1).masked_fill(open_pair, NEVER), special.amax(1))
         # log-sum-exp; torch's own is several times slower with many -inf
         mass = times.amax(1) - times.log_softmax(1).amax(1)
-        must = timed & (first | (mass > best))
-        text.masked_fill_((must | open_pair)[:, None], NEVER)
-        others.masked_fill_(must[:, None], NEVER)
+        must_be_timestamp = has_timestamps & (is_first | (mass > best_text))
+        text.masked_fill_((must_be_timestamp | open_pair)[:, None], NEVER)
+        special.masked_fill_(must_be_timestamp[:, None], NEVER)
 
     def _draw(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """Sample by the Gumbel-max trick, with noise from the row's seed and position."""
@@ -260,14 +264,14 @@ class TokenRules:
         return (allowed / temperature + gumbel.float()).argmax(dim=-1)
 
 
-def _boosted(
+def _likeliest_boosted(
     book: Phrasebook, state: RowState, rows: torch.Tensor, allowed: torch.Tensor
 ) -> torch.Tensor:
     """Return the likeliest token of each row with its phrases' boosts: int64 (m,)."""
     likeliest = best_tokens(allowed, LIKELIEST)
     values = allowed.gather(1, likeliest)
-    near = values >= values[:, :1] - MARGIN
-    boosted = values + steps(book, state, rows, likeliest, near).gains
+    boostable = values >= values[:, :1] - MARGIN
+    boosted = values + steps(book, state, rows, likeliest, boostable).gains
     return likeliest.gather(1, boosted.argmax(dim=1, keepdim=True))[:, 0]
 
 

@@ -1,8 +1,8 @@
 """Beam search in plain torch, as in CTranslate2's `src/decoding.cc`.
 
-Each step ranks the 2 * beam likeliest continuations of a search; ties go to the lower beam. Those
-among the first `beam` that end are hypotheses; at the last step all of the first `beam` are. The
-first `beam` that do not end become the next beams.
+Each step ranks the 2 * beam likeliest continuations of a search; ties go to the lower beam. A
+continuation among the first `beam` is a hypothesis if it ends; at the last step all of them are.
+The first `beam` continuations that do not end become the next beams.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from serve.native.rules.state import NEVER, RowState
 
 
 def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of each row's `count` highest values in descending order; ties: lower id.
+    """Return the ids of each row's `count` highest values, in descending order.
 
-    The result is that of a stable sort. Only the tiles with the highest peaks are sorted.
+    Ties go to the lower id, as in a stable sort. Only the tiles with the highest peaks are sorted.
 
     Args:
         values: float32 (m, n).
@@ -28,16 +28,16 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
     """
     n = values.shape[1]
     tile = math.isqrt(n // count) + 1  # about as many peaks to sort as values in the chosen tiles
-    whole = n // tile * tile
-    peaks = [values[:, :whole].view(len(values), -1, tile).amax(-1)]
-    if whole < n:
-        peaks.append(values[:, whole:].amax(1, keepdim=True))
+    tiled_length = n // tile * tile
+    peaks = [values[:, :tiled_length].view(len(values), -1, tile).amax(-1)]
+    if tiled_length < n:
+        peaks.append(values[:, tiled_length:].amax(1, keepdim=True))
     tiles = _highest(torch.cat(peaks, dim=1), count)
     tiles = tiles.sort(dim=1).values  # ties go to the lower id
     ids = (tiles[..., None] * tile + torch.arange(tile, device=values.device)).flatten(1)
-    kept = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
+    candidates = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
     # Padding has the highest ids, so it loses every tie.
-    return ids.gather(1, _highest(kept, count))
+    return ids.gather(1, _highest(candidates, count))
 
 
 def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -56,16 +56,16 @@ def _highest(values: torch.Tensor, count: int) -> torch.Tensor:
     """
     bits = (values + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFF_FFFF)  # the bits of negative numbers count backwards
-    places = torch.arange(values.shape[1], device=values.device)
-    return ((ordered << 31) - places).topk(min(count, len(places)), dim=1).indices
+    indices = torch.arange(values.shape[1], device=values.device)
+    return ((ordered << 31) - indices).topk(min(count, len(indices)), dim=1).indices
 
 
 @dataclasses.dataclass(frozen=True)
 class _Candidates:
     """The 2 * beam likeliest continuations of each search, the likeliest first.
 
-    All tensors are (searches, 2 * beam). If a search has fewer, the others have the sum `NEVER`,
-    token 0, and the leader as their parent.
+    All tensors are (searches, 2 * beam). A search with fewer continuations is padded with the sum
+    `NEVER`, token 0, and the leader as the parent.
     """
 
     parents: torch.Tensor  # int64: the rows that they continue
@@ -103,14 +103,15 @@ def extend(
     leader = rows[:, 0]
     candidates = _candidates(state, rows, logprobs, eot, book)
     ends = candidates.ends
-    last = state.position[leader] + 2 >= state.limit[leader]
-    hypothesis = (ends | (last[:, None] & candidates.alive))[:, : rows.shape[1]]
+    at_limit = state.position[leader] + 2 >= state.limit[leader]
+    hypothesis = (ends | (at_limit[:, None] & candidates.alive))[:, : rows.shape[1]]
     _keep_best(state, leader, hypothesis, candidates)
     # Without a length penalty no later hypothesis can beat one that is the likeliest candidate.
-    enough = (state.ended[leader] >= state.needed[leader]) & (state.length_penalty[leader] != 0)
-    done = last | enough | (ends[:, 0] & (state.length_penalty[leader] == 0))
-    _go_on(state, rows, candidates, timestamp_begin)
-    state.finished[rows] = done[:, None].expand_as(rows)
+    has_penalty = state.length_penalty[leader] != 0
+    enough_hypotheses = (state.ended[leader] >= state.needed[leader]) & has_penalty
+    finished = at_limit | enough_hypotheses | (ends[:, 0] & ~has_penalty)
+    _continue_beams(state, rows, candidates, timestamp_begin)
+    state.finished[rows] = finished[:, None].expand_as(rows)
 
 
 def _candidates(
@@ -118,13 +119,13 @@ def _candidates(
 ) -> _Candidates:
     """Rank the likeliest continuations of each search; the arguments are those of `extend`."""
     searches, beam = rows.shape
-    looked_at = 2 * beam if book is None else LIKELIEST
-    ids = best_tokens(logprobs, looked_at)
+    per_beam = 2 * beam if book is None else LIKELIEST
+    ids = best_tokens(logprobs, per_beam)
     values = logprobs.gather(1, ids)
     sums = values + state.logprob_sum[rows.flatten(), None]
     if book is not None:
-        near = values >= values[:, :1] - MARGIN
-        after = steps(book, state, rows.flatten(), ids, near)
+        boostable = values >= values[:, :1] - MARGIN
+        after = steps(book, state, rows.flatten(), ids, boostable)
         sums += after.gains
     sums = sums.nan_to_num_(nan=NEVER, neginf=NEVER).view(searches, -1)
     order = sums.sort(dim=1, descending=True, stable=True).indices[:, : 2 * beam]
@@ -134,7 +135,7 @@ def _candidates(
 
     sums = ordered(sums)
     alive = sums > NEVER
-    parents = torch.where(alive, rows.gather(1, order // looked_at), rows[:, :1])
+    parents = torch.where(alive, rows.gather(1, order // per_beam), rows[:, :1])
     tokens = torch.where(alive, ordered(ids), 0)
     boost, nodes = state.boost[parents], state.node[parents]
     if book is not None:
@@ -143,25 +144,25 @@ def _candidates(
     return _Candidates(parents, tokens, sums, alive & (tokens == eot), boost, nodes)
 
 
-def _go_on(
+def _continue_beams(
     state: RowState, rows: torch.Tensor, candidates: _Candidates, timestamp_begin: int
 ) -> None:
     """Continue each search with its first candidates that do not end."""
-    going_on = candidates.ends.long().sort(dim=1, stable=True).indices[:, : rows.shape[1]]
-    parents = candidates.parents.gather(1, going_on)
-    chosen = candidates.tokens.gather(1, going_on)
-    follow = state.position[rows[:, :1]] + 1
+    continuing = candidates.ends.long().sort(dim=1, stable=True).indices[:, : rows.shape[1]]
+    parents = candidates.parents.gather(1, continuing)
+    chosen = candidates.tokens.gather(1, continuing)
+    next_position = state.position[rows[:, :1]] + 1
     tokens, source = state.tokens[parents], state.source[parents]
-    stamp = torch.where(chosen >= timestamp_begin, chosen, state.last_timestamp[parents])
+    last_timestamp = torch.where(chosen >= timestamp_begin, chosen, state.last_timestamp[parents])
     state.tokens[rows] = tokens
-    state.tokens[rows, follow] = chosen
+    state.tokens[rows, next_position] = chosen
     state.source[rows] = source
-    state.source[rows, follow] = rows.int()
-    state.last_timestamp[rows] = stamp
-    state.logprob_sum[rows] = candidates.sums.gather(1, going_on)
-    state.boost[rows] = candidates.boost.gather(1, going_on)
-    state.node[rows] = candidates.nodes.gather(1, going_on)
-    state.position[rows] = follow.expand_as(rows)
+    state.source[rows, next_position] = rows.int()
+    state.last_timestamp[rows] = last_timestamp
+    state.logprob_sum[rows] = candidates.sums.gather(1, continuing)
+    state.boost[rows] = candidates.boost.gather(1, continuing)
+    state.node[rows] = candidates.nodes.gather(1, continuing)
+    state.position[rows] = next_position.expand_as(rows)
 
 
 def _keep_best(
@@ -177,24 +178,24 @@ def _keep_best(
     """
     beam = hypothesis.shape[1]
     position = state.position[leader]
-    goes_on = ~candidates.ends[:, :beam]
-    length = (position + 1 - state.prompt_len[leader])[:, None] + goes_on.long()
+    continues = ~candidates.ends[:, :beam]
+    length = (position + 1 - state.prompt_len[leader])[:, None] + continues.long()
     score = candidates.sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
     # An empty hypothesis has -inf, and still beats none.
     rank = torch.where(hypothesis, score, NEVER)
     best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
-    better = score.gather(1, best)[:, 0] > state.best_score[leader]
-    better |= state.ended[leader] == 0
-    better &= hypothesis.any(1)
+    improves = score.gather(1, best)[:, 0] > state.best_score[leader]
+    improves |= state.ended[leader] == 0
+    improves &= hypothesis.any(1)
     state.ended[leader] += hypothesis.sum(1)
 
-    def take(table: torch.Tensor) -> torch.Tensor:
-        return table.gather(1, best)[better, 0]
+    def select(table: torch.Tensor) -> torch.Tensor:
+        return table.gather(1, best)[improves, 0]
 
-    where = leader[better]
-    state.best_tokens[where] = state.tokens[take(candidates.parents)]
-    state.best_tokens[where, position[better] + 1] = take(candidates.tokens)
-    state.best_length[where] = take(length)
-    state.best_score[where] = take(score)
-    state.best_logprob_sum[where] = take(candidates.sums) - take(candidates.boost)
-    state.best_is_ended[where] = take(candidates.ends)
+    updated = leader[improves]
+    state.best_tokens[updated] = state.tokens[select(candidates.parents)]
+    state.best_tokens[updated, position[improves] + 1] = select(candidates.tokens)
+    state.best_length[updated] = select(length)
+    state.best_score[updated] = select(score)
+    state.best_logprob_sum[updated] = select(candidates.sums) - select(candidates.boost)
+    state.best_is_ended[updated] = select(candidates.ends)

@@ -11,7 +11,7 @@ NOWHERE = 1 << 30  # a position beyond every sequence
 NO_ROW = -1  # instead of a row: no choice
 FIRST = 1  # bit of the list that applies to the first token alone
 LATER = 0xFF - FIRST  # bits of the other lists
-NO_GUESS = -2  # instead of a draft token; equals no token
+NO_DRAFT = -2  # instead of a draft token; differs from every token
 
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
@@ -86,14 +86,14 @@ class RowState:
         if searched:
             self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
 
-    def put(self, rows: torch.Tensor, new: "RowState") -> None:
+    def write_rows(self, rows: torch.Tensor, new: "RowState") -> None:
         """Overwrite some rows with the initial state of new jobs.
 
         Args:
             rows: int64 (m,), the rows to overwrite.
-            new: a state of m rows; its number of columns is the length of the longest prompt.
-                `leader` has row indices of this state, not of `new`. `source` is ignored, because
-                it follows from `leader`: prompts are in the leader's cache, later tokens in the
+            new: a state of m rows with as many columns as the longest prompt has tokens. `leader`
+                has row indices of this state, not of `new`. `source` is ignored, because it
+                follows from `leader`: prompts are in the leader's cache, later tokens in the
                 row's own.
         """
         self.tokens[rows, : new.tokens.shape[1]] = new.tokens
@@ -104,7 +104,7 @@ class RowState:
 
     def _at(self, memory: torch.Tensor) -> "RowState":
         """Return the state with the same layout in other memory."""
-        return _carved(memory, *self.tokens.shape)
+        return _views_of(memory, *self.tokens.shape)
 
 
 _LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the tables follow them
@@ -116,12 +116,11 @@ _LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the ta
 
 def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     """Make the state of free rows, with greedy decoding and no beam search."""
-    state = _carved(
-        torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device), rows, n_text_ctx
-    )
-    own = torch.arange(rows, device=device)
-    state.source.copy_(own[:, None])
-    state.leader.copy_(own)
+    buffer = torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device)
+    state = _views_of(buffer, rows, n_text_ctx)
+    row_ids = torch.arange(rows, device=device)
+    state.source.copy_(row_ids[:, None])
+    state.leader.copy_(row_ids)
     for field in (state.prompt_len, state.text_begin, state.beam, state.needed):
         field.fill_(1)
     for field in (state.length_penalty, state.repetition_penalty):
@@ -149,7 +148,7 @@ def _bytes(rows: int, n_text_ctx: int) -> int:
     return _begin_of_tables(rows) + rows * n_text_ctx * widths
 
 
-def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
+def _views_of(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
     """Return the fields as views of the memory."""
     fields, begin = {}, 0
     for name, dtype in _LAYOUT.items():
@@ -166,11 +165,11 @@ def _carved(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
 
 @dataclasses.dataclass(frozen=True)
 class Picks:
-    """The rows that choose a token, and the lines of logits that they read.
+    """The rows that choose a token, and the rows of logits that they read.
 
     The rows of a beam search are adjacent, the leader first, and choose together. In the first
     choice all of them read the leader's logits, and `logprob_sum` of the others is -inf.
     """
 
     rows: torch.Tensor  # int64 (m,); `NO_ROW` = none
-    at: torch.Tensor  # int64 (m,): the line of the logits that each row reads
+    logit_rows: torch.Tensor  # int64 (m,): the row of the logits that each row reads

@@ -5,7 +5,7 @@ ended or does not respond is restarted for the next file.
 
 The client sends a file's limits, as JSON, and three descriptors: the file, a socket for its
 samples, and a pipe for the exit status of the file's process. Each message on the socket is a head
-and its content. The last one is `MessageType.WHOLE` or an error; if neither arrived, the exit
+and its content. The last message is `MessageType.WHOLE` or an error; if neither arrives, the exit
 status tells why.
 """
 
@@ -56,12 +56,12 @@ MEMORY_BYTES = 128 << 20
 
 STALL_S = 120.0  # timeout of a block; a file's CPU time has its own limit
 
-_LOOK_S = 0.1  # interval of the checks whether a file was cancelled
+_CANCEL_CHECK_S = 0.1  # interval of the checks whether a file was cancelled
 _SEND_S = 5.0  # timeout for the server to accept a file
 _END_S = 2.0
 _ROOT = Path(__file__).parents[3]
 # The process inherits this interpreter's paths and no environment, which may hold secrets.
-_BEGIN = """
+_BOOTSTRAP = """
 import sys
 sys.path[:] = {path!r}
 from serve.speech.sandbox.server import main
@@ -94,7 +94,7 @@ ERRORS: dict[str, type[EarshotError]] = {
 }
 
 
-def _ended_early(status: int | None, limits: AudioLimits) -> EarshotError:
+def _early_end_error(status: int | None, limits: AudioLimits) -> EarshotError:
     """Return the error for a file if its process ended early.
 
     Args:
@@ -159,15 +159,15 @@ class _DecodeTask:
             UnavailableError: the operating system refuses a descriptor or a process.
         """
         try:
-            with contextlib.ExitStack() as theirs:
+            with contextlib.ExitStack() as child_side:
                 self._results, results = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._open.enter_context(self._results)
-                theirs.enter_context(results)
-                self._results.settimeout(_LOOK_S)
+                child_side.enter_context(results)
+                self._results.settimeout(_CANCEL_CHECK_S)
                 self._status, status = os.pipe()
                 self._open.callback(os.close, self._status)
-                theirs.callback(os.close, status)
-                file = theirs.enter_context(_descriptor(audio))
+                child_side.callback(os.close, status)
+                file = child_side.enter_context(_descriptor(audio))
                 _server.send(self._limits, [file, results.fileno(), status])
         except OSError as error:
             raise UnavailableError(
@@ -187,9 +187,9 @@ class _DecodeTask:
             if self._refusal is not None:
                 raise self._refusal
             if not count:
-                raise _ended_early(self._read_status(), self._limits)
+                raise _early_end_error(self._read_status(), self._limits)
             kind, memory_bytes = HEAD.unpack(head)
-            _memory.note(self, memory_bytes)
+            _memory.record(self, memory_bytes)
             if kind in (MessageType.SAMPLES, MessageType.COLUMNS):
                 values = block[: (count - HEAD.size) // block.itemsize]
                 return values if kind == MessageType.SAMPLES else values.reshape(-1, COLUMNS)
@@ -215,19 +215,19 @@ class _DecodeTask:
 
     def close(self) -> None:
         """End the file's process if it is still running."""
-        _memory.forget(self)
+        _memory.remove(self)
         self._open.close()
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
         """Receive a message into two buffers; return its bytes, or 0 if the process has ended."""
-        end = time.monotonic() + STALL_S
+        deadline_s = time.monotonic() + STALL_S
         while not stopped():
             try:
                 return self._results.recvmsg_into([head, block.data])[0]
             except ConnectionError:
                 return 0
             except TimeoutError as error:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline_s:
                     _server.stop()
                     raise DeadlineError(
                         f"the audio's decoder returned no sample for {STALL_S:g} s; try again"
@@ -236,9 +236,9 @@ class _DecodeTask:
 
     def _read_status(self) -> int | None:
         """Return the exit status of the file's process; None if the server has ended."""
-        look = select.poll()
-        look.register(self._status, select.POLLIN)
-        if not look.poll(_END_S * 1000):
+        poller = select.poll()
+        poller.register(self._status, select.POLLIN)
+        if not poller.poll(_END_S * 1000):
             return None
         status = os.read(self._status, STATUS.size)
         return STATUS.unpack(status)[0] if status else None
@@ -247,17 +247,17 @@ class _DecodeTask:
 class _MemoryBudget:
     """The memory of all files in decoding, as reported by their processes."""
 
-    most_bytes = 1 << 30
+    max_bytes = 1 << 30
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._memory_bytes: dict[_DecodeTask, int] = {}
 
-    def note(self, file: _DecodeTask, memory_bytes: int) -> None:
+    def record(self, file: _DecodeTask, memory_bytes: int) -> None:
         """Record a file's bytes of memory; if the total is too large, reject the largest file."""
         with self._lock:
             self._memory_bytes[file] = memory_bytes
-            if sum(self._memory_bytes.values()) <= self.most_bytes:
+            if sum(self._memory_bytes.values()) <= self.max_bytes:
                 return
             largest = max(self._memory_bytes, key=self._memory_bytes.__getitem__)
             del self._memory_bytes[largest]
@@ -268,7 +268,7 @@ class _MemoryBudget:
             )
         )
 
-    def forget(self, file: _DecodeTask) -> None:
+    def remove(self, file: _DecodeTask) -> None:
         """Remove a file that has ended."""
         with self._lock:
             self._memory_bytes.pop(file, None)
@@ -296,7 +296,7 @@ class _ForkServerClient:
 
         Args:
             limits: the file's limits.
-            descriptors: those of the file, the socket for its samples, and its status pipe.
+            descriptors: the file, the socket for its samples, and its status pipe.
 
         Raises:
             UnavailableError: the process cannot be started or reached.
@@ -351,7 +351,7 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
     libraries = os.environ.get(_LIBRARIES_BEFORE, os.environ.get(_LIBRARIES))
     if libraries is not None:
         environment[_LIBRARIES] = libraries
-    begin = _BEGIN.format(path=path, descriptor=descriptor)
+    begin = _BOOTSTRAP.format(path=path, descriptor=descriptor)
     try:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", begin],

@@ -1,9 +1,9 @@
 """Serve the sandbox: fork one process per audio file. The entry point is `main(descriptor)`.
 
 The server runs in its own interpreter with one thread and all libraries loaded, and reads no file
-itself. A fork costs milliseconds and a few MB. It decodes one file within resource limits, then
-exits, so that damage by a malicious file ends with it. One fork is made in advance when the server
-is idle.
+itself. A forked process costs milliseconds and a few MB. It decodes one file within resource
+limits, then exits, so that damage by a malicious file ends with it. When the server is idle, it
+forks one process in advance.
 
 NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPACKET Unix sockets.
 """
@@ -32,8 +32,8 @@ from serve.speech.audio import BLOCK_VALUES
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client
 
-_QUIET_MS = 10  # idle time before the next process is forked; a core is free then
-_CPU_GRACE_S = 2  # above the CPU limit of the decoder, which is only checked at reads
+_QUIET_MS = 10  # idle time before the server forks a spare process; a core is free then
+_CPU_GRACE_S = 2  # more than the decoder's own CPU limit, which is checked only at reads
 
 
 def main(descriptor: int) -> None:
@@ -59,32 +59,32 @@ class _ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._files: dict[int, int] = {}  # process id by status pipe
-        self._ended, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._child_ended, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._looks = select.poll()
-        self._looks.register(self._control, select.POLLIN)
-        self._looks.register(self._ended, select.POLLIN)
+        self._poller = select.poll()
+        self._poller.register(self._control, select.POLLIN)
+        self._poller.register(self._child_ended, select.POLLIN)
         self._spare: _WarmChild | None = None
 
     def run(self) -> None:
         """Accept files until the client closes the control socket."""
         while True:
-            looked = self._looks.poll(None if self._spare else _QUIET_MS)
-            if not looked:
+            ready = self._poller.poll(None if self._spare else _QUIET_MS)
+            if not ready:
                 self._spare = self._start()
-            for descriptor, _ in looked:
+            for descriptor, _ in ready:
                 if descriptor == self._control.fileno():
-                    if not self._take():
+                    if not self._accept():
                         return
-                elif descriptor == self._ended:
-                    os.read(self._ended, 1 << 10)
+                elif descriptor == self._child_ended:
+                    os.read(self._child_ended, 1 << 10)
                     self._reap()
                 elif descriptor in self._files:  # the client has closed the status pipe
-                    self._looks.unregister(descriptor)
+                    self._poller.unregister(descriptor)
                     os.kill(self._files[descriptor], signal.SIGKILL)
 
-    def _take(self) -> bool:
+    def _accept(self) -> bool:
         """Accept one file; return False at the end of the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._control, client.LIMITS_BYTES, 3)
         if not message:
@@ -98,7 +98,7 @@ class _ForkServer:
             spare = self._start()
             socket.send_fds(spare.socket, [message], [file, results])
         self._files[status] = spare.pid
-        self._looks.register(status, 0)
+        self._poller.register(status, 0)
         for descriptor in (file, results):
             os.close(descriptor)
         spare.socket.close()
@@ -110,13 +110,13 @@ class _ForkServer:
         statuses = {pid: status for status, pid in self._files.items()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, how = ended
+                pid, wait_status = ended
                 if (status := statuses.get(pid)) is None:
                     continue  # a spare process without a file
                 with contextlib.suppress(OSError):
-                    os.write(status, client.STATUS.pack(os.waitstatus_to_exitcode(how)))
+                    os.write(status, client.STATUS.pack(os.waitstatus_to_exitcode(wait_status)))
                 with contextlib.suppress(KeyError):  # unregistered in `run` after a cancellation
-                    self._looks.unregister(status)
+                    self._poller.unregister(status)
                 del self._files[status]
                 os.close(status)
 
@@ -125,8 +125,8 @@ class _ForkServer:
         with theirs:
             if pid := os.fork():
                 return _WarmChild(pid, ours)
-            # Copies kept open by this process would hide that the parent closed its own.
-            parents = (self._control.fileno(), ours.fileno(), self._ended, self._wake)
+            # A copy that this process kept open would hide that the parent has closed a descriptor.
+            parents = (self._control.fileno(), ours.fileno(), self._child_ended, self._wake)
             _work(theirs, (*parents, *self._files))
 
 
@@ -176,22 +176,23 @@ class _SampleWriter:
         self._hung_up = select.poll()
         self._hung_up.register(results, 0)
 
-    def gone(self) -> bool:
+    def client_gone(self) -> bool:
         """Return whether the client has closed the socket."""
         return bool(self._hung_up.poll(0))
 
-    def put(self, samples: Samples) -> None:
+    def write(self, samples: Samples) -> None:
         """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
-        most = client.BLOCK_SAMPLES
+        max_samples = client.BLOCK_SAMPLES
         if samples.ndim > 1:
-            self._kind, most = client.MessageType.COLUMNS, most - most % samples.shape[1]
+            self._kind = client.MessageType.COLUMNS
+            max_samples -= max_samples % samples.shape[1]
         samples = samples.reshape(-1)
         while len(samples):
-            part = samples[: most - self._count]
+            part = samples[: max_samples - self._count]
             self._block[self._count : self._count + len(part)] = part
             self._count += len(part)
             samples = samples[len(part) :]
-            if self._count == most:
+            if self._count == max_samples:
                 self._flush()
 
     def warn(self, text: str) -> None:
@@ -209,16 +210,16 @@ class _SampleWriter:
             self._count = 0
 
     def _send(self, kind: client.MessageType, data: bytes | memoryview) -> None:
-        taken_kb = max(0, _peak_kb() - self._first_kb)
-        self._socket.sendmsg([client.HEAD.pack(kind, taken_kb * 1024), data])
+        used_kb = max(0, _peak_kb() - self._first_kb)
+        self._socket.sendmsg([client.HEAD.pack(kind, used_kb * 1024), data])
 
 
 def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
     results = _SampleWriter(to)
     _limit_this_process(len(file), limits)
     try:
-        for samples in sources.decode(file, limits, results.gone, results.warn):
-            results.put(samples)
+        for samples in sources.decode(file, limits, results.client_gone, results.warn):
+            results.write(samples)
         results.end(client.MessageType.WHOLE)
     except (AudioError, OptionError) as error:
         results.end(client.MessageType.ERROR, f"{type(error).__name__} {error}")
@@ -241,7 +242,7 @@ def _limit_this_process(size: int, limits: AudioLimits) -> None:
     for resource_id, value in rlimits.items():
         resource.setrlimit(resource_id, (value, value))
     if math.isfinite(limits.max_cpu_s):
-        # At the soft limit the kernel sends SIGXCPU, by which `_ended_early` recognises a timeout.
+        # At the soft limit the kernel sends SIGXCPU, which the client reports as a timeout.
         cpu_s = math.ceil(limits.max_cpu_s) + _CPU_GRACE_S
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 

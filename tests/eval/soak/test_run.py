@@ -44,7 +44,7 @@ def test_every_scenario_can_be_run():
         (["python", "-m", "serve.gateway", "--folder", "a"], "gateway"),
         (["/x/bin/tritonserver", "--model-repository=/tmp/models"], "tritonserver"),
         (["/b/triton_python_backend_stub", "/tmp/e/models/whisper/1/model.py"], "whisper"),
-        (["python", "-c", sandbox_client._BEGIN], "sandbox"),
+        (["python", "-c", sandbox_client._BOOTSTRAP], "sandbox"),
         ([], "unnamed"),
     ],
 )
@@ -106,5 +106,5 @@ def test_a_real_server_holds(nano_config, tmp_path, run_of):
 def test_a_long_file_is_made_of_the_clips_in_turn(monkeypatch):
     monkeypatch.setattr("eval.soak.scenarios._HOUR_S", 12)
     clips = tuple(load_clips("tests/data/manifest.jsonl"))[:3]
-    samples = audio.whole(audio.decode(hour_of(clips), AudioLimits(13.0)))
+    samples = audio.join_blocks(audio.decode(hour_of(clips), AudioLimits(13.0)))
     assert abs(len(samples) - 12 * SAMPLE_RATE) < SAMPLE_RATE // 4

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from serve.cli.inputs import STDIN, InputFile, find_recordings
-from serve.cli.outputs import places_of, targets_of
+from serve.cli.outputs import output_paths, targets_of
 from serve.contract.errors import ConfigError
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_there_is_refused(folder, names, told):
     ],
 )
 def test_a_place_is_a_name_without_suffix_unless_two_would_have_it(paths, places):
-    assert places_of(paths) == places
+    assert output_paths(paths) == places
 
 
 def test_no_transcript_replaces_a_recording(folder):

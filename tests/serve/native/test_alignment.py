@@ -10,7 +10,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.errors import OptionError
 from serve.native.alignment import Aligner, EndedWindow, smoothed
-from serve.native.forced import MOST_WINDOWS
+from serve.native.forced import MAX_PASS_WINDOWS
 from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.native.slots import SlotAllocation
@@ -211,7 +211,7 @@ def test_of_a_window_that_is_dropped_nothing_is_heard(engine, jobs):
 def test_more_windows_than_a_step_takes_are_aligned_in_several(engine, jobs):
     facts, dims = engine.manifest.tokenizer, engine.manifest.dims
     network = Whisper(dims, engine.load_weights(), torch.device("cpu"))
-    count = MOST_WINDOWS + 3
+    count = MAX_PASS_WINDOWS + 3
     aligner = Aligner(network, network.new_cache(count, count), facts, rows=count)
     ended = [
         EndedWindow(

@@ -54,7 +54,7 @@ class Stopwatch:
         return 0.0
 
     @property
-    def known(self):
+    def is_finished(self):
         return self.done
 
 
@@ -75,7 +75,7 @@ class Harness:
         device = torch.device("meta")  # no CPU, which takes turns in another way
         self.intake = EncoderScheduler(
             *(self.encoder, self.starter, self.slots, BATCH, device, None),
-            beside=True,
+            concurrent=True,
             decode_target_s=target_s,
         )
         self.running = collections.OrderedDict()
@@ -169,7 +169,7 @@ def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
     assert harness.begin() == []
     assert harness.encoder.filled == [[0], [1, 2]]
     assert [id for _, id in harness.slots.owners()] == [1]  # the others are not stepped
-    assert harness.slots.span == 1
+    assert harness.slots.row_end == 1
     harness.add(4, 5, draft=(7,))
     assert harness.begin() == []
     harness.add(6, draft=(7,))

@@ -197,7 +197,7 @@ def test_the_same_bits_in_any_company(rows, graphs, int8_engine, checkpoint, win
         prompt = (facts.sot, heard, facts.transcribe)
         if i % 4 == 3:
             prompt = (facts.sot_prev, *range(50, 150), *prompt)  # a long one
-        detection = Detection(certainty=1.0, tries=3) if i % 2 else Detection()
+        detection = Detection(certainty=1.0, max_languages=3) if i % 2 else Detection()
         jobs.append(Job(i, features, prompt, choices[i % len(choices)], detection=detection))
     alone = {job.id: run(runtime, [job])[job.id] for job in jobs}
     again = []

@@ -87,7 +87,7 @@ def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
     state = new_state(rows, 16, cpu)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
     parts = SimpleNamespace(
-        network=network, cache=Cache(nbytes), state=state, advances=advances, advance=None
+        network=network, cache=Cache(nbytes), state=state, samplers=advances, sampler=None
     )
     loop = GraphLoop(parts, 4, slots)
     loop.replay.record(None)
@@ -110,7 +110,7 @@ def test_the_smallest_graph_that_reaches_every_busy_row_is_replayed(monkeypatch,
     assert loop.launch(busy([1] * jobs)) == steps
     assert [len(feed.rows) for feed in network.feeds] == [span] * steps
     feed = network.feeds[-1]
-    assert (feed.source, feed.several, feed.groups.most) == (None, False, 1)
+    assert (feed.source, feed.multi_token, feed.groups.max_count) == (None, False, 1)
     assert feed.groups.direct
     assert feed.groups.first[:jobs].tolist() == list(range(jobs))
     assert feed.groups.count.tolist() == [1] * jobs + [0] * (span - jobs)
@@ -142,7 +142,7 @@ def test_windows_of_several_rows_take_the_graphs_that_search(monkeypatch, counts
     feed = network.feeds[-1]
     assert len(feed.rows) == span
     assert feed.source is not None
-    assert (feed.groups.most, feed.groups.direct) == (8, False)
+    assert (feed.groups.max_count, feed.groups.direct) == (8, False)
     assert feed.groups.count.tolist()[: len(counts)] == counts
     assert not feed.groups.count[len(counts) :].any()
     assert all(choice.searching)
@@ -243,7 +243,7 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
     turns = Turns(state)
     advances = {searching: choice.advance(searching) for searching in (False, True)}
     parts = SimpleNamespace(
-        network=network, cache=Cache(), state=state, advances=advances, advance=None
+        network=network, cache=Cache(), state=state, samplers=advances, sampler=None
     )
     loop = GraphLoop(parts, 4, 10, turns)
     loop.replay.record(None)
@@ -252,10 +252,13 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
         assert loop.launch(single) == 1
         loop.read_snapshot()
     assert turns.spans == [4] * 4 and not network.feeds
-    assert (loop.drafted, loop.right) == (2 * 3 * 3, 2 * 3 * 1)  # of three snapshots two follow one
+    assert (loop.drafted, loop.accepted) == (
+        2 * 3 * 3,
+        2 * 3 * 1,
+    )  # of three snapshots two follow one
     loop.discard_launched()
     for _ in range(3):
         loop.launch(mixed)
         loop.read_snapshot()
     assert len(turns.spans) == 4 and all(choice.searching)
-    assert (loop.drafted, loop.right) == (18, 6)
+    assert (loop.drafted, loop.accepted) == (18, 6)

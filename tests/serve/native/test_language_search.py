@@ -15,7 +15,7 @@ from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, ends, run
 
 CONFIG = RuntimeConfig(slots=3, rows=9, encoder_batch=2, threads=1)
-ALL = Detection(certainty=1.0, tries=3)
+ALL = Detection(certainty=1.0, max_languages=3)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_window_that_is_sure_costs_nothing_more(runtime, windows, prompt):
     before = runtime.gauges()
     event = run(runtime, [plain])[0]
     between = runtime.gauges()
-    sure = Detection(certainty=event.scores.language_prob - 0.01, tries=3)
+    sure = Detection(certainty=event.scores.language_prob - 0.01, max_languages=3)
     again = run(runtime, [dataclasses.replace(plain, detection=sure)])[0]
     after = runtime.gauges()
     assert again.tokens == event.tokens
@@ -142,7 +142,7 @@ def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
     other = next(x for x in checkpoint.facts.languages.values() if x != own)
     named = (prompt[0], other, prompt[2])
     clear, unclear = Detection(switch=prob - 0.01), Detection(switch=prob + 0.01)
-    kin = dataclasses.replace(clear, close=(frozenset({own, other}),))
+    kin = dataclasses.replace(clear, close_languages=(frozenset({own, other}),))
     jobs = [
         job_of(windows, named, 0, detection=clear, align_frames=100),
         dataclasses.replace(job_of(windows, named, 0, detection=unclear), id=1),
@@ -159,7 +159,7 @@ def test_a_window_is_decoded_in_its_own_language_if_that_is_likely(
     assert switched.alignment.token_probs == expected
     for event in (stayed, plain, close):
         assert (event.tokens, heard(event)) == (plain.tokens, None)
-        assert event.scores.heard == (own, pytest.approx(prob, abs=1e-4))
+        assert event.scores.top_language == (own, pytest.approx(prob, abs=1e-4))
 
 
 FACTS = SimpleNamespace(sot=1, translate=2, transcribe=3, languages={"en": 10, "es": 11, "ja": 12})
@@ -214,7 +214,7 @@ def test_a_likely_english_text_does_not_decide_the_language():
 def named_event(language, prob):
     """The end of a window with a language in its prompt, heard in another one."""
     event = event_of("eot", None, None)
-    scores = dataclasses.replace(event.scores, heard=(language, prob))
+    scores = dataclasses.replace(event.scores, top_language=(language, prob))
     return dataclasses.replace(event, scores=scores)
 
 
@@ -228,7 +228,7 @@ def test_the_likelier_text_of_a_named_and_of_the_own_language_stays(own, languag
     tries = tried(again, event_of("eot", 11, 0.9), own, tries)
     assert next_language_job(job, tries, FACTS, -2) is None
     answer = best_hypothesis(tries, FACTS).event.scores
-    assert (answer.language, answer.heard) == (language, None)
+    assert (answer.language, answer.top_language) == (language, None)
     translated = tried(dataclasses.replace(job, prompt=(1, 10, 2)), named_event(11, 0.9), -90.0)
     again = next_language_job(translated[0].job, translated, FACTS, -1)
     tries = tried(again, event_of("eot", 11, 0.9), own, translated)

@@ -18,7 +18,7 @@ from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, prompt_of, run
 
 SHORT = sizes(slots=4)[0]
-SEVERAL = PrefillSize(tokens=12, windows=3, wanted=12)
+SEVERAL = PrefillSize(tokens=12, windows=3, n_logits=12)
 
 
 class Graph:
@@ -62,7 +62,7 @@ def test_several_are_filled_up_with_the_last_ones_last_token():
     assert prompts.batch.rows.tolist() == [6] * 4 + [2] * 8
     assert prompts.batch.positions.tolist() == [0, 1, 2, 3, 0, 1, *[2] * 6]
     assert prompts.batch.groups.runs == [(3, 1, 0, 4), (1, 1, 4, 8)]
-    assert prompts.wanted.tolist() == [3] + [6] * 11
+    assert prompts.logit_indices.tolist() == [3] + [6] * 11
 
 
 def test_rows_that_are_not_there_choose_nothing():
@@ -70,7 +70,7 @@ def test_rows_that_are_not_there_choose_nothing():
     assert SEVERAL.draft_lengths == [0, 8] and prompts.choose([6, 2], [[0, 1], [2, 4], [3, 5]]) == 8
     picks = prompts.picks(8)
     assert len(picks) == 9 and picks[0].rows.tolist() == [6, 2, NO_ROW]
-    assert [line.at.tolist() for line in picks[:3]] == [[0, 1, -1], [2, 4, -1], [3, 5, -1]]
+    assert [line.logit_rows.tolist() for line in picks[:3]] == [[0, 1, -1], [2, 4, -1], [3, 5, -1]]
     assert prompts.choose([6], [[0]] * 10) is None  # of nine guesses
     assert prompts.choose([1, 2, 3, 4], [[0] * 4]) is None  # of four windows
 

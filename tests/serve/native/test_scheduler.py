@@ -95,7 +95,7 @@ def test_urgent_windows_have_half_of_the_time_alone():
     for _ in range(300):
         alone = bool(made.paused(both))
         seconds = 1.0 if alone else 3.5
-        made.note(seconds, alone=alone)
+        made.record(seconds, urgent_only=alone)
         spent[alone] += seconds
     assert spent[True] == pytest.approx(spent[False], rel=0.02)
     for kind in both:

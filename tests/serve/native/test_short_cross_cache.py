@@ -8,7 +8,7 @@ import torch
 from serve.native.kernels import reference_ops
 from serve.native.kernels.onednn import OneDnnOps
 from serve.native.kernels.reference_ops import CrossKV
-from serve.native.short_cross_cache import ShortCaches, merged
+from serve.native.short_cross_cache import ShortCaches, merge_keys
 from tests.serve.native.kernels.parity import CPU_DTYPES, HEADS, groups_of
 
 LAYERS, FRAMES, DIM = 2, 1500, 64
@@ -35,8 +35,8 @@ def opened(silence, *windows, dtype=torch.float32):
         )
         if seen < FRAMES:
             short.prepare(seen, silence.to(dtype))
-        short.take(seen, [slot])[:, :, slot, :, :seen] = window
-    mine = [CrossKV(*whole[i], short=short.of_slots(i)) for i in range(LAYERS)]
+        short.assign(seen, [slot])[:, :, slot, :, :seen] = window
+    mine = [CrossKV(*whole[i], short=short.by_slot(i)) for i in range(LAYERS)]
     return mine, [CrossKV(*expected[i]) for i in range(LAYERS)]
 
 
@@ -45,7 +45,7 @@ def window_of(seen):
 
 
 def test_equal_keys_count_as_often_as_they_are_there(silence):
-    few, log_weights = merged(silence, 140)
+    few, log_weights = merge_keys(silence, 140)
     assert few.shape == (LAYERS, 2, HEADS, 140, DIM)
     counts = log_weights.exp()
     assert counts.sum(dim=-1).flatten().tolist() == pytest.approx([FRAMES] * LAYERS * HEADS)
@@ -62,7 +62,7 @@ def test_more_kinds_of_keys_than_stay_are_put_to_the_nearest():
     torch.manual_seed(4)
     centres = 8 * torch.randn(1, 2, HEADS, 10, DIM)
     near = centres.repeat_interleave(30, dim=-2) + 0.01 * torch.randn(1, 2, HEADS, 300, DIM)
-    few, log_weights = merged(near, 10)
+    few, log_weights = merge_keys(near, 10)
     assert log_weights.exp().flatten().tolist() == pytest.approx([30.0] * 10 * HEADS)
     places = torch.cdist(few, centres).argmin(dim=-1)
     assert torch.equal(places.sort().values, torch.arange(10).expand_as(places))
@@ -93,7 +93,7 @@ def test_a_slot_is_whole_again_after_a_short_window(silence):
     short = ShortCaches(whole)
     assert [short.fits(seen) for seen in (100, 500, 750, 1000)] == [True, True, True, False]
     short.prepare(500, silence)
-    assert short.take(500, [1]).shape[-2] == 640
-    assert [one is None for one in short.of_slots(0)] == [True, False]
-    assert short.take(FRAMES, [1]) is whole
-    assert short.of_slots(0) == [None, None]
+    assert short.assign(500, [1]).shape[-2] == 640
+    assert [one is None for one in short.by_slot(0)] == [True, False]
+    assert short.assign(FRAMES, [1]) is whole
+    assert short.by_slot(0) == [None, None]

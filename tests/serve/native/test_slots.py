@@ -29,10 +29,10 @@ def test_any_order_of_calls_keeps_the_invariants(count, more, calls):
         )
         assert slots.free == slots.slots - len(owned)
         assert slots.busy == len(owned)
-        assert slots.span == max((place.rows.stop for place in owned.values()), default=0)
+        assert slots.row_end == max((place.rows.stop for place in owned.values()), default=0)
         assert {job: place for place, job in slots.owners()} == owned
         assert [p.slot for p, _ in slots.owners()] == sorted(p.slot for p in owned.values())
-        assert slots.several == any(place.count > 1 for place in owned.values())
+        assert slots.has_multi_row_jobs == any(place.count > 1 for place in owned.values())
 
 
 @STEADY
@@ -57,7 +57,7 @@ def test_the_lowest_free_slot_and_rows_are_given_first():
     slots.release(10)
     slots.release(11)
     assert slots.acquire(13, 3) == SlotAllocation(0, 0, 3)
-    assert slots.span == 8
+    assert slots.row_end == 8
 
 
 def test_who_rests_keeps_what_it_owns_and_is_left_out():
@@ -68,7 +68,7 @@ def test_who_rests_keeps_what_it_owns_and_is_left_out():
     slots.pause({10})
     assert slots.version > version
     assert slots.owners() == [(SlotAllocation(1, 2, 1), 11)]
-    assert not slots.several
+    assert not slots.has_multi_row_jobs
     assert (slots.busy, slots.fit([2])) == (2, 1)
     assert slots.acquire(12) == SlotAllocation(2, 3, 1)
     slots.pause(())

@@ -10,7 +10,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, CheckpointSource
 from serve.native.graphs import Snapshot
 from serve.native.runtime import NativeRuntime
-from serve.native.speculative import HOLD, TRIAL, SpeculationPolicy, SpeculativeLoop
+from serve.native.speculative import KEEP_STEPS, TRIAL_STEPS, SpeculationPolicy, SpeculativeLoop
 from serve.runtime.protocol import DecodingOptions, Job
 from tests.checkpoints import write_engine
 from tests.marks import nightly
@@ -173,7 +173,7 @@ class GraphSteps(SpeculativeLoop):
         for i, (place, _) in enumerate(owners):
             table[:, i] = torch.tensor((place.slot, place.first_row, 1))
         length = self._state.tokens.shape[1]
-        self._step.run(self._step.layout_of(range(slots.span)), table, length)
+        self._step.run(self._step.layout_of(range(slots.row_end)), table, length)
         self._snapshot = Snapshot(self._state, owners)
         return 1
 
@@ -209,32 +209,32 @@ def turns(pace, busy, count, seconds, tokens):
     for _ in range(count):
         way = pace.should_draft(busy)
         drafted += way
-        pace.note(busy, seconds[way], tokens if way else 1.0)
+        pace.record(busy, seconds[way], tokens if way else 1.0)
     return drafted
 
 
 def test_both_ways_are_measured_and_the_quicker_one_is_kept():
     pace = SpeculationPolicy()
-    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 3.0) == TRIAL
-    assert turns(pace, 1, HOLD, (1.0, 2.0), 3.0) == HOLD
+    assert turns(pace, 1, 2 * TRIAL_STEPS, (1.0, 2.0), 3.0) == TRIAL_STEPS
+    assert turns(pace, 1, KEEP_STEPS, (1.0, 2.0), 3.0) == KEEP_STEPS
     # Tried again, and slower now.
-    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 1.5) == TRIAL
-    assert turns(pace, 1, HOLD, (1.0, 2.0), 1.5) == 0
-    assert turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 1.5) == TRIAL
+    assert turns(pace, 1, 2 * TRIAL_STEPS, (1.0, 2.0), 1.5) == TRIAL_STEPS
+    assert turns(pace, 1, KEEP_STEPS, (1.0, 2.0), 1.5) == 0
+    assert turns(pace, 1, 2 * TRIAL_STEPS, (1.0, 2.0), 1.5) == TRIAL_STEPS
 
 
 def test_numbers_of_windows_are_measured_apart():
     pace = SpeculationPolicy()
-    turns(pace, 1, 2 * TRIAL, (1.0, 2.0), 3.0)
-    turns(pace, 8, 2 * TRIAL, (1.0, 4.0), 3.0)
+    turns(pace, 1, 2 * TRIAL_STEPS, (1.0, 2.0), 3.0)
+    turns(pace, 8, 2 * TRIAL_STEPS, (1.0, 4.0), 3.0)
     assert pace.should_draft(1) and not pace.should_draft(8)
     assert not pace.should_draft(15) and pace.should_draft(16)  # about as many; not measured yet
 
 
 def test_what_was_found_is_logged(caplog):
     with caplog.at_level("INFO", "serve.native.speculative"):
-        turns(SpeculationPolicy(), 5, 2 * TRIAL, (0.003, 0.004), 2.0)
+        turns(SpeculationPolicy(), 5, 2 * TRIAL_STEPS, (0.003, 0.004), 2.0)
     assert caplog.messages == [
         "speculative decoding is on for about 5 windows: 2.00 ms a token with it, 3.00 without; "
-        f"the next measurement follows after {HOLD} steps"
+        f"the next measurement follows after {KEEP_STEPS} steps"
     ]

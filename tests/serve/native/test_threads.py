@@ -24,7 +24,7 @@ class Machine:
         self.now_s += 1.0
         self.own += made.count
         self.busy += made.count + self.others
-        made.follow()
+        made.adapt()
         return made.count
 
 
@@ -37,7 +37,7 @@ def threads_of(monkeypatch):
 
     def make(machine, count=CORES):
         monkeypatch.setattr(threads, "_reading", lambda: (machine.now_s, machine.busy, machine.own))
-        monkeypatch.setattr(threads, "_LOOK_S", -math.inf)  # each look counts
+        monkeypatch.setattr(threads, "_READ_INTERVAL_S", -math.inf)  # each look counts
         return Threads(RuntimeConfig(threads=count))
 
     yield make

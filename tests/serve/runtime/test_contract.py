@@ -90,7 +90,7 @@ def test_it_tells_when_a_job_has_its_slot_if_it_can(runtime, job):
     began_s = [
         entry.began_s for entry in run(runtime, [job(id) for id in range(3 * SLOTS)]).values()
     ]
-    if not runtime.capabilities.tells_begin:
+    if not runtime.capabilities.reports_begin:
         assert set(began_s) == {None}
         return
     assert submitted_s < began_s[0] and began_s == sorted(began_s)
@@ -210,7 +210,7 @@ def test_naming_the_language_found_changes_nothing(runtime, job, facts):
         (named,) = run(runtime, [job(id + 10, key=id, language=code)]).values()
         assert named.tokens == found.tokens
         if runtime.capabilities.languages:
-            language, prob = named.last.scores.heard
+            language, prob = named.last.scores.top_language
             assert language == found.last.scores.language
             assert prob == pytest.approx(found.last.scores.language_prob, abs=1e-4)
 

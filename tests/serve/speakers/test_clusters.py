@@ -8,7 +8,7 @@ import pytest
 from serve.speakers.diarize import ClusteringSettings, assign, centroids
 from serve.speakers.inference import unit
 
-RULES = ClusteringSettings(alike=0.5, least_s=3.0, distinct_s=100.0)
+RULES = ClusteringSettings(min_cosine=0.5, min_voice_s=3.0, min_distinct_s=100.0)
 
 
 def voices(*counts, spread=0.03):
@@ -37,7 +37,7 @@ def test_what_is_little_joins_what_it_is_most_like():
 
 
 def test_what_is_little_is_a_voice_where_it_is_like_none():
-    rules = dataclasses.replace(RULES, distinct_s=1.5, distinct=0.3)
+    rules = dataclasses.replace(RULES, min_distinct_s=1.5, max_distinct_cosine=0.3)
     vectors = voices(5, 5, 1)
     assert len(found(vectors, rules=rules)) == 3
     assert len(found(vectors, rules=rules, most=2)) == 2
@@ -48,7 +48,7 @@ def test_what_is_little_is_a_voice_where_it_is_like_none():
 
 
 def test_what_has_less_than_a_hundredth_of_the_speech_is_no_voice():
-    vectors, least = voices(40, 40, 2), dataclasses.replace(RULES, distinct_s=1.5)
+    vectors, least = voices(40, 40, 2), dataclasses.replace(RULES, min_distinct_s=1.5)
     assert len(found(vectors, rules=least)) == 3
     seconds = np.float32([10.0] * 80 + [3.0, 3.0])
     assert len(found(vectors, seconds=seconds, rules=least)) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from serve.contract.errors import RequestError
 from serve.speakers.diarize import Diarizer, KnownSpeaker
-from serve.speech.audio import decode, whole
+from serve.speech.audio import decode, join_blocks
 from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 
@@ -23,7 +23,9 @@ def clips(speaker):
     lines = (HUMAN / "manifest.jsonl").read_text("utf-8").splitlines()
     entries = [one for one in map(json.loads, lines) if one["speaker"] == speaker]
     files = [one["file"] for one in entries if 3.0 <= one["duration"] <= 6.0]
-    return [whole(decode((HUMAN / file).read_bytes(), AudioLimits(60.0))) for file in files[:6]]
+    return [
+        join_blocks(decode((HUMAN / file).read_bytes(), AudioLimits(60.0))) for file in files[:6]
+    ]
 
 
 def quiet(seconds):
@@ -81,9 +83,9 @@ def test_blocks_say_what_the_whole_says(diarizer, conversation):
 @pytest.mark.nightly
 def test_the_number_of_speakers_may_be_told(diarizer, conversation):
     samples, _ = conversation
-    assert len(speakers(diarizer.diarize(samples, least=1, most=1))) == 1
-    assert len(speakers(diarizer.diarize(samples, least=3))) == 3
-    assert len(speakers(diarizer.diarize(samples, most=1))) == 1
+    assert len(speakers(diarizer.diarize(samples, min_speakers=1, max_speakers=1))) == 1
+    assert len(speakers(diarizer.diarize(samples, min_speakers=3))) == 3
+    assert len(speakers(diarizer.diarize(samples, max_speakers=1))) == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.5, 12.0])

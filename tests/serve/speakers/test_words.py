@@ -6,7 +6,7 @@ import pytest
 
 from serve.contract.messages import Segment, Word
 from serve.speakers.diarize import SpeakerTurn
-from serve.speakers.words import label, lettered, split
+from serve.speakers.words import label, letter_speakers, split
 
 
 def spoken(text, start=0.0, each=0.5):
@@ -99,7 +99,7 @@ def test_a_segment_without_words_is_its_main_speakers():
 
 def test_letters_come_in_the_order_of_the_answer():
     said = [dataclasses.replace(segment(spoken("Yes.")), speaker=one) for one in "CACDB"]
-    assert [one.speaker for one in lettered(said, ())] == ["A", "B", "A", "C", "D"]
-    assert [one.speaker for one in lettered(said, ("B", "D"))] == ["A", "C", "A", "D", "B"]
+    assert [one.speaker for one in letter_speakers(said, ())] == ["A", "B", "A", "C", "D"]
+    assert [one.speaker for one in letter_speakers(said, ("B", "D"))] == ["A", "C", "A", "D", "B"]
     nobody = dataclasses.replace(said[0], speaker=None)
-    assert lettered([nobody], ()) == [nobody]
+    assert letter_speakers([nobody], ()) == [nobody]

@@ -47,7 +47,9 @@ def tones_of(samples: np.ndarray, seconds: float = SECONDS) -> list[int]:
 def decode(data: bytes, max_s: float = 100.0, **limits) -> tuple[np.ndarray, list[str]]:
     """All samples of a file, and the warnings; keywords are those of `AudioLimits`."""
     told: list[str] = []
-    return audio.whole(audio.decode(data, AudioLimits(max_s, **limits), warn=told.append)), told
+    return audio.join_blocks(
+        audio.decode(data, AudioLimits(max_s, **limits), warn=told.append)
+    ), told
 
 
 def encode(samples: np.ndarray, fmt: str, subtype: str | None = None, rate: int = RATE) -> bytes:

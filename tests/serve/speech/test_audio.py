@@ -36,11 +36,11 @@ LIMIT_S = 60.0
 
 def decode(data: bytes, max_s: float) -> np.ndarray:
     """All of a file."""
-    return audio.whole(audio.decode(data, AudioLimits(max_s)))
+    return audio.join_blocks(audio.decode(data, AudioLimits(max_s)))
 
 
 def from_samples(samples: np.ndarray, rate: int, max_s: float) -> np.ndarray:
-    return audio.whole(audio.from_samples(samples, rate, AudioLimits(max_s)))
+    return audio.join_blocks(audio.from_samples(samples, rate, AudioLimits(max_s)))
 
 
 def assert_is_tone(samples: np.ndarray, level: float = 0.5, slack_s: float = 0.0) -> None:
@@ -82,7 +82,7 @@ def test_films_are_heard_and_not_looked_at():
     """A decoder of pictures is code that a hostile file could aim at."""
     film = tracks("matroska", Sound(tone(24_000)), picture_s=SECONDS)
     assert_is_tone(decode(film, LIMIT_S), slack_s=0.1)
-    assert not {"mpeg4", "h264", "vp8", "mjpeg", "png"} & {*ffmpeg._DECODERS, *ffmpeg._PLAIN}
+    assert not {"mpeg4", "h264", "vp8", "mjpeg", "png"} & {*ffmpeg._DECODERS, *ffmpeg._PCM_DECODERS}
 
 
 @pytest.mark.parametrize("demuxer", ["hls", "concat", "dash", "image2", "lavfi", "rawvideo", "srt"])
@@ -189,13 +189,13 @@ def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name:
     cut, limits = whole[: int(0.7 * len(whole)) + 1], AudioLimits(LIMIT_S, partial=True)
     with pytest.raises(CutShortError, match=r"cut short.*; send the whole file, or set partial"):
         decode(cut, LIMIT_S)
-    samples = audio.whole(audio.decode(cut, limits, warn=warnings.append))
+    samples = audio.join_blocks(audio.decode(cut, limits, warn=warnings.append))
     assert 0.6 < len(samples) / RATE < 2.3
     assert np.argmax(np.abs(np.fft.rfft(samples[: RATE // 2]))) == 150
     assert warnings and warnings[-1].startswith("audio is cut short")
     assert "send" not in warnings[-1]
     warnings.clear()
-    assert len(audio.whole(audio.decode(whole, limits, warn=warnings.append))) > 2.9 * RATE
+    assert len(audio.join_blocks(audio.decode(whole, limits, warn=warnings.append))) > 2.9 * RATE
     assert not warnings
 
 
@@ -347,7 +347,9 @@ def test_samples_of_a_bad_value_come_after_good_blocks():
 def test_more_values_than_allowed_are_refused_by_the_header():
     eight = np.repeat(tone()[:, None], 8, axis=1)
     for data in (encode(eight, "WAV", "PCM_16"), encode(eight, "FLAC"), encode(eight, "RF64")):
-        assert len(audio.whole(audio.decode(data, AudioLimits(LIMIT_S, max_values=eight.size))))
+        assert len(
+            audio.join_blocks(audio.decode(data, AudioLimits(LIMIT_S, max_values=eight.size)))
+        )
         with pytest.raises(AudioError, match=r"expected at most 0\.3 million"):
             next(audio.decode(data, AudioLimits(LIMIT_S, max_values=3e5)))
     with pytest.raises(AudioError, match="million samples"):
@@ -380,7 +382,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4-aac"])
 def test_decoding_that_takes_too_long_ends(clock: list[float], name: str):
     data = recording(name, 50.0)
-    assert len(audio.whole(sources.decode(data, AudioLimits(LIMIT_S, max_cpu_s=10.0))))
+    assert len(audio.join_blocks(sources.decode(data, AudioLimits(LIMIT_S, max_cpu_s=10.0))))
     with pytest.raises(AudioError, match=r"than the 0\.01 s allowed"):
         list(sources.decode(data, AudioLimits(LIMIT_S, max_cpu_s=0.01)))
 

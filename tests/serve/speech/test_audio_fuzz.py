@@ -71,7 +71,7 @@ MUTATIONS = st.lists(st.tuples(KINDS, PLACES, st.integers(0, 2**16)), min_size=1
 )
 def test_a_damaged_file_gives_samples_or_an_audio_error(name: str, examples: int):
     """The whole file is tried first: a seed that cannot be decoded would test nothing."""
-    assert len(audio.whole(audio.decode(valid(name), LIMITS)))
+    assert len(audio.join_blocks(audio.decode(valid(name), LIMITS)))
     ended = {"samples": 0, "error": 0}
 
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)

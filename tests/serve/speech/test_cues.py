@@ -9,8 +9,8 @@ from serve.contract.errors import OptionError
 from serve.contract.messages import Segment, Word
 from serve.speech.cues import (
     DEFAULT,
-    LEAST_S,
-    MOST_S,
+    MAX_CUE_S,
+    MIN_CUE_S,
     READING_SPEED,
     CueOptions,
     check_bounds,
@@ -120,7 +120,7 @@ def test_sentences_end_with_the_marks_of_their_scripts(mark):
 
 def test_a_short_cue_stays_until_it_was_read_but_goes_before_the_next():
     alone, following = cut(spoken((" Yes.", 0.0, 0.2)), evenly("That is so.", start=5.0))
-    assert alone.end == pytest.approx(LEAST_S)
+    assert alone.end == pytest.approx(MIN_CUE_S)
     soon, following = cut(
         spoken((" Yes.", 0.0, 0.2)), evenly("But no.", start=0.8), max_words_per_line=2
     )
@@ -133,9 +133,9 @@ def test_a_short_cue_stays_until_it_was_read_but_goes_before_the_next():
 
 def test_no_cue_stays_longer_than_the_most():
     (cue,) = cut(spoken((" Ah!", 0.0, 20.0)))
-    assert cue.end == MOST_S
+    assert cue.end == MAX_CUE_S
     slow = evenly("one two three four five six seven eight nine ten", each_s=1.2)
-    assert all(cue.end - cue.start <= MOST_S + 1e-6 for cue in cut(slow))
+    assert all(cue.end - cue.start <= MAX_CUE_S + 1e-6 for cue in cut(slow))
 
 
 @pytest.mark.parametrize(

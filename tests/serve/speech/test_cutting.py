@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.speech import audio
-from serve.speech.cutting import APART_S, Bandwidth, cut, cut_long, cut_stretches, pack
+from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_long, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, SpeechFilter, VadOptions
@@ -69,7 +69,7 @@ def test_all_speech_is_in_windows_that_know_where_it_was(parts, size):
     np.testing.assert_array_equal(joined[joined > 0], samples[samples > 0])
     for window in windows:
         assert len(window.samples) <= WINDOW_SAMPLES
-        assert all(pause.length_s < APART_S for pause in window.pauses)
+        assert all(pause.length_s < NEW_WINDOW_PAUSE_S for pause in window.pauses)
         assert_voice_is_where_somebody_speaks(window)
         for i in np.flatnonzero(window.samples)[::997]:
             time_s, expected = i / SAMPLE_RATE, (window.samples[i] - 1) / SAMPLE_RATE
@@ -103,7 +103,7 @@ def test_stretches_share_a_window_unless_a_long_pause_sets_them_apart():
 def test_stretches_of_audio_are_listened_to_one_by_one_and_silent_ones_give_nothing():
     samples = numbered([(20, False), (5, True), (20, False), (5, True)])
     stretches = [(1.0, 9.0), (18.0, 23.0), (23.0, 40.0), (41.0, 60.0), (70.0, 80.0)]
-    found = cut_stretches(blocks(samples), stretches, lambda parts: pack(parts, listener()))
+    found = cut_intervals(blocks(samples), stretches, lambda parts: pack(parts, listener()))
     *windows, rest = [window for window in found if window is not None]
     for window, begin in zip(windows, (20, 23, 45), strict=True):
         assert window.timeline.start(np.argmax(window.samples > 0) / SAMPLE_RATE) == pytest.approx(
@@ -153,7 +153,7 @@ def in_blocks(samples, size):
 
 
 def windows_of(stretches, samples=RAMP, size=65_537):
-    return list(cut_stretches(in_blocks(samples, size), stretches, cut))
+    return list(cut_intervals(in_blocks(samples, size), stretches, cut))
 
 
 @pytest.mark.parametrize("size", [1_000, 65_537, 10**7])
@@ -175,7 +175,7 @@ def test_each_stretch_is_cut_by_itself_and_keeps_its_place(size):
 
 def test_what_follows_the_last_stretch_is_not_asked_for():
     blocks = in_blocks(RAMP, SAMPLE_RATE)
-    windows = list(cut_stretches(blocks, [(1.0, 2.0), (4.0, 5.5)], cut))
+    windows = list(cut_intervals(blocks, [(1.0, 2.0), (4.0, 5.5)], cut))
     assert [(w.start_s, w.duration_s, w.left_out_s) for w in windows] == [(1, 1, 1), (4, 1.5, 2)]
     assert next(blocks)[0] == 6 * SAMPLE_RATE
 
@@ -207,7 +207,7 @@ def heard(samples: np.ndarray) -> Bandwidth:
 
 
 def decode(data: bytes) -> np.ndarray:
-    return audio.whole(audio.decode(data, AudioLimits(200.0)))
+    return audio.join_blocks(audio.decode(data, AudioLimits(200.0)))
 
 
 @pytest.fixture(scope="module")

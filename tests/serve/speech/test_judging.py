@@ -9,7 +9,12 @@ import math
 import pytest
 
 from serve.contract.messages import Segment, Word
-from serve.speech.judging import confidence_of, is_odd, with_confidence, without_hallucinations
+from serve.speech.judging import (
+    confidence_of,
+    is_anomalous,
+    with_confidence,
+    without_hallucinations,
+)
 from serve.speech.windows import Attempt, DecodedWindow, Pause, WindowTimeline
 from tests.fakes import CONFIDENCE
 
@@ -48,7 +53,7 @@ def odd(start_s):
     ],
 )
 def test_words_are_odd_that_are_unlikely_or_too_short_or_long(words, expected):
-    assert is_odd(segment(1.0, *words)) == expected
+    assert is_anomalous(segment(1.0, *words)) == expected
 
 
 def window(duration_s=30.0, timeline=None):

@@ -33,7 +33,7 @@ def encoded(subtype: str, endian: str, channels: int, rate: int) -> bytes:
 )
 def test_raw_samples_are_read_as_their_type_says(media_type, subtype, endian, channels, rate):
     whole = raw.with_header(encoded(subtype, endian, channels, rate), media_type)
-    samples = audio.whole(audio.decode(whole, AudioLimits(60.0)))
+    samples = audio.join_blocks(audio.decode(whole, AudioLimits(60.0)))
     assert len(samples) == pytest.approx(3 * RATE, abs=1)
     assert np.argmax(np.abs(np.fft.rfft(samples[RATE : 2 * RATE]))) == 300
     assert np.abs(samples).max() == pytest.approx(0.5, rel=0.1)
@@ -44,7 +44,7 @@ def test_half_a_sample_at_the_end_is_left_out():
     found = list(
         audio.decode(raw.with_header(data + b"x", "audio/L16;rate=16000"), AudioLimits(60.0))
     )
-    assert len(audio.whole(found)) == 3 * RATE
+    assert len(audio.join_blocks(found)) == 3 * RATE
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_it_is_whole_and_so_is_each_slice_with_those_before_it(recorded):
     for end in ends[1:]:
         assert not is_cut_off(data[:end])
         blocks = audio.decode(data[:end], AudioLimits(60.0))
-        lengths.append(len(audio.whole(blocks)) / 16_000)
+        lengths.append(len(audio.join_blocks(blocks)) / 16_000)
     assert lengths == sorted(lengths)
     assert SECONDS / 2 < lengths[-1] < 2 * SECONDS
 

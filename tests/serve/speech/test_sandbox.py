@@ -36,7 +36,7 @@ LONG = encode(tone(seconds=50), "FLAC")
 
 
 def decode(data, limits=LIMITS, stopped=lambda: False):
-    return audio.whole(audio.decode(data, limits, stopped))
+    return audio.join_blocks(audio.decode(data, limits, stopped))
 
 
 def server():
@@ -70,9 +70,9 @@ def test_a_kilobyte_takes_no_gigabytes(monkeypatch):
     data = greedy_mp4(12_000_000)
     assert len(data) < 500
     taken = []
-    honest = client._memory.note
+    honest = client._memory.record
     monkeypatch.setattr(
-        client._memory, "note", lambda file, size: taken.append(size) or honest(file, size)
+        client._memory, "record", lambda file, size: taken.append(size) or honest(file, size)
     )
     with pytest.raises(AudioError, match="no samples"):
         decode(data)
@@ -100,7 +100,7 @@ def test_too_little_memory_has_a_name(monkeypatch):
 @pytest.mark.parametrize("name", ["WAV-PCM_16", "FLAC-PCM_16", "MP3-MPEG_LAYER_III", "mp4-aac"])
 def test_samples_are_those_that_are_decoded_here(name, tmp_path):
     data = recording(name, 50.0)
-    expected = audio.whole(sources.decode(data, LIMITS))
+    expected = audio.join_blocks(sources.decode(data, LIMITS))
     np.testing.assert_array_equal(decode(data), expected)
     (tmp_path / "file").write_bytes(data)
     file = AudioFile(os.open(tmp_path / "file", os.O_RDONLY))
@@ -212,7 +212,7 @@ def test_a_server_that_cannot_be_started_has_a_name(monkeypatch):
     with pytest.raises(UnavailableError, match="cannot start /none/python"):
         decode(LONG)
     monkeypatch.undo()
-    monkeypatch.setattr(client, "_BEGIN", "raise SystemExit(3) # {path} {descriptor}")
+    monkeypatch.setattr(client, "_BOOTSTRAP", "raise SystemExit(3) # {path} {descriptor}")
     client._server.stop()
     with pytest.raises(UnavailableError, match="send 16-bit WAV, which needs no such process"):
         decode(LONG)
@@ -244,7 +244,7 @@ def test_a_server_that_stands_still_is_given_up(monkeypatch):
 
 def test_the_largest_of_many_is_refused(monkeypatch):
     """The first block of each says what it has taken so far."""
-    monkeypatch.setattr(client._memory, "most_bytes", 1 << 14)
+    monkeypatch.setattr(client._memory, "max_bytes", 1 << 14)
     files = encode(tone(), "FLAC"), encode_ffmpeg("mp4", "aac")
     small, large = (audio.decode(data, LIMITS) for data in files)
     with pytest.raises(OverloadedError, match="use too much memory, and this one uses the most"):

@@ -23,7 +23,7 @@ CLIPS = ("en_question.wav", "en_three.mp3", "es_noisy.mp3", "en_telephone.wav", 
 
 
 def load(name):
-    return audio.whole(audio.decode((DATA / name).read_bytes(), AudioLimits(3600)))
+    return audio.join_blocks(audio.decode((DATA / name).read_bytes(), AudioLimits(3600)))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def listen(samples, options, size=65_536, model=vad.MODEL, most_held=None):
     for i in range(0, len(samples), size):
         found += listener.push(samples[i : i + size])
         if most_held is not None:
-            assert len(listener._held) <= most_held
+            assert len(listener._buffer) <= most_held
     found += listener.finish()
     assert listener.received == len(samples)
     joined = []
@@ -130,7 +130,9 @@ def test_a_moment_is_no_speech_unless_it_goes_on(size):
     found = []
     for i in range(0, len(samples), size * FRAME):
         found += listener.push(samples[i : i + size * FRAME])
-        assert len(listener._held) <= options.min_silence + options.min_speech + (1 + size) * FRAME
+        assert (
+            len(listener._buffer) <= options.min_silence + options.min_speech + (1 + size) * FRAME
+        )
     found += listener.finish()
     kept = np.concatenate([np.arange(s.start, s.start + len(s.samples)) for s in found])
     expected = [*range(23 * FRAME, 27 * FRAME), *range(37 * FRAME, 41 * FRAME)]

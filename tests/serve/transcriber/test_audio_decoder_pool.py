@@ -43,10 +43,10 @@ class Harness:
         self.said = []  # (request, window or error), in order
         config = TranscriberConfig(decode_workers=workers)
         self.intake = AudioDecoderPool(
-            config, SLOTS, self.note, self.note, lambda active, request: None
+            config, SLOTS, self.record, self.record, lambda active, request: None
         )
 
-    def note(self, active, news):
+    def record(self, active, news):
         self.said.append((active.id, news))
 
     def settle(self):
@@ -79,7 +79,7 @@ def test_a_request_is_decoded_only_so_far_ahead(harness):
     harness.settle()
     assert len(harness.said) == LOOK_AHEAD == harness.intake.held_windows()
     for taken in range(1, WINDOWS - LOOK_AHEAD + 1):
-        harness.intake.taken(active)
+        harness.intake.mark_submitted(active)
         harness.settle()
         assert len(harness.said) == LOOK_AHEAD + taken
     starts = [window.start_s for _, window in harness.said]
@@ -110,7 +110,7 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
     while taken < 5 * WINDOWS:
         until(lambda: len(harness.said) > taken)  # noqa: B023 - at once
         id, _ = harness.said[taken]
-        harness.intake.taken(requests[id])
+        harness.intake.mark_submitted(requests[id])
         taken += 1
         assert harness.intake.held_windows() <= 5 + MAX_AHEAD
     for each in requests:

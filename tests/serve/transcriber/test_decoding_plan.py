@@ -190,12 +190,12 @@ def test_what_a_request_does_not_say_of_its_search_is_as_configured(plan):
 
 def test_stretches_of_the_audio_are_listened_to_only_where_that_is_asked_for(plan):
     made = plan(clip_timestamps=[0, 10, 12.5])
-    assert made.stretches == ((0.0, 10.0), (12.5, float("inf")))
+    assert made.intervals == ((0.0, 10.0), (12.5, float("inf")))
     assert made.vad == "off"
-    assert plan(clip_timestamps=(0, 10, 10, 12)).stretches == ((0.0, 10.0), (10.0, 12.0))
+    assert plan(clip_timestamps=(0, 10, 10, 12)).intervals == ((0.0, 10.0), (10.0, 12.0))
     assert plan(clip_timestamps=(0,), vad=True).vad == "on"
     assert plan(config=TranscriberConfig(vad="on"), clip_timestamps=(0,)).vad == "on"
-    assert (plan().vad, plan().stretches) == ("auto", ())
+    assert (plan().vad, plan().intervals) == ("auto", ())
 
 
 def test_a_long_prompt_shortens_what_may_follow(plan):

@@ -2,7 +2,7 @@
 
 import random
 
-from serve.transcriber.dispatch import LIVE, NEWCOMERS, FairQueue, rank_of
+from serve.transcriber.dispatch import LIVE_NOT_SERVED, NOT_SERVED, FairQueue, rank_of
 
 
 def waiting(*had):
@@ -33,8 +33,8 @@ def test_only_live_text_where_no_file_may():
     queue = FairQueue()
     for id, (priority, had) in enumerate([("file", 0), ("live", 1), ("live", 0), ("job", 0)]):
         queue.add(id, rank_of(priority, had, 5), id)
-    assert [queue.pop(below=LIVE) for _ in range(2)] == [2, None]
-    assert queue.pop(below=NEWCOMERS) == 0
+    assert [queue.pop(below=LIVE_NOT_SERVED) for _ in range(2)] == [2, None]
+    assert queue.pop(below=NOT_SERVED) == 0
 
 
 def test_who_was_removed_has_no_turn_and_may_come_back():
@@ -52,7 +52,7 @@ def test_each_gets_each_of_its_turns_once():
     for id in had:
         queue.add(id, (0,), id)
     for _ in range(2000):
-        id = queue.pop(below=NEWCOMERS if dice.random() < 0.1 else None)
+        id = queue.pop(below=NOT_SERVED if dice.random() < 0.1 else None)
         if id is not None:
             had[id] += 1
             left.append(id)
@@ -88,5 +88,5 @@ def test_jobs_are_no_newcomers_and_have_all_turns_that_nobody_else_wants():
     queue = FairQueue()
     for id in range(20):
         queue.add(id, rank_of("job", id % 2, 1), id)
-    assert queue.pop(below=NEWCOMERS) is None
+    assert queue.pop(below=NOT_SERVED) is None
     assert len({queue.pop() for _ in range(20)}) == 20

@@ -46,16 +46,16 @@ class Station:
     """Windows that are heard in some languages in turn, by code and probability."""
 
     def __init__(self, tokenizer, *heard, **play):
-        self.heard = heard
+        self.top_language = heard
         self.languages = tokenizer.facts.languages
         self.echo = Echo(tokenizer, **play)
 
     def __call__(self, job):
         number = job.options.seed // 1000  # as `ActiveRequest.job` numbers windows
-        code, prob = self.heard[number % len(self.heard)]
+        code, prob = self.top_language[number % len(self.top_language)]
         language = self.languages[code]
         return dataclasses.replace(
-            self.echo(job), language=language, language_prob=prob, heard=(language, prob)
+            self.echo(job), language=language, language_prob=prob, top_language=(language, prob)
         )
 
 
@@ -202,7 +202,7 @@ class TestDetection(TranscriberTests):
         transcriber.transcribe(request("so", audio=noise(70.0), **{"language": None, **options}))
         assert len(runtime.jobs) > 1
         found = [job.detection for job in runtime.jobs if DETECT_LANGUAGE in job.prompt]
-        return {dataclasses.replace(detection, close=()) for detection in found}
+        return {dataclasses.replace(detection, close_languages=()) for detection in found}
 
     @pytest.mark.parametrize("each", [False, True])
     def test_those_of_the_request_reach_the_runtime(self, start, echo, tokenizer, each):

@@ -12,7 +12,7 @@ from serve.contract.errors import OptionError
 from serve.contract.messages import Request
 from serve.contract.phrases import BOOST
 from serve.speech.tokenizer import Tokenizer
-from serve.transcriber.prompts import PromptTexts, phrases_of, trie_of, weighted
+from serve.transcriber.prompts import PromptTexts, phrases_of, split_weight, trie_of
 from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
 from tests.harness import (
     FOREVER,
@@ -43,7 +43,7 @@ def tokenizer(tmp_path_factory):
     ],
 )
 def test_a_weight_may_stand_behind_a_phrase(phrase, expected):
-    assert weighted(phrase) == expected
+    assert split_weight(phrase) == expected
 
 
 @pytest.mark.parametrize(

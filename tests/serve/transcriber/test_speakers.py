@@ -136,7 +136,7 @@ class TestVoices(TranscriberTests):
         ((_, options),) = voices.calls
         (ann,) = options.pop("known")
         assert ann.name == "Ann" and len(ann.samples) == 3 * SAMPLE_RATE
-        assert options == {"least": 2, "most": 3}
+        assert options == {"min_speakers": 2, "max_speakers": 3}
 
     def test_nothing_is_told_before_it_is_known_who_speaks(self, start, echo, voices):
         transcriber, runtime = start(echo, ABLE)

@@ -103,7 +103,7 @@ def test_failures_end_a_key_too(keys, request_):
 
 
 def test_only_the_latest_cancels_are_remembered(keys, monkeypatch):
-    for number in range(keys_module.REMEMBERED + 1):
+    for number in range(keys_module.MAX_CANCELLED_KEYS + 1):
         keys.cancel(f"0-a-{number}")
     submit(keys, "0-a-0", Request())
     with pytest.raises(CancelledError):

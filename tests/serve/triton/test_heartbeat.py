@@ -26,7 +26,7 @@ def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > 0, "it stopped")
     beating.close()
-    assert 50 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= heartbeat.LAST_S
+    assert 50 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= heartbeat.WATCHDOG_S
     os.utime(path, (0, 0))
     assert "earshot-heartbeat" not in {thread.name for thread in threading.enumerate()}
     assert path.stat().st_mtime == 0
@@ -56,7 +56,8 @@ def test_it_ends_a_process_whose_parent_ends(tmp_path, early):
 def test_a_process_that_keeps_the_interpreters_lock_for_good_is_ended(tmp_path):
     code = (
         "import ctypes, os, sys; from pathlib import Path; from serve.triton import heartbeat\n"
-        "heartbeat.LAST_S = 1.0; beating = heartbeat.Heartbeat(Path(sys.argv[1]), os.getppid())\n"
+        "heartbeat.WATCHDOG_S = 1.0\n"
+        "beating = heartbeat.Heartbeat(Path(sys.argv[1]), os.getppid())\n"
         "ctypes.PyDLL(None).sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "alive")], cwd=ROOT) as child:

@@ -51,7 +51,7 @@ def test_what_is_let_go_takes_no_room_and_nothing_is_read_in_its_place(tmp_path)
     descriptor = os.open(tmp_path / "a", os.O_RDONLY)
     file = AudioFile(descriptor)
     assert file[0:4] == b"RIFF"
-    file.let_go()
+    file.free_disk_space()
     assert os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
     others = [open(tmp_path / "a") for _ in range(8)]  # noqa: SIM115
     assert file[0:4] == b"" and len(file) == 4

@@ -63,7 +63,7 @@ def compile_only(capability):
     triton.runtime.driver.set_active(NoDriver(capability))
 
 
-def feeds(count, several, source, each):
+def feeds(count, multi_token, source, tokens_per_row):
     """So many feeds of two slots' rows."""
     rows = torch.arange(count)
     groups = SlotGroups(
@@ -71,7 +71,9 @@ def feeds(count, several, source, each):
     )
     ids = torch.zeros((count, CONTEXT), dtype=torch.int64)
     table = torch.zeros((count, CONTEXT), dtype=torch.int32) if source else None
-    return StepBatch(ids, rows, torch.full_like(rows, 9), groups, table, several, 10, each)
+    return StepBatch(
+        ids, rows, torch.full_like(rows, 9), groups, table, multi_token, 10, tokens_per_row
+    )
 
 
 def matrix(n_out, n_in, int8):
@@ -80,9 +82,12 @@ def matrix(n_out, n_in, int8):
     return Matrix(torch.zeros(n_out, n_in, dtype=kind), torch.zeros(n_out).half(), scale)
 
 
-def layer(ops, count, several, source, int8, each=1):
+def layer(ops, count, multi_token, source, int8, tokens_per_row=1):
     """A layer of the decoder and the logits, for so many feeds."""
-    norm, feed = Norm(torch.ones(D), torch.zeros(D)), feeds(count, several, source, each)
+    norm, feed = (
+        Norm(torch.ones(D), torch.zeros(D)),
+        feeds(count, multi_token, source, tokens_per_row),
+    )
     own = [torch.zeros(count, CONTEXT, HEADS, 64).half() for _ in range(2)]
     kind = torch.int8 if int8 else torch.float16
     scales = [torch.ones(2, HEADS, 64) if int8 else None for _ in range(2)]
@@ -100,8 +105,8 @@ def layer(ops, count, several, source, int8, each=1):
 
 def whole_texts(ops):
     """The attention of texts that are fed at once, to INT8 and to float16."""
-    feed = feeds(70, several=True, source=False, each=1)
-    groups = dataclasses.replace(feed.groups, whole=True)
+    feed = feeds(70, multi_token=True, source=False, tokens_per_row=1)
+    groups = dataclasses.replace(feed.groups, whole_texts=True)
     own = [torch.zeros(70, CONTEXT, HEADS, 64).half() for _ in range(2)]
     qkv = torch.zeros(70, 3 * D).half()
     ops.self_attention(qkv, *own, dataclasses.replace(feed, groups=groups))
@@ -152,13 +157,13 @@ def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
     ops._on_gpu, ops._overlap = True, Overlap(capability >= 90)  # as its launches would be there
-    ops._packs = capability == 90
+    ops._packs_int8 = capability == 90
     for ops.processors in (1, 100):
-        layer(ops, 2, several=False, source=False, int8=True)
-        layer(ops, 6, several=False, source=True, int8=False)
-    layer(ops, 70, several=True, source=False, int8=True)
+        layer(ops, 2, multi_token=False, source=False, int8=True)
+        layer(ops, 6, multi_token=False, source=True, int8=False)
+    layer(ops, 70, multi_token=True, source=False, int8=True)
     ops.processors = 1  # few enough for feeds to share what they read
-    layer(ops, 8, several=True, source=False, int8=True, each=4)
+    layer(ops, 8, multi_token=True, source=False, int8=True, tokens_per_row=4)
     whole_texts(ops)
     for int8 in (True, False):
         widest(ops, int8)

@@ -36,13 +36,13 @@ def matrix_of(random, n_out, depth, dtype, int8, bias=True):
     return Matrix(weight, offset, random(n_out).abs() * depth**-0.5 / 40)
 
 
-def groups_of(*groups, most=None):
+def groups_of(*groups, max_count=None):
     """Groups from (slot, first feed, count)."""
     columns = [torch.tensor(column, device=DEVICE) for column in zip(*groups, strict=True)]
-    return SlotGroups(*columns, most or int(columns[2].max()))
+    return SlotGroups(*columns, max_count or int(columns[2].max()))
 
 
-def feed_of(rows, positions, ids=None, source=None, several=False):
+def feed_of(rows, positions, ids=None, source=None, multi_token=False):
     """Feeds of rows at positions, each in its own slot; up to twenty rows."""
     if ids is None:
         ids = torch.zeros((20, CTX), dtype=torch.int64, device=DEVICE)
@@ -52,6 +52,6 @@ def feed_of(rows, positions, ids=None, source=None, several=False):
         positions=torch.tensor(positions, device=DEVICE),
         groups=groups_of(*((i, i, 1) for i in range(len(rows)))),
         source=source,
-        several=several,
+        multi_token=multi_token,
         length=max(positions) + 1,
     )

@@ -82,7 +82,7 @@ def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, tr
     if traced:
         source[0, :100] = 4
     rows, positions = zip(*pairs, strict=True)
-    feed = feed_of(rows, positions, source=source, several=True)
+    feed = feed_of(rows, positions, source=source, multi_token=True)
     qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
     caches = self_caches(random, 5, dtype)
     together = check_self_attention(ops, qkv, caches, feed)
@@ -100,7 +100,9 @@ def test_feeds_that_share_a_reading_are_the_bits_of_single_steps(ops, random, ea
     ops.processors = 1  # so that these are many
     begins = {3: 0, 0: 30, 1: 126, 4: CTX - each}
     pairs = [(row, begin + i) for row, begin in begins.items() for i in range(each)]
-    feed = dataclasses.replace(feed_of(*zip(*pairs, strict=True), several=True), each=each)
+    feed = dataclasses.replace(
+        feed_of(*zip(*pairs, strict=True), multi_token=True), tokens_per_row=each
+    )
     qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
     caches = self_caches(random, 5, dtype)
     together = check_self_attention(ops, qkv, caches, feed)
@@ -152,7 +154,7 @@ def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
     cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype, spread=0.5)
     groups = groups_of(
-        (3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3), (2, 28, 1), (2, 30, 2), most=30
+        (3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3), (2, 28, 1), (2, 30, 2), max_count=30
     )
     for _ in range(2):  # the counters are zero again
         check_cross_attention(ops, q, cross, groups)
@@ -165,8 +167,8 @@ def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypa
     cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype)
 
-    def ask(*groups, of=ops, most=None):
-        return of.cross_attention(q, cross, groups_of(*groups, most=most))
+    def ask(*groups, of=ops, max_count=None):
+        return of.cross_attention(q, cross, groups_of(*groups, max_count=max_count))
 
     single = torch.stack([ask((i % 4, i, 1))[i] for i in range(40)])
     together = ask(*((slot, 10 * slot, 10) for slot in range(4)))
@@ -174,8 +176,8 @@ def test_a_feed_gets_the_same_bits_in_any_company(ops, kernels, random, monkeypa
         other = ask(*((slot, i, 1) for i in range(10 * slot, 10 * slot + 10)))
         mine = slice(10 * slot, 10 * slot + 10)
         assert torch.equal(together[mine], other[mine])
-    assert torch.equal(ask((2, 2, 5), most=8)[2], single[2])
-    assert torch.equal(ask((2, 2, 1), (0, 9, 20), most=30)[2], single[2])
+    assert torch.equal(ask((2, 2, 5), max_count=8)[2], single[2])
+    assert torch.equal(ask((2, 2, 1), (0, 9, 20), max_count=30)[2], single[2])
     assert torch.equal(ask((2, 1, 30))[[2, 6, 26]], single[[2, 6, 26]])
     direct = groups_of(*((i, i, 1) for i in range(4)))
     few = q[:4].contiguous()
@@ -209,7 +211,7 @@ def test_both_ways_through_the_splits_give_the_same_bits(
             patched.setattr(ops, "processors", processors)
             got = check_cross_attention(ops, q, cross, groups)
             assert torch.equal(got, ops.cross_attention(q, cross, groups)) or got.isnan().any()
-        wide = dataclasses.replace(groups, most=9)  # beyond what goes from split to split
+        wide = dataclasses.replace(groups, max_count=9)  # beyond what goes from split to split
         other = ops.cross_attention(q, cross, wide)
         pairs = zip(groups.first.tolist(), groups.count.tolist(), strict=True)
         for first, count in pairs:
@@ -221,7 +223,7 @@ def test_both_ways_through_the_splits_give_the_same_bits(
 def test_free_slots_leave_everything_as_it_is(ops, random, dtype):
     cross = cross_of(reference_ops, random, 2, dtype, int8=True)
     q = random(3, D, dtype=dtype, spread=0.5)
-    nobody = groups_of((0, 0, 0), (1, 2, 0), most=4)
+    nobody = groups_of((0, 0, 0), (1, 2, 0), max_count=4)
     got = ops.cross_attention(q, cross, nobody)
     assert got.isnan().all() if ON_GPU else not got.any()  # as it was allocated
     check_cross_attention(ops, q, cross, groups_of((0, 0, 2), (1, 2, 1)))
@@ -235,7 +237,7 @@ def test_a_replayed_graph_reads_what_is_fed_now(ops, random, dtype):
     caches, source = self_caches(random, 9, dtype), own_rows(9)
     qkv, q = random(6, 3 * D, dtype=dtype, spread=0.5), random(6, D, dtype=dtype, spread=0.5)
     feed = feed_of([0, 1, 2, 3, 4, 5], [9] * 6, source=source)
-    groups = groups_of((0, 0, 3), (1, 3, 1), (2, 4, 2), most=8)
+    groups = groups_of((0, 0, 3), (1, 3, 1), (2, 4, 2), max_count=8)
 
     def both():
         return ops.self_attention(qkv, *caches, feed), ops.cross_attention(q, cross, groups)
@@ -264,7 +266,7 @@ def test_attention_finishes_its_query(ops, random, dtype):
     cross = cross_of(reference_ops, random, 3, dtype, int8=True)
     caches = self_caches(random, 3, dtype)
     mine, twins = [c.clone() for c in caches], [c.clone() for c in caches]
-    ages = feed_of([0, 1, 1, 1, 2], [0, 130, 131, 132, 7], several=True)
+    ages = feed_of([0, 1, 1, 1, 2], [0, 130, 131, 132, 7], multi_token=True)
     groups = groups_of((2, 0, 1), (0, 1, 3), (1, 4, 1))
     for int8 in (True, False):
         query, qkv = (matrix_of(random, n * D, D, dtype, int8) for n in (1, 3))
@@ -317,7 +319,7 @@ def text_groups(*counts, slots=(2, 0, 3, 1)):
     """Groups of whole texts, one behind the other, those of no feeds among them."""
     begins = [sum(counts[:i]) for i in range(len(counts))]
     groups = groups_of(*zip(slots, begins, counts, strict=False))
-    return dataclasses.replace(groups, whole=True)
+    return dataclasses.replace(groups, whole_texts=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -325,7 +327,7 @@ def text_groups(*counts, slots=(2, 0, 3, 1)):
 def test_whole_texts_attend_to_their_own_past(ops, random, counts, dtype):
     pairs = [(row, at) for row, count in enumerate(counts) for at in range(count)]
     feed = dataclasses.replace(
-        feed_of(*zip(*pairs, strict=True), several=True), groups=text_groups(*counts)
+        feed_of(*zip(*pairs, strict=True), multi_token=True), groups=text_groups(*counts)
     )
     qkv, caches = random(len(pairs), 3 * D, dtype=dtype, spread=0.5), self_caches(random, 5, dtype)
     got = ops.self_attention(qkv, *caches, feed)

@@ -88,14 +88,14 @@ def test_weights_that_are_kept_wide(ops, random, rows, int8, dtype):
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     residual = random(rows, n_out, dtype=dtype)
     matrix = matrix_of(random, n_out, depth, dtype, int8)
-    kept = dataclasses.replace(matrix, wide=matrix.weight.to(dtype))
+    kept = dataclasses.replace(matrix, half_weight=matrix.weight.to(dtype))
     close(
         ops.norm_linear_gelu(x, norm, kept), reference_ops.norm_linear_gelu(x, norm, matrix), GELU
     )
     added = ops.linear_residual(x, kept, residual)
     close(ops.finish(added), reference_ops.linear_residual(x, matrix, residual))
     words = matrix_of(random, WORDS, depth, dtype, int8, bias=False)
-    kept = dataclasses.replace(words, wide=words.weight.to(dtype))
+    kept = dataclasses.replace(words, half_weight=words.weight.to(dtype))
     close(ops.logits(x, norm, kept), reference_ops.logits(x, norm, words))
 
 
@@ -162,7 +162,7 @@ def test_a_layer_gives_a_row_the_same_bits_in_any_company(ops, random, d, int8):
     everyone = block(x)
     kept = [ops.store(matrix) for matrix in (out, fc1, fc2)]
     bulk_copies = torch.cuda.get_device_capability() >= (9, 0)
-    assert all((matrix.wide is not None) == bulk_copies for matrix in kept)
+    assert all((matrix.half_weight is not None) == bulk_copies for matrix in kept)
     for rows in (65, 128, 300, 600, most):
         assert torch.equal(block(x[:rows], *kept), everyone[:rows])
     for rows in (1, 2, 8, 9, 16, 33, 64, 65, 128, 256, 300):

@@ -117,10 +117,10 @@ def test_the_past_of_rows_side_by_side_is_read_as_it_lies(dtype):
         ids = torch.zeros((9, CTX), dtype=torch.int64)
         groups = SlotGroups(at[0], torch.arange(len(rows)), torch.ones_like(at[0]), 1)
         feed = StepBatch(ids, *at, groups, None, rows == [6] * 4, max(positions) + 1)
-        assert bool(feed.side_by_side) == together
+        assert bool(feed.adjacent_runs) == together
         qkv = (torch.randn(len(rows), 3 * HEADS * 64) / 8).to(dtype)
         looked_up = dataclasses.replace(feed, source=table)
-        assert not looked_up.side_by_side
+        assert not looked_up.adjacent_runs
         got, expected = (ops.self_attention(qkv.clone(), *caches, one) for one in (feed, looked_up))
         assert torch.equal(got, expected)
 

@@ -52,7 +52,7 @@ def products(request, ops, random):
     depth, n_out = request.param
     x = random(ROWS, depth, dtype=HALF) + 3
     matrix = ops.store(matrix_of(random, n_out, depth, HALF, int8=True))
-    assert matrix.thin is not None
+    assert matrix.packed_weight is not None
     return x, norm_of(random, depth), matrix, random(ROWS, n_out, dtype=HALF)
 
 
@@ -60,7 +60,7 @@ def products(request, ops, random):
 @pytest.mark.parametrize("rows", [1, 2, 5, ROWS])
 def test_they_are_the_twins_and_to_the_bit_those_of_more_rows(ops, products, rows):
     x, norm, matrix, residual = products
-    others = dataclasses.replace(matrix, thin=None)
+    others = dataclasses.replace(matrix, packed_weight=None)
     some, beside = x[:rows], residual[:rows]
     got = ops.norm_linear(some, norm, matrix)
     close(got, reference_ops.norm_linear(some, norm, matrix))
@@ -75,4 +75,6 @@ def test_they_are_the_twins_and_to_the_bit_those_of_more_rows(ops, products, row
     words = dataclasses.replace(matrix, bias=None)
     got = ops.logits(some, norm, words)
     close(got, reference_ops.logits(some, norm, words))
-    assert torch.equal(got, ops.logits(x, norm, dataclasses.replace(words, thin=None))[:rows])
+    assert torch.equal(
+        got, ops.logits(x, norm, dataclasses.replace(words, packed_weight=None))[:rows]
+    )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve.native.alignment import LEAST, smoothed
+from serve.native.alignment import MIN_DIVISOR, smoothed
 from serve.native.kernels import reference_ops
 from serve.speech.words import monotonic_path
 from tests.serve.native.kernels.parity import DEVICE, ON_GPU
@@ -24,7 +24,7 @@ def compare(scores, sizes):
     for one, (tokens, _) in zip(scores, sizes, strict=True):
         one[:, tokens:] = one[:, tokens - 1 : tokens]
     expected = smoothed(scores.to(DEVICE), *columns).mean(dim=1)
-    found = smooth(scores.to(DEVICE, copy=True), *columns, LEAST)
+    found = smooth(scores.to(DEVICE, copy=True), *columns, MIN_DIVISOR)
     for mine, theirs, (tokens, frames) in zip(found, expected, sizes, strict=True):
         mine, theirs = mine[:tokens, :frames], theirs[:tokens, :frames]
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=2e-4)
@@ -40,7 +40,7 @@ def test_of_one_frame_there_are_numbers(kernels):
     """All tokens attend to it alike: what a kernel makes of that is up to rounding."""
     smooth = compiled("smooth").smooth
     size = [torch.tensor([count], device=DEVICE) for count in (3, 1)]
-    found = smooth(torch.randn(1, 2, 3, 5, device=DEVICE), *size, LEAST)
+    found = smooth(torch.randn(1, 2, 3, 5, device=DEVICE), *size, MIN_DIVISOR)
     assert found[0, :, 0].isfinite().all()
 
 

@@ -153,11 +153,11 @@ def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
         logits[0, list(FACTS.suppress_tokens)] = 50.0
         logits[1, [3000, 70, 2500]] = 9.0
         logits = logits.to(DEVICE)
-        guesser.guess(mine, rows, logits, ahead)
-        rules.guess(twin, rows, logits, ahead)
+        guesser.write_draft(mine, rows, logits, ahead)
+        rules.write_draft(twin, rows, logits, ahead)
     assert torch.equal(mine.tokens, twin.tokens)
     assert twin.tokens[0, 1:4].tolist() == [70, 70, 70]
-    guesser.guess(mine, rows, torch.full_like(logits, float("nan")), 1)
+    guesser.write_draft(mine, rows, torch.full_like(logits, float("nan")), 1)
     assert ((mine.tokens >= 0) & (mine.tokens < VOCAB.n_vocab)).all()
     assert twin.tokens[17].count_nonzero() == 2 and not twin.tokens[[1, 5]].any()
 

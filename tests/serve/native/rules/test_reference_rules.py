@@ -90,7 +90,7 @@ def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_plac
     logits = torch.zeros(1, N_VOCAB)
     logits[0, FACTS.languages["es"]] = 2.0
     logits[0, FACTS.no_speech] = 1.0
-    TokenRules(FACTS, DIMS, CPU).note_start(state, torch.tensor([2]), logits)
+    TokenRules(FACTS, DIMS, CPU).record_start(state, torch.tensor([2]), logits)
     spanish = FACTS.languages["es"]
     assert state.tokens[2, :6].tolist() == [*prompt[:3], spanish, FACTS.transcribe, 0]
     assert state.language.tolist() == [-1, -1, spanish]
@@ -245,7 +245,7 @@ def test_rows_that_begin_anew_find_their_prompt_in_their_leaders_cache():
     state.tokens.fill_(9)
     new = new_state(2, 4, CPU)
     new.tokens[0], new.prompt_len[:], new.leader[:] = torch.tensor([1, 2, 3, 0]), 3, 2
-    state.put(torch.tensor([2, 4]), new)
+    state.write_rows(torch.tensor([2, 4]), new)
     assert state.source[2].tolist() == [2] * 16
     assert state.source[4].tolist() == [2] * 3 + [4] * 13
     assert state.source[3].tolist() == [5] * 16

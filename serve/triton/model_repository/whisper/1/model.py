@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("earshot")
 
-_SWITCH_S = 0.0005  # longest time that a thread keeps the GIL while another waits
+_SWITCH_INTERVAL_S = 0.0005  # longest time that a thread keeps the GIL while another waits
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 
 
@@ -50,7 +50,7 @@ class TritonPythonModel:
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 26)
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
         # The device thread would wait for Python's default of 5 ms, which is several decoder steps.
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         folder = Path(parameters["folder"])
@@ -109,7 +109,7 @@ def open_backend(parameters: dict[str, str]) -> "EngineBackend":
     Raises:
         EarshotError: the config or the engine cannot be opened.
     """
-    # These load torch; a failure is reported as one of the engine.
+    # These imports load torch; `initialize` reports their errors like those of the engine.
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415
     from serve.triton.backends import EngineBackend  # noqa: PLC0415
 
