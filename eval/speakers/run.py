@@ -209,7 +209,7 @@ def speakers(
         rows = [_row(figures_of(score.recording, [score])) for score in scored]
         tables = (
             Table(HEADER, [_row(total) for total in totals]),
-            Table(HEADER, rows, "By recording", folded=True),
+            Table(HEADER, rows, "By recording", folded="closed"),
         )
         kept = {"sets": totals, "recordings": scored}
         result = Result(kept, _checks(totals[0]), (ReportSection("Speakers", tables),))
@@ -219,11 +219,11 @@ def speakers(
         every = [recording for some in sets.values() for recording in some]
         counts = _transcribe(run.config, every)
         counts["all"] = sum(counts.values(), Counts())
-        rows = [
+        lines = [
             (name, f"{100 * edits.errors / max(edits.length, 1):.1f} %", str(edits.length))
             for name, edits in counts.items()
         ]
-        sections = (*result.sections, ReportSection("Texts", [Table(TEXTS_HEADER, rows)]))
+        sections = (*result.sections, ReportSection("Texts", [Table(TEXTS_HEADER, lines)]))
         result = Result({**result.figures, "texts": counts}, result.checks, sections)
     return result
 
