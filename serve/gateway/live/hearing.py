@@ -26,7 +26,7 @@ from serve.speech.vad import FRAME, VadModel, VadOptions, VadState
 _BLOCK_S = 0.096  # audio of a block at least: handing one to a thread costs as much as a frame
 _PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, as OpenAI's API has them
 _LAWS = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}  # as libsndfile calls them
-_ARRIVALS = 4096  # most that are remembered, at least a frame apart
+_ARRIVALS = 4096  # the latest pieces of audio whose times of arrival are kept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,8 @@ class Hearing:
         self._pool = pool
         self._voice = VadState(options)
         self._resampler = StreamResampler(format)
-        self._arrivals = Arrivals(_now_s())
+        # Samples until a piece of audio, with that piece, and the time at which it came.
+        self._arrivals = collections.deque([(0.0, _now_s())], maxlen=_ARRIVALS)
         self._data = bytearray()  # smaller than a block
         self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
         self._position = 0  # samples in the frames before
@@ -70,11 +71,13 @@ class Hearing:
 
     def arrived_s(self, sample: int) -> float:
         """Return the loop's time at which a sample had come."""
-        return self._arrivals.time_s(sample)
+        index = bisect.bisect_left(self._arrivals, (sample, -math.inf))
+        return self._arrivals[min(index, len(self._arrivals) - 1)][1]
 
     async def hear(self, data: bytes) -> list[VadFrame]:
         """Take more bytes; return the frames that are complete, or none before a block is."""
-        self._arrivals.add(len(data) * SAMPLE_RATE / self.bytes_per_s, _now_s())
+        samples = len(data) * SAMPLE_RATE / self.bytes_per_s
+        self._arrivals.append((self._arrivals[-1][0] + samples, _now_s()))
         self._data += data
         return await self.flush() if len(self._data) >= _BLOCK_S * self.bytes_per_s else []
 
@@ -196,29 +199,6 @@ def _table(law: str) -> npt.NDArray[np.float32]:
     raw: Any = {"samplerate": _G711_RATE, "channels": 1, "format": "RAW", "subtype": law}
     table: npt.NDArray[np.float32] = soundfile.read(codes, dtype="float32", **raw)[0]
     return table
-
-
-class Arrivals:
-    """The times at which samples of the last minutes came: a client may send one by one.
-
-    Args:
-        now_s: the time at which the stream begins.
-    """
-
-    def __init__(self, now_s: float) -> None:
-        self._arrivals = collections.deque([(0.0, now_s)], maxlen=_ARRIVALS)
-
-    def add(self, samples: float, now_s: float) -> None:
-        """Note that more samples have come; less than a frame comes with those after it."""
-        samples += self._arrivals[-1][0]
-        if len(self._arrivals) > 1 and samples - self._arrivals[-2][0] < FRAME:
-            self._arrivals.pop()
-        self._arrivals.append((samples, now_s))
-
-    def time_s(self, sample: int) -> float:
-        """Return the time at which a sample had come."""
-        index = bisect.bisect_left(self._arrivals, (sample, -math.inf))
-        return self._arrivals[min(index, len(self._arrivals) - 1)][1]
 
 
 def _now_s() -> float:

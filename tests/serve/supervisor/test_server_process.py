@@ -160,68 +160,25 @@ def test_without_an_engine_of_its_own_there_is_none(run):
 # ---------------------------------------------------------------- the model repository
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A run's folder with a name that config.pbtxt has to escape."""
+def test_the_model_repository_names_the_run_and_links_this_code(tmp_path, monkeypatch):
+    """Names are escaped, and the engine's path is absolute: the model runs in another folder."""
     folder = tmp_path / 'a "run" \\ é'
     folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def repository(folder):
-    return write_repository(folder, folder / "some.toml", folder / "engine")
-
-
-def read(repository, name):
-    text = (repository / name / "config.pbtxt").read_text(encoding="utf-8")
-    return text_format.Parse(text, model_config_pb2.ModelConfig())
-
-
-def tensors(items):
-    types = model_config_pb2.DataType
-    return {item.name: (types.Name(item.data_type), tuple(item.dims)) for item in items}
-
-
-def declared(specs):
-    """What Triton is to be told of the tensors of the wire."""
-    return {
-        name: (f"TYPE_{spec.datatype}".replace("BYTES", "STRING"), tuple(spec.dims))
-        for name, spec in specs.items()
-    }
-
-
-def test_the_model_is_configured_for_triton(repository):
-    config = read(repository, "whisper")
-    assert (config.name, config.backend, config.max_batch_size) == ("whisper", "python", 0)
-    assert config.model_transaction_policy.decoupled
-    (group,) = config.instance_group
-    assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
-    assert tensors(config.input) == declared(INPUTS)
-    assert all(item.optional for item in config.input)
-    assert tensors(config.output) == declared(OUTPUTS)
-
-
-def test_the_model_has_the_run_and_this_code(repository, folder):
-    assert repository == folder / "models"
+    monkeypatch.chdir(folder)
+    repository = write_repository(folder, folder / "some.toml", Path("engine"))
     assert [path.name for path in repository.iterdir()] == ["whisper"]
-    parameters = read(repository, "whisper").parameters
-    assert {key: value.string_value for key, value in parameters.items()} == {
+    text = (repository / "whisper" / "config.pbtxt").read_text(encoding="utf-8")
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    assert {key: value.string_value for key, value in config.parameters.items()} == {
         "config": str(folder / "some.toml"),
         "engine": str(folder / "engine"),
         "folder": str(folder),
     }
+    assert [item.name for item in config.input] == list(INPUTS)
+    assert [item.name for item in config.output] == list(OUTPUTS)
     code = repository / "whisper" / "1"
     assert "class TritonPythonModel" in (code / "model.py").read_text(encoding="utf-8")
     assert (code / "serve" / "wire" / "tensors.py").is_file()
-
-
-def test_an_engine_given_by_a_relative_path_is_found_from_anywhere(folder, monkeypatch):
-    """The model runs in another working directory than the launcher."""
-    monkeypatch.chdir(folder)
-    repository = write_repository(folder, folder / "some.toml", Path("engine"))
-    engine = read(repository, "whisper").parameters["engine"].string_value
-    assert engine == str(folder / "engine")
 
 
 # ---------------------------------------------------------------- a real one

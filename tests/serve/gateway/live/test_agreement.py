@@ -86,13 +86,6 @@ def test_audio_is_cut_behind_a_sentence_or_in_the_longest_pause():
     assert agreement.drop(9.0) == " We stay here" and agreement.cut(0.0) is None
 
 
-def test_one_hypothesis_may_settle_what_must_be_settled():
-    agreement = LocalAgreement()
-    agreement.update(heard("on and on it goes"))
-    assert agreement.settle(1.0) == " on and"
-    assert [word.word for word in agreement.pending] == [" on", " it", " goes"]
-
-
 def test_words_of_one_character_and_marks_alone_are_words():
     assert "".join(run("好 。", "好 。 吗", "好 。 吗")).split() == ["好", "。", "吗"]
     assert "".join(run("कि", "का")).split() == ["का"]

@@ -4,7 +4,6 @@ import asyncio
 import io
 import itertools
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import soundfile
 import soxr
 
-from serve.gateway.live.hearing import Arrivals, Hearing, StreamResampler
+from serve.gateway.live.hearing import Hearing, StreamResampler
 from serve.gateway.live.settings import Format
 from serve.speech.vad import FRAME, VadOptions
 from tests.serve.gateway.live.conftest import LoudIsSpeech
@@ -102,16 +101,3 @@ def test_speech_is_detected_in_threads_in_blocks_of_at_least_96_ms():
 
 def test_what_is_no_whole_frame_is_kept_and_can_be_taken():
     assert hear([np.ones(100, np.float32)]) == ([[], []], [100, 0])
-
-
-def test_samples_that_come_one_by_one_leave_no_list_of_themselves():
-    tracemalloc.start()
-    try:
-        arrivals = Arrivals(0.0)
-        for count in range(7, 10**6, 7):
-            arrivals.add(7, count / 16_000)
-        assert tracemalloc.get_traced_memory()[0] < 2**22, "all of them are 15 MB"
-    finally:
-        tracemalloc.stop()
-    for sample in (500_000, 999_000):
-        assert arrivals.time_s(sample) == pytest.approx(sample / 16_000, abs=0.04)
