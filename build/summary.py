@@ -41,11 +41,12 @@ def _contents(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "draft", f"{parameters_more}; {layers}, from {_source(draft.source)}"
     languages = len(manifest.tokenizer.languages)
     yield "languages", f"{languages}, with translation to English" if languages else "English only"
-    size, before = sum(facts.bytes for facts in manifest.files.values()), manifest.checkpoint_bytes
+    size_bytes = sum(facts.bytes for facts in manifest.files.values())
+    checkpoint_bytes = manifest.checkpoint_bytes
     yield (
         "size",
-        f"{before / 1e6:,.1f} MB checkpoint -> {size / 1e6:,.1f} MB engine "
-        f"({size / before:.0%}), tokenizer included",
+        f"{checkpoint_bytes / 1e6:,.1f} MB checkpoint -> {size_bytes / 1e6:,.1f} MB engine "
+        f"({size_bytes / checkpoint_bytes:.0%}), tokenizer included",
     )
     yield "built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())
     if (clips := manifest.calibration) is not None:

@@ -116,7 +116,7 @@ def script_of(tag: str) -> Script | None:
 
 def script_in(text: str) -> Script | None:
     """Return the prevailing script of a text; None if there is none."""
-    simplified, traditional = _counts(text)
+    simplified, traditional = _count_script_chars(text)
     if not simplified and not traditional:
         return None
     return "Hant" if traditional > simplified else "Hans"
@@ -128,7 +128,7 @@ def convert(text: str, script: Script) -> str:
     If the text is already mostly in the script, only characters that the script lacks are replaced:
     后 may stand for 後 in simplified, but not in traditional Chinese.
     """
-    simplified, traditional = _counts(text)
+    simplified, traditional = _count_script_chars(text)
     in_other_script = traditional if script == "Hans" else simplified
     in_this_script = simplified if script == "Hans" else traditional
     if not in_other_script and (in_this_script or script == "Hans"):
@@ -171,14 +171,14 @@ def _cut_like(text: str, parts: Iterable[str]) -> Iterator[str]:
         offset += len(part)
 
 
-def _counts(text: str) -> Sequence[int]:
+def _count_script_chars(text: str) -> Sequence[int]:
     """Count the characters that exist only in simplified, and only in traditional Chinese."""
-    sets = [
+    encodable = [
         (_is_encodable(_SIMPLIFIED, char), _is_encodable(_TRADITIONAL, char))
         for char in text
         if _is_han(char)
     ]
-    return sets.count((True, False)), sets.count((False, True))
+    return encodable.count((True, False)), encodable.count((False, True))
 
 
 def _is_han(char: str) -> bool:

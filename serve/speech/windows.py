@@ -334,7 +334,7 @@ def is_sparse(window: AudioWindow, piece: WindowSegment) -> bool:
 
 
 def sub_window(window: AudioWindow, begin: int, end: int | None = None) -> AudioWindow:
-    """Return a part of a window as a window with `last` unset.
+    """Return the window of a part of a window; it is not the last one.
 
     Args:
         window: the whole window.
@@ -343,15 +343,15 @@ def sub_window(window: AudioWindow, begin: int, end: int | None = None) -> Audio
     """
     samples = window.samples[begin:end]
     begin_s, end_s = begin / SAMPLE_RATE, (begin + len(samples)) / SAMPLE_RATE
-    before = [pause.length_s for pause in window.pauses if pause.at_s <= begin_s]
+    earlier_s = [pause.length_s for pause in window.pauses if pause.at_s <= begin_s]
     return dataclasses.replace(
         window,
-        start_s=window.start_s + begin_s + sum(before),
+        start_s=window.start_s + begin_s + sum(earlier_s),
         samples=samples,
         last=False,
         pauses=tuple(
             dataclasses.replace(pause, at_s=pause.at_s - begin_s)
-            for pause in window.pauses[len(before) :]
+            for pause in window.pauses[len(earlier_s) :]
             if pause.at_s < end_s
         ),
         left_out_s=0.0,

@@ -351,10 +351,10 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
     libraries = os.environ.get(_LIBRARIES_BEFORE, os.environ.get(_LIBRARIES))
     if libraries is not None:
         environment[_LIBRARIES] = libraries
-    begin = _BOOTSTRAP.format(path=path, descriptor=descriptor)
+    code = _BOOTSTRAP.format(path=path, descriptor=descriptor)
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", begin],
+            [sys.executable, "-I", "-S", "-c", code],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,  # stdout is for transcripts
