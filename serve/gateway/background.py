@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from serve.wire import liveness as signs
+from serve.wire import liveness
 
 _TICK_S = 0.05
-TICKS = round(signs.INTERVAL_S / _TICK_S)  # between two heartbeats
+TICKS = round(liveness.INTERVAL_S / _TICK_S)  # between two heartbeats
 _MINUTE = 60  # heartbeats
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class LoopWatch(Background):
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            signs.touch_heartbeat(self._alive)
+            liveness.touch_heartbeat(self._alive)
             self._late_s.append(0.0)
             for _ in range(TICKS):
                 due_s = clock() + _TICK_S

@@ -155,9 +155,7 @@ class Admission:
             raise errors.stopping()
         api_key.require_request()
         if self.requests >= self.max_requests and not self._evict_oldest_upload():
-            message = (
-                f"{self.requests} requests are in flight (server.max_inflight); try again later"
-            )
+            message = f"{self.requests} requests are in flight (server.max_inflight); try again"
             raise errors.overloaded(message, "requests")
         if self.bytes + self.uploading_bytes >= self.max_bytes:
             raise self._full()
@@ -235,9 +233,7 @@ class Admission:
             waited_s = asyncio.get_running_loop().time() - upload.since_s
             if waited_s < PATIENCE_S:
                 return False
-            message = (
-                f"the upload took {waited_s:.0f} s while other requests were waiting; try again"
-            )
+            message = f"upload ended after {waited_s:.0f} s: other requests were waiting; try again"
             upload.evict(errors.overloaded(message, "slow_upload"))
             return True
         return False

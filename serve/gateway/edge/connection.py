@@ -277,10 +277,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     piece_bytes = 2**11  # 5 ms in frames of 2 bytes
     unfinished = False
 
-    def expects_answer(self, waited_s: float) -> bool:
-        """Return False; the session has ended before the server closes."""
-        return False
-
     def __init__(self, admission: Admission, **options: Any) -> None:
         super().__init__(**options)
         self._admission = admission
@@ -289,6 +285,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._pings, self._pings_second = 0, 0
         self._accepted = False
         self.lost = asyncio.Event()
+
+    def expects_answer(self, waited_s: float) -> bool:
+        """Return False; the session has ended before the server closes."""
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -51,8 +51,7 @@ Float = Annotated[float, Field(ge=-_MAX_FLOAT, le=_MAX_FLOAT, allow_inf_nan=Fals
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Dim = Annotated[int, Field(ge=0, lt=2**31)]
 Shape = Annotated[tuple[Dim, ...], Field(max_length=8)]
-
-
+TensorParameters = dict[Literal["binary_data_size"], Annotated[int, Field(ge=0)] | None]
 _HEADER = "Inference-Header-Content-Length"
 
 
@@ -148,17 +147,12 @@ class _InferRoute:
 
 
 @dataclasses.dataclass(frozen=True)
-class _TensorParameters:
-    binary_data_size: Annotated[int, Field(ge=0)] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class _Tensor(Generic[Datatype, Value]):
     name: str
     shape: Shape
     datatype: Datatype
     data: Annotated[list[Value], Field(fail_fast=True)] | None = None
-    parameters: _TensorParameters = _TensorParameters()
+    parameters: TensorParameters | None = None
 
 
 _AnyTensor = Annotated[
@@ -171,19 +165,9 @@ _AnyTensor = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class _OutputParameters:
-    binary_data: bool | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class _Output:
     name: str
-    parameters: _OutputParameters = _OutputParameters()
-
-
-@dataclasses.dataclass(frozen=True)
-class _RequestParameters:
-    binary_data_output: bool = False
+    parameters: dict[Literal["binary_data"], bool | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +175,7 @@ class _InferRequest:
     inputs: Annotated[tuple[_AnyTensor, ...], Field(max_length=len(INPUTS))]
     outputs: Annotated[tuple[_Output, ...], Field(max_length=len(OUTPUTS))] = ()
     id: str = ""
-    parameters: _RequestParameters = _RequestParameters()
+    parameters: dict[Literal["binary_data_output"], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,8 +237,9 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     raw = _contents(content.inputs, memoryview(body)[json_size:])
     messages.check_request(request, raw, streamed=False)
-    binary = {output.name: output.parameters.binary_data for output in content.outputs}
-    return Translated(request, raw, binary, content.parameters.binary_data_output)
+    binary = {one.name: (one.parameters or {}).get("binary_data") for one in content.outputs}
+    default = (content.parameters or {}).get("binary_data_output", False)
+    return Translated(request, raw, binary, default)
 
 
 def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[messages.Chunk]:
@@ -262,7 +247,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
     contents: list[messages.Chunk] = []
     begin = 0
     for tensor in tensors:
-        size = tensor.parameters.binary_data_size
+        size = (tensor.parameters or {}).get("binary_data_size")
         if (size is None) == (tensor.data is None):
             raise errors.invalid(f"{tensor.name}: expected either data or binary_data_size")
         if tensor.data is not None:

@@ -158,9 +158,7 @@ def _options(form: "_Texts", format: Format) -> dict[str, Any]:
     options = {name: form.value(name) for name in _OPTIONS}
     options |= _chunking(form)
     if keywords := form.many("keywords"):  # OpenAI's name of our hotwords
-        if options["hotwords"]:
-            raise field_error("keywords", "keywords came beside hotwords; expected one of them")
-        options["hotwords"] = ", ".join(keywords)
+        options["hotwords"] = ", ".join([*form.many("hotwords"), *keywords])
     if len(phrases := form.many("phrases")) > 1:  # each as it is; a single text is split at commas
         options["phrases"] = tuple(phrases)
     options |= {name: tuple(form.many(name)) or None for name in _KNOWN}
