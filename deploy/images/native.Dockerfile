@@ -22,7 +22,7 @@ COPY requirements.txt ./
 RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check \
       -c requirements.txt \
-      av fsspec "httpcore2[asyncio]" httptools httpx2 huggingface-hub jiwer "numpy<2" nvidia-pytriton \
+      av "httpcore2[asyncio]" httptools httpx2 huggingface-hub jiwer "numpy<2" nvidia-pytriton \
       onnxruntime opencc opentelemetry-exporter-otlp-proto-http opentelemetry-sdk packaging \
       prometheus-client psutil "psycopg[binary]" pyarrow pydantic python-multipart "ray[data]" \
       safetensors soundfile soxr sqlalchemy starlette tokenizers tomli-w torch tqdm transformers \

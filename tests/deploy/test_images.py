@@ -40,6 +40,7 @@ IN_THE_IMAGE = {
     "protobuf",
     "jinja2",  # torch needs it
     "fsspec",  # and this
+    "networkx",  # and this
     "typing-extensions",  # and this
     "packaging",  # transformers needs it
     "pyyaml",  # transformers
