@@ -97,7 +97,7 @@ def hear(made, monkeypatch, run_of):
 
         monkeypatch.setattr(invented, "make_clips", made_before)
         monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
-        monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
+        monkeypatch.setattr(invented, "prepare", lambda *_: None)
         of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
         return invented.measure_without_speech(of, systems=NAMES[:2], seed=0, again=False)
 
