@@ -83,18 +83,18 @@ def earshot_triton(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
         server.require_unbroken()
 
 
+def _settings(config: EvaluationProduct, **own: str) -> dict[str, Any]:
+    return {**own, **vars(config.runtime), **vars(config.transcriber)}
+
+
 @contextlib.contextmanager
 def over_triton(config: EvaluationProduct, address: str) -> Iterator[TranscriptionSystem]:
     """Transcribe by a server at host:port that has this config."""
     from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
 
-    settings = {
-        "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
-        "engine": config.engine,
-        **vars(config.runtime),
-        **vars(config.transcriber),
-        **versions("nvidia-pytriton", "tritonclient", "torch"),
-    }
+    transport = "KServe v2 infer by gRPC, file bytes in, whole answer out"
+    settings = _settings(config, transport=transport, engine=config.engine)
+    settings |= versions("nvidia-pytriton", "tritonclient", "torch")
     with TritonClient(address, config.transcriber.request_timeout_s) as client:
 
         def transcribe(audio: bytes, language: str | None) -> Prediction:
@@ -119,15 +119,8 @@ def earshot_in_process(
     built = open_engine(path).manifest.precision
     if built != precision:
         raise ConfigError(f"the engine {path} is {built}, expected {precision}")
-    settings = {
-        "transport": "in process",
-        "engine": path,
-        "precision": precision,
-        **vars(config.runtime),
-        **vars(config.transcriber),
-        **options,
-        **versions("torch"),
-    }
+    settings = _settings(config, transport="in process", engine=path, precision=precision)
+    settings |= options | versions("torch")
     with open_transcriber(config, path) as transcriber:
 
         def transcribe(audio: bytes, language: str | None) -> Prediction:

@@ -58,7 +58,7 @@ def test_without_speech_there_is_nothing_to_cut_from(speech):
 
 def call(file, text, reference="", error=None):
     prediction = None if error else Prediction(text, "en")
-    place = ("timed", "accuracy", 1, 0, 0.0, 0.1)
+    place = ("timed", "accuracy", 0.0, 0.1)
     return TimedCall(file, reference, "en" if reference else None, 1.0, *place, prediction, error)
 
 
