@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from eval.commands import COMMANDS, Command
+from eval.commands import COMMANDS, Command, Flags
 from eval.config import EvaluationProduct, changed, load_config
 from eval.record import Result, Run, verdict
 from serve.contract.exits import exit_status
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m eval", description="Measure accuracy, speed and robustness."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Flags)
     for command in COMMANDS:
         command.add(commands)
     return parser

@@ -13,18 +13,14 @@ from typing import Any, TypeVar
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
 from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
-from eval.long import NAMES as LONG_SYSTEMS
 from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
 
 N = TypeVar("N", int, float)
 
 
-class Flags:
-    """Adds flags to the parser of one command."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parser = parser
+class Flags(argparse.ArgumentParser):
+    """The parser of one command."""
 
     def add(
         self,
@@ -47,12 +43,13 @@ class Flags:
         if metavar:
             options["metavar"] = metavar
         if default not in (None, "", (), argparse.SUPPRESS) and "default:" not in help:
-            help = "; ".join(filter(None, (help, f"default: {_shown(default)}")))
-        self._parser.add_argument(name, help=help, type=type, default=default, **options)
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            help = f"{help}; default: {shown}"
+        self.add_argument(name, help=help, type=type, default=default, **options)
 
     def switch(self, name: str, help: str, **options: Any) -> None:
         """Add a flag without a value."""
-        self._parser.add_argument(name, help=help, action="store_true", **options)
+        self.add_argument(name, help=help, action="store_true", **options)
 
     def setting(
         self, flag: str, help: str, type: Callable[[str], Any] = str, place: str = ""
@@ -68,12 +65,6 @@ class Flags:
         if not place.endswith("."):
             help = f"{help}; default: {place}"
         self.add(flag, help, type, argparse.SUPPRESS, dest=place)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------- values
@@ -138,11 +129,10 @@ class Command:
     keeps_results: bool = True
     epilog: str | None = None
 
-    def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def add(self, commands: "argparse._SubParsersAction[Flags]") -> None:
         """Add the command to a parser."""
-        parser = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
-        parser.set_defaults(command=self)
-        flags = Flags(parser)
+        flags = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
+        flags.set_defaults(command=self)
         if self.takes_config:
             flags.add("--config TOML", "such as configs/demo.toml", required=True)
         self.flags(flags)
@@ -215,12 +205,7 @@ def _report(flags: Flags) -> None:
     flags.add("--output DIR", "folder for the report on two runs", Path, Path("reports/compare"))
 
 
-@command(
-    "demo",
-    "build the engine if it is missing, serve it and transcribe some clips",
-    "demo.demo",
-    keeps_results=False,
-)
+@command("demo", "build an engine, serve it, transcribe clips", "demo.demo", keeps_results=False)
 def _demo(flags: Flags) -> None:
     flags.add("--otherwise TOML", "config to use if the checkpoint cannot be fetched")
 
@@ -229,35 +214,21 @@ def _demo(flags: Flags) -> None:
 def _bench(flags: Flags) -> None:
     workloads = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
     flags.add("--workloads A,B", f"default: all. {workloads}", names, BenchPlan.workloads)
-    flags.add(
-        "--slots N,M",
-        "numbers of slots: throughput uses each, latency and open-loop the first, mlperf the last",
-        counts,
-        BenchPlan.slots,
-    )
-    flags.add(
-        "--seconds S", "least seconds of a figure after its warm-up", positive, BenchPlan.seconds
-    )
+    flags.add("--slots N,M", "numbers of slots: throughput uses each", counts, BenchPlan.slots)
+    flags.add("--seconds S", "seconds of a figure after its warm-up", positive, BenchPlan.seconds)
     flags.add("--beam-size N", f"of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
     flags.add(
         "--draft-acceptance P",
-        "use a draft decoder of two layers and accept this share of its tokens, 0 to 1; it "
-        f"proposes runtime.draft_tokens a step, or {DRAFT_TOKENS}; default: no draft",
+        f"accepted share of runtime.draft_tokens or {DRAFT_TOKENS} tokens; default: no draft",
         number(float, 0, 1),
     )
     flags.add("--requests N", "requests of the latency workload", positive, BenchPlan.requests)
-    flags.add(
-        "--request-s S", "audio of a request of latency and open-loop", above_0, BenchPlan.request_s
-    )
+    flags.add("--request-s S", "seconds of a request's audio", above_0, BenchPlan.request_s)
     flags.switch("--ablate", "also measure each option: CUDA graphs, kernels, INT8, FP8")
     flags.switch("--through-server", "also send the load to a real server over gRPC")
     flags.add("--peers A,B", "faster-whisper, vllm or ''; default: the installed ones", names)
-    flags.add(
-        "--device DEVICE",
-        "measure only a server on this device; repeat the flag to compare devices",
-        action="append",
-        dest="devices",
-    )
+    device = "measure only a server on this device; repeat the flag to compare devices"
+    flags.add("--device DEVICE", device, action="append", dest="devices")
 
 
 @command("profile", "time of a fixed load by phase and kernel", "profile.profiled")
@@ -266,9 +237,7 @@ def _profile(flags: Flags) -> None:
     flags.add("--requests N", "number of requests after the warm-up", positive, 16)
     flags.add("--at-once N", "number of requests at a time", positive, 8)
     flags.switch("--words", "also compute the times of words")
-    flags.switch(
-        "--random-weights", "random weights in the shape of build.checkpoint; longest texts"
-    )
+    flags.switch("--random-weights", "random weights in the shape of build.checkpoint")
     flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
 
@@ -278,25 +247,15 @@ def _soak(flags: Flags) -> None:
     flags.add("--minutes M", "duration of the attack", positive, 5)
     flags.add("--actions N", "end after N actions of clients", positive)
     flags.add("--seed S", "seed of the clients' actions", int, 0)
-    flags.add(
-        "--scenario NAME",
-        f"run these scenarios in turn instead, each on its own server; no NAME: all. {titles}",
-        nargs="*",
-        dest="scenarios",
-    )
+    scenarios = f"run these scenarios in turn, each on its own server; no NAME: all. {titles}"
+    flags.add("--scenario NAME", scenarios, nargs="*", dest="scenarios")
 
 
 @command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust")
 def _trust(flags: Flags) -> None:
-    flags.add(
-        "--other ENGINE", "engine of the second pass; default: the same, greedily", default=""
-    )
-    flags.add(
-        "--threshold P",
-        "the most that two trusted texts may differ, in %% of their characters",
-        number(float, 0, 100),
-        10.0,
-    )
+    flags.add("--other ENGINE", "of the second pass; default: the same, greedily", default="")
+    difference = "maximum difference of trusted texts, %% of their characters"
+    flags.add("--threshold P", difference, number(float, 0, 100), 10.0)
     flags.setting("--manifest CLIPS", "clips, or a folder of audio without references")
     flags.setting("--limit N", "draw N clips; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
@@ -310,14 +269,8 @@ def _live(flags: Flags) -> None:
     flags.setting("--speech CLIPS", "recordings with their texts", place="eval.manifest")
     flags.setting("--half NAME", _HALF)
     flags.add("--join-s S", "join clips of one speaker to at most S seconds", above_0, 60.0)
-    flags.add(
-        "--simulate S",
-        "simulate: streams run as fast as they are decoded, under a clock by which every decoding "
-        "takes S seconds; the text is real, the delay is that of such a machine; default: a real "
-        "server",
-        above_0,
-        0.0,
-    )
+    simulate = "every decoding takes S seconds of a simulated clock; default: a real server"
+    flags.add("--simulate S", simulate, above_0, 0.0)
 
 
 @command("plan", "GPUs for a load, and their cost", "plan.run.plan", keeps_results=False)
@@ -326,17 +279,13 @@ def _plan(flags: Flags) -> None:
     flags.add("--p99 S", "seconds within which 99 %% are answered", above_0, required=True)
     flags.add("--price P", "price of a GPU hour, in any currency", above_0)
     flags.setting("--beam-size N", "beam size of all requests", beams, "transcriber.beam_size")
-    flags.add(
-        "--measured FILE",
-        "bench.json that `python -m eval bench` wrote on such a GPU; default: the file of the "
-        "config's name in eval/plan/measured/",
-        Path,
-    )
+    measured = "bench.json of such a GPU; default: that of the config in eval/plan/measured/"
+    flags.add("--measured FILE", measured, Path)
 
 
 @command("long", "long recordings: words lost, repeated and invented", "long.run.long")
 def _long(flags: Flags) -> None:
-    flags.add("--systems A,B", f"systems to run; default: all, {', '.join(LONG_SYSTEMS)}", names)
+    flags.add("--systems A,B", "systems to run; an unknown name lists them; default: all", names)
     flags.add("--minutes M", "least minutes of audio; default: each kind once, about 30", positive)
     flags.add("--seed N", "seed of the recordings", int, 0)
     flags.switch("--again", _AGAIN)
@@ -347,13 +296,8 @@ def _long(flags: Flags) -> None:
 @command("speakers", "diarization: error rate, number of speakers, speed", "speakers.run.speakers")
 def _speakers(flags: Flags) -> None:
     flags.add("--recordings FOLDER", "meetings or the like: audio files, each with its .rttm", Path)
-    flags.add(
-        "--half NAME",
-        "half of the clips and recordings; settings were chosen on the other one",
-        str,
-        "report",
-        choices=("choose", "report"),
-    )
+    halves = ("choose", "report")
+    flags.add("--half NAME", "half of clips and recordings", default="report", choices=halves)
     flags.add("--seed N", "seed of the conversations", int, 0)
     flags.add("--device DEVICE", "device of the diarization networks", default="cpu")
     flags.switch("--texts", "also transcribe short recordings, and report the cpWER")
@@ -367,8 +311,5 @@ def _speakers(flags: Flags) -> None:
     keeps_results=False,
 )
 def _trtllm_check(flags: Flags) -> None:
-    flags.add(
-        "--python PATH",
-        "of an environment with release 1.3 or later; default: this one",
-        default="",
-    )
+    python = "of an environment with release 1.3 or later; default: this one"
+    flags.add("--python PATH", python, default="")

@@ -21,7 +21,6 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from build.clips import Clip
-from eval.accuracy.normalize import DEFAULT, Normalize, normalizer
 from eval.accuracy.passages import join_clips
 from eval.accuracy.score import in_common
 from eval.config import HELD_S, EvaluationProduct
@@ -40,6 +39,7 @@ from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.audio import decode
 from serve.speech.meter import AudioLimits
+from serve.speech.text import normalize_text
 from serve.speech.vad import VadModel
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
@@ -224,20 +224,16 @@ def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
     return words
 
 
-def latencies(
-    final: Sequence[TimedWord], whole: Transcript, normalize: Normalize, language: str | None
-) -> list[float]:
+def latencies(final: Sequence[TimedWord], whole: Transcript) -> list[float]:
     """Measure the seconds from the end of each word in the audio to its final text.
 
     Args:
         final: the words and the times at which they became final.
         whole: tells the ends of words; words that it does not have are left out.
-        normalize: makes two spellings of a word equal.
-        language: of the words.
     """
     spoken = [word for segment in whole.segments for word in segment.words or ()]
-    live_words = [normalize(word, language) for word, _ in final]
-    spoken_words = [normalize(word.word.strip(), language) for word in spoken]
+    live_words = [normalize_text(word) for word, _ in final]
+    spoken_words = [normalize_text(word.word.strip()) for word in spoken]
     return [final[i][1] - spoken[j].end for i, j in in_common(live_words, spoken_words)]
 
 
@@ -274,7 +270,6 @@ def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
 
 
 MAX_WORSE = 0.5  # points of CER that live text may have more than whole clips
-_NORMALIZE = normalizer(DEFAULT)
 _APART_S = 0.37  # between the beginnings of two streams
 HEADER = (
     *("streams", "p50, s", "p95, s", "p99, s", "changed", "words", "known"),
@@ -409,9 +404,7 @@ def _level(
     changed = system.count_changed_words() - changed
     times_s = list[float]()
     for played in streamed:
-        times_s += latencies(
-            played.words, whole[played.clip.file], _NORMALIZE, played.clip.language
-        )
+        times_s += latencies(played.words, whole[played.clip.file])
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
     words = sum(len(played.words) for played in streamed)
@@ -432,10 +425,7 @@ def _level(
 
 def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
     """Return the errors of the clips' texts in % of the characters."""
-    pairs = [
-        (_NORMALIZE(clip.text, clip.language), _NORMALIZE(text, clip.language))
-        for clip, text in texts
-    ]
+    pairs = [(normalize_text(clip.text), normalize_text(text)) for clip, text in texts]
     references, hypotheses = zip(*pairs, strict=True)
     return 100 * jiwer.cer(list(references), list(hypotheses))
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from serve.contract.codec import from_json
-from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 from serve.speech.text import normalize_text
 
@@ -48,18 +47,10 @@ def read_spelling(folder: Path) -> Spelling:
 
 
 def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:
-    """Return the normaliser of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists those that exist.
-    """
-    if name == DEFAULT:
-        return _basic_v1
-    if name == RAW:
-        return _raw
+    """Return the normaliser of a name in `NORMALIZERS`; only `WHISPER` uses the spelling."""
     if name == WHISPER:
         return _whisper_english(spelling or Spelling())
-    raise ConfigError(f"unknown normaliser {name!r}; expected one of {', '.join(NORMALIZERS)}")
+    return {DEFAULT: _basic_v1, RAW: _raw}[name]
 
 
 def _basic_v1(text: str, _language: str | None = None) -> str:

@@ -65,8 +65,6 @@ class TimedCall:
     duration_s: float
     clip_set: ClipSet
     phase: Phase
-    concurrency: int
-    repeat: int
     started_s: float  # since the phase began
     latency_s: float  # audio bytes handed over -> whole answer
     prediction: Prediction | None  # None where the call failed

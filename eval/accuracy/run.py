@@ -35,7 +35,7 @@ from eval.accuracy.predictions import (
     keys_of,
     read_calls,
 )
-from eval.accuracy.worker import OpenSystem, measure_system, timed_phases
+from eval.accuracy.worker import measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
 from eval.record import Run, Say, load_line, read_json, write_json, write_jsonl
@@ -94,9 +94,8 @@ def run_systems(run: Run, *, again: bool = False) -> None:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    config, folder = run.config, run.folder
-    names, known = config.eval.systems, systems.specs(config)
-    systems.check(names, known, (*config.eval.heldout_systems, *config.eval.timed))
+    config, folder, names = run.config, run.folder, run.config.eval.systems
+    systems.check(names, config, (*config.eval.heldout_systems, *config.eval.timed))
     corpora = _find_corpora(config, run.say)
     clips = {name: corpus.clips for name, corpus in corpora.items()}
     all_clips = list(itertools.chain(*clips.values()))
@@ -106,7 +105,7 @@ def run_systems(run: Run, *, again: bool = False) -> None:
         "--limit N takes fewer clips, --without A,B fewer systems"
     )
     run.say(load_line())
-    systems.prepare([known[name] for name in names], config, run.config_path)
+    systems.prepare(names, config, run.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
     keys = keys_of(clips)
@@ -127,16 +126,7 @@ def run_systems(run: Run, *, again: bool = False) -> None:
     write_json(folder / RUN_FILE, facts)
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
-    transcribe_remaining(
-        conditions,
-        config,
-        clips,
-        keys,
-        folder,
-        run.say,
-        again=again,
-        open_system=systems.open_system,
-    )
+    transcribe_remaining(conditions, config, clips, keys, folder, run.say, again=again)
 
 
 def transcribe_remaining(
@@ -148,7 +138,6 @@ def transcribe_remaining(
     say: Say,
     *,
     again: bool,
-    open_system: OpenSystem,
 ) -> None:
     """Transcribe the clips that systems have not transcribed yet, and keep each answer.
 
@@ -161,7 +150,6 @@ def transcribe_remaining(
         folder: the folder of the answers; see `eval.accuracy.predictions`.
         say: gets a line if answers are dropped, or if no work is left.
         again: whether all former answers are dropped.
-        open_system: as in `measure_system`.
 
     Raises:
         EarshotError: a system cannot be opened, or ended early.
@@ -196,7 +184,12 @@ def transcribe_remaining(
 
                 log = folder / "logs" / f"{store.name}.log"
                 facts = measure_system(
-                    store.name, config, phases, open_system=open_system, on_call=keep, log=log
+                    store.name,
+                    config,
+                    phases,
+                    open_system=systems.open_system,
+                    on_call=keep,
+                    log=log,
                 )
             if timed:
                 write_jsonl(store.timed_path, timed)

@@ -55,6 +55,10 @@ class Counts:
         return Counts(*(own + more for own, more in pairs))
 
 
+CountsPair = tuple[Counts, Counts]
+"""The edits of our system and of another one on the same clip or other unit."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rate:
     """An error rate in percent; None where the references are empty."""
@@ -112,7 +116,7 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True)
 class SystemScore:
-    """Everything that the report says about one system."""
+    """All figures of one system in the report."""
 
     facts: SystemFacts
     sets: dict[ClipSet, SetScore]
@@ -235,23 +239,19 @@ def _score_set(calls: Sequence[TimedCall], normalize: Normalize) -> SetScore:
     silent = [call for call in calls if not call.reference.strip()]
     known = [call for call in spoken if call.language]
     detected = [call.prediction and call.prediction.language == call.language for call in known]
-    parts: dict[str, list[TimedCall]] = {part: [] for part in sorted(map(_part, spoken))}
+    parts: dict[str, list[TimedCall]] = {}
     for call in spoken:
-        parts[_part(call)].append(call)
+        parts.setdefault(call.group or call.language or "unknown", []).append(call)
     return SetScore(
         by_clip={call.file: char_counts(*compared_texts(call, normalize)) for call in calls},
         groups={call.file: call.group for call in calls},
         overall=accuracy(calls, normalize),
-        by_part={part: accuracy(its, normalize) for part, its in parts.items()},
+        by_part={part: accuracy(parts[part], normalize) for part in sorted(parts)},
         language_right=sum(map(bool, detected)),
         language_of=len(known),
         silent_clips=len(silent),
         silent_with_text=sum(bool(normalize(call.text, None)) for call in silent),
     )
-
-
-def _part(call: TimedCall) -> str:
-    return call.group or call.language or "unknown"
 
 
 def _speed(calls: Sequence[TimedCall]) -> Speed | None:
@@ -281,7 +281,7 @@ def gates(
     settings: EvalConfig,
     groups: Sequence[str] = (),
 ) -> list[Check]:
-    """Judge a run, on the clips that the compared systems heard.
+    """Judge a run, on the clips that the compared systems transcribed.
 
     Args:
         scores: the scores of the systems that ran.
@@ -315,20 +315,19 @@ def _cer_gate(
     missing = [system for system in (ours, *others) if system not in by_name]
     if missing or not others:
         return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    candidates = list[tuple[float, str, list[Counts], list[Counts]]]()
+    rivals = dict[str, list[CountsPair]]()
     for other in others:
-        clips = [
-            clip
+        pairs = [
+            (clip.ours, clip.theirs)
             for clip in common_clips(by_name[ours], by_name[other])
             if not groups or clip.group in groups
         ]
-        own, peer = [clip.ours for clip in clips], [clip.theirs for clip in clips]
-        if any(counts.length for counts in own):
-            candidates.append((_percent(own) - _percent(peer), other, own, peer))
-    if not candidates:
-        return Check(name, None, "they heard no clip with a reference text together")
-    _, other, own, peer = max(candidates, key=lambda candidate: candidate[0])
-    return gap_gate(name, own, peer, other, limit, "clips")
+        if any(edits.length for edits, _ in pairs):
+            rivals[other] = pairs
+    if not rivals:
+        return Check(name, None, "they have no clip with a reference text in common")
+    other = max(rivals, key=lambda rival: _gap(rivals[rival]))
+    return gap_gate(name, rivals[other], other, limit, "clips")
 
 
 class CommonClip(NamedTuple):
@@ -341,7 +340,7 @@ class CommonClip(NamedTuple):
 
 
 def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
-    """Return the clips that both systems heard."""
+    """Return the clips that both systems transcribed."""
     return [
         CommonClip(file, score.groups[file], counts, theirs.sets[clip_set].by_clip[file])
         for clip_set, score in ours.sets.items()
@@ -351,30 +350,21 @@ def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
     ]
 
 
-def gap_gate(
-    name: str,
-    ours: Sequence[Counts],
-    theirs: Sequence[Counts],
-    other: str,
-    limit: float,
-    parts: str,
-) -> Check:
+def gap_gate(name: str, pairs: Sequence[CountsPair], other: str, limit: float, unit: str) -> Check:
     """Judge the gap of two rates by its interval.
 
     Args:
         name: the check's name.
-        ours: the edits of our system, by clip or other part.
-        theirs: the other system's edits of the same parts.
+        pairs: the edits of our system and of the other one, by clip or other unit.
         other: the other system's name.
         limit: the largest gap that passes, in points.
-        parts: the parts in words, such as "clips".
+        unit: the units in words, such as "clips".
     """
-    low, high = gap_interval(ours, theirs)
-    rates = _percent(ours), _percent(theirs)
-    gap = rates[0] - rates[1]
+    ours, theirs = zip(*pairs, strict=True)
+    (low, high), gap = gap_interval(ours, theirs), _gap(pairs)
     detail = (
-        f"{rates[0]:.2f} % - {rates[1]:.2f} % ({other}) = {gap:+.2f} points "
-        f"[{low:+.2f}, {high:+.2f}] at 95 % on {len(ours)} {parts}"
+        f"{_percent(ours):.2f} % - {_percent(theirs):.2f} % ({other}) = {gap:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}] at 95 % on {len(pairs)} {unit}"
     )
     if high <= limit + _ROUNDING:
         return Check(name, True, detail)
@@ -382,8 +372,14 @@ def gap_gate(
         return Check(name, False, detail)
     # The interval of a mean of paired differences shrinks with the root of the number of pairs.
     half, distance = (high - low) / 2, abs(limit - gap)
-    needed = f"about {math.ceil(len(ours) * (half / distance) ** 2):,}" if distance else "no number"
-    return Check(name, None, f"{detail}, too few: {needed} of such {parts} would decide this gap")
+    needed = (
+        f"about {math.ceil(len(pairs) * (half / distance) ** 2):,}" if distance else "no number"
+    )
+    return Check(name, None, f"{detail}, too few: {needed} of such {unit} would decide this gap")
+
+
+def _gap(pairs: Sequence[CountsPair]) -> float:
+    return _percent([ours for ours, _ in pairs]) - _percent([theirs for _, theirs in pairs])
 
 
 def all_answered(errors: Mapping[str, Sequence[str]]) -> Check:

@@ -17,7 +17,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -83,18 +83,18 @@ def earshot_triton(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
         server.require_unbroken()
 
 
+def _settings(config: EvaluationProduct, **own: str) -> dict[str, Any]:
+    return {**own, **vars(config.runtime), **vars(config.transcriber)}
+
+
 @contextlib.contextmanager
 def over_triton(config: EvaluationProduct, address: str) -> Iterator[TranscriptionSystem]:
     """Transcribe by a server at host:port that has this config."""
     from serve.wire.client import TritonClient  # noqa: PLC0415 - needs tritonclient
 
-    settings = {
-        "transport": "KServe v2 infer by gRPC, file bytes in, whole answer out",
-        "engine": config.engine,
-        **vars(config.runtime),
-        **vars(config.transcriber),
-        **versions("nvidia-pytriton", "tritonclient", "torch"),
-    }
+    transport = "KServe v2 infer by gRPC, file bytes in, whole answer out"
+    settings = _settings(config, transport=transport, engine=config.engine)
+    settings |= versions("nvidia-pytriton", "tritonclient", "torch")
     with TritonClient(address, config.transcriber.request_timeout_s) as client:
 
         def transcribe(audio: bytes, language: str | None) -> Prediction:
@@ -119,15 +119,8 @@ def earshot_in_process(
     built = open_engine(path).manifest.precision
     if built != precision:
         raise ConfigError(f"the engine {path} is {built}, expected {precision}")
-    settings = {
-        "transport": "in process",
-        "engine": path,
-        "precision": precision,
-        **vars(config.runtime),
-        **vars(config.transcriber),
-        **options,
-        **versions("torch"),
-    }
+    settings = _settings(config, transport="in process", engine=path, precision=precision)
+    settings |= options | versions("torch")
     with open_transcriber(config, path) as transcriber:
 
         def transcribe(audio: bytes, language: str | None) -> Prediction:
@@ -203,21 +196,26 @@ def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem
     yield TranscriptionSystem(settings, transcribe)
 
 
+FAIR = ("suppress_tokens", "condition_on_previous_text")
+
+
 @contextlib.contextmanager
 def open_faster_whisper(
     config: EvaluationProduct,
     compute_type: str,
-    options: Callable[[], Mapping[str, Any]],
     *,
-    batched: bool,
+    fair: Sequence[str] = FAIR,
+    batched: bool = False,
+    **options: Any,
 ) -> Iterator[TranscriptionSystem]:
     """Open faster-whisper on the same checkpoint, converted.
 
     Args:
-        config: says which checkpoint, on which device, with how many threads.
+        config: names the checkpoint, the device and the number of threads.
         compute_type: CTranslate2's compute type.
-        options: returns the options of `transcribe` that are not the library's defaults.
-        batched: by its BatchedInferencePipeline instead of one window after the other.
+        fair: names of `fair_options` that it gets.
+        batched: whether the library decodes windows in batches.
+        options: further options of `transcribe` that are not the library's defaults.
     """
     from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
     from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
@@ -231,7 +229,8 @@ def open_faster_whisper(
         cpu_threads=config.eval.threads,
         num_workers=1,
     )
-    pipeline, decoding = BatchedInferencePipeline(model) if batched else model, options()
+    pipeline = BatchedInferencePipeline(model) if batched else model
+    decoding = {k: v for k, v in fair_options(config).items() if k in fair} | options
     settings = {
         "class": type(pipeline).__name__,
         "compute type": compute_type,
@@ -255,8 +254,8 @@ def open_faster_whisper(
     yield TranscriptionSystem(settings, transcribe)
 
 
-def fair_options(config: EvaluationProduct, **options: Any) -> dict[str, Any]:
-    """Return these options, and the options that are fair to a checkpoint which is not OpenAI's.
+def fair_options(config: EvaluationProduct) -> dict[str, Any]:
+    """Return the options that are fair to a checkpoint which is not OpenAI's, some of `FAIR`.
 
     The library's list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a
     conversion keeps in config.json; and small checkpoints that are not OpenAI's stop early after
@@ -267,7 +266,7 @@ def fair_options(config: EvaluationProduct, **options: Any) -> dict[str, Any]:
     fair: dict[str, Any] = {"suppress_tokens": list(suppressed or [])}
     if len(vocabulary(folder)) not in OPENAI_VOCABULARIES:
         fair["condition_on_previous_text"] = False
-    return fair | options
+    return fair
 
 
 # ---------------------------------------------------------------- what systems need
@@ -389,6 +388,28 @@ def vocabulary(folder: Path) -> list[str]:
 
 _PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
 
+LONG_OURS: dict[str, dict[str, Any]] = {  # options of a request, for `long`
+    "earshot-parallel": {},
+    "earshot-no-vad": {"vad": False},
+    "earshot-sequential": {"mode": "sequential"},
+    "earshot-no-timestamps": {"timestamps": False},
+    "earshot-multilingual": {"multilingual": True},
+}
+
+_NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
+_VAD: dict[str, Any] = {"vad_filter": True}
+_BATCHED: dict[str, Any] = {"batched": True}
+LONG_THEIRS: dict[str, dict[str, Any]] = {  # options of `open_faster_whisper`
+    "faster-whisper-default": {},
+    "faster-whisper-vad": _VAD,
+    "faster-whisper-no-context": _NO_CONTEXT,
+    "faster-whisper-no-context-vad": _NO_CONTEXT | _VAD,
+    "faster-whisper-multilingual": _NO_CONTEXT | _VAD | {"multilingual": True},
+    "faster-whisper-batched": _BATCHED,
+    "faster-whisper-batched-times": _BATCHED | {"without_timestamps": False},
+    "faster-whisper-batched-multilingual": _BATCHED | {"multilingual": True},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -406,27 +427,21 @@ def in_process(config: EvaluationProduct, precision: Precision, **options: Any) 
     return Spec(opened, ("torch",), engine=precision)
 
 
-def faster_whisper(
-    config: EvaluationProduct,
-    compute_type: str,
-    options: Callable[[], Mapping[str, Any]],
-    *,
-    batched: bool = False,
-) -> Spec:
-    """Specify faster-whisper; its options are made once the checkpoint is converted."""
-    opened = functools.partial(open_faster_whisper, config, compute_type, options, batched=batched)
+def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any) -> Spec:
+    """Specify faster-whisper; the options are those of `open_faster_whisper`."""
+    opened = functools.partial(open_faster_whisper, config, compute_type, **options)
     return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
-    """Return every system by name."""
+    """Return every system of `run` and `long` by name."""
 
     def computed(cross_kv: str, encoder_precision: str) -> Spec:
         runtime = {"cross_kv": cross_kv, "encoder_precision": encoder_precision}
         return in_process(changed(config, "runtime", **runtime), "int8")
 
-    fair = functools.partial(fair_options, config)
-    one_row = functools.partial(fair, beam_size=1, best_of=1)
+    long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
+    one_row = {"beam_size": 1, "best_of": 1}
     triton = functools.partial(earshot_triton, config)
     reference = functools.partial(transformers_fp32, config)
     return {
@@ -438,28 +453,34 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "earshot-int8-kv8-fp8": computed("int8", "fp8"),  # Hopper alone has FP8
         "earshot-fp16": in_process(config, "fp16"),
         "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
-        "faster-whisper-float32": faster_whisper(config, "float32", fair),
-        "faster-whisper-float32-greedy": faster_whisper(config, "float32", one_row),
-        "faster-whisper-float16": faster_whisper(config, "float16", fair),  # GPUs alone have it
-        "faster-whisper-int8": faster_whisper(config, "int8", fair),
-        "faster-whisper-int8-greedy": faster_whisper(config, "int8", one_row),
-        "faster-whisper-library-defaults": faster_whisper(config, "default", dict),
+        "faster-whisper-float32": faster_whisper(config, "float32"),
+        "faster-whisper-float32-greedy": faster_whisper(config, "float32", **one_row),
+        "faster-whisper-float16": faster_whisper(config, "float16"),  # GPUs alone have it
+        "faster-whisper-int8": faster_whisper(config, "int8"),
+        "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
+        "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
         "transformers-fp32": Spec(reference, ("transformers", "torch")),
+        **{
+            name: in_process(config, config.build.precision, **LONG_OURS[name])
+            for name in LONG_OURS
+        },
+        **{name: long_peer(**LONG_THEIRS[name]) for name in LONG_THEIRS},
     }
 
 
-def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable[str] = ()) -> None:
+def check(names: tuple[str, ...], config: EvaluationProduct, mentioned: Iterable[str] = ()) -> None:
     """Refuse, before anything runs, systems that cannot run.
 
     Args:
         names: the systems to run.
-        known: the table.
+        config: the config of the systems.
         mentioned: names elsewhere in the config, which have to be known.
 
     Raises:
         ConfigError: no system, one named twice, or an unknown one.
         UnavailableError: a package that a system needs is not installed.
     """
+    known = specs(config)
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"expected different names of systems, got {', '.join(names) or 'none'}")
     for name in (*mentioned, *names):
@@ -473,12 +494,14 @@ def check(names: tuple[str, ...], known: Mapping[str, Spec], mentioned: Iterable
             )
 
 
-def prepare(needed: Sequence[Spec], config: EvaluationProduct, config_path: str) -> None:
+def prepare(names: Iterable[str], config: EvaluationProduct, config_path: str) -> None:
     """Make the engines and the conversion that systems need, unless they are up to date.
 
     Raises:
         EarshotError: something could not be made; the message names it.
     """
+    known = specs(config)
+    needed = [known[name] for name in names]
     for precision in sorted({spec.engine for spec in needed if spec.engine}):
         prepare_engine(config, config_path, precision)
     if any(spec.converted for spec in needed):

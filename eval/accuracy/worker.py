@@ -12,6 +12,7 @@ before the clock starts; decoding the audio belongs to the system and is timed.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import random
 import threading
@@ -77,12 +78,11 @@ def drive(
     as the FileError of a clip that cannot be read. With `tell_language` the system gets the
     language of each clip.
     """
-    order, lock = random.Random(SHUFFLE_SEED), threading.Lock()
-    passes = [order.sample(list(load.clips), len(load.clips)) for _ in range(load.repeats)]
+    order, lock, clips = random.Random(SHUFFLE_SEED), threading.Lock(), list(load.clips)
+    passes = [order.sample(clips, len(clips)) for _ in range(load.repeats)]
     began_s = time.perf_counter()
 
-    def call(numbered_clip: tuple[int, Clip]) -> None:
-        repeat, clip = numbered_clip
+    def call(clip: Clip) -> None:
         audio = read_bytes(clip.path)
         prediction, error = None, None
         started_s = time.perf_counter()
@@ -98,8 +98,6 @@ def drive(
             duration_s=clip.duration_s,
             clip_set=load.clip_set,
             phase=load.phase,
-            concurrency=load.concurrency,
-            repeat=repeat,
             started_s=started_s - began_s,
             latency_s=latency_s,
             prediction=prediction,
@@ -110,8 +108,7 @@ def drive(
         with lock:
             emit(timed_call)
 
-    calls = ((repeat, clip) for repeat, clips in enumerate(passes) for clip in clips)
-    closed_loop(call, calls, at_once=load.concurrency)
+    closed_loop(call, itertools.chain(*passes), at_once=load.concurrency)
 
 
 def timed_phases(clips: Sequence[Clip], settings: EvalConfig) -> list[LoadPhase]:

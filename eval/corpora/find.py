@@ -66,7 +66,7 @@ def find_clips(
         FileError: a file cannot be read.
         ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice,
             none that can be read.
-        UnavailableError: a hub or a package that the place needs is not there.
+        UnavailableError: the hub does not give the data set.
     """
     layout = _layout(place, need_references)
     listed = _check_clips(layout, place, half)

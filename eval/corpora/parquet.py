@@ -9,7 +9,7 @@ from typing import Any
 
 from build.clips import Clip
 from eval.corpora.layout import UNDERSTOOD, Columns, Layout, columns_of, language_code
-from eval.record import missing_packages, replaced
+from eval.record import replaced
 from serve.contract.errors import ConfigError, UnavailableError
 
 CACHE = Path(".cache") / "clips"
@@ -39,13 +39,8 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
         key: names the state of the data; audio of another one is kept apart.
 
     Raises:
-        UnavailableError: pyarrow is not installed.
         ConfigError: a file is not Parquet, or has no text or no audio.
     """
-    if missing_packages(["pyarrow"]):
-        raise UnavailableError(
-            f"{title} is Parquet, which needs the package pyarrow; install requirements.txt"
-        )
     folder = CACHE / hashlib.sha256(key.encode()).hexdigest()[:24]
     clips: list[tuple[str, Clip]] = []
     rows: dict[str, tuple[str, int]] = {}  # file and row by clip
@@ -162,7 +157,9 @@ def hub(place: str) -> Layout:
     if len(splits) > 1:
         splits = [split for split in splits if split.endswith("/test")]
     if len(splits) != 1:
-        has = ", ".join(split.replace("/", ":") for split in known) or "no Parquet copy"
+        if not known:
+            raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
+        has = ", ".join(split.replace("/", ":") for split in known)
         raise ConfigError(f"{place}: it has {has}; {_EXPECTED}")
     return _layout(
         [f"datasets/{name}@{info.sha}/{f}" for f in files if f.startswith(f"{splits[0]}/")],

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import soundfile
+from tqdm import tqdm
 
 from build.clips import Clip
-from eval.record import Say, made_once, read_jsonl, write_jsonl
+from eval.record import made_once, read_jsonl, write_jsonl
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech import audio
+from serve.speech.audio import decode, join_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.speech.meter import AudioLimits
 from serve.speech.words import SPACELESS
@@ -92,6 +93,7 @@ def read_manifest(path: Path) -> list[AnnotatedRecording]:
 # ---------------------------------------------------------------- sound
 
 
+_LIMITS = AudioLimits(600.0)  # of a clip
 FADE_S = 0.05
 _TILE_S = 30.0  # longer noise is repeated
 _LOWEST_HZ = 40.0
@@ -100,9 +102,14 @@ _HARMONICS = 8
 _ATTACK_S = 0.015
 
 
-def level_db(samples: Samples) -> float:
-    """Measure samples that are not all 0."""
-    return float(10.0 * np.log10(np.mean(np.square(samples, dtype=np.float64))))
+def n_samples(seconds: float) -> int:
+    """Convert a time to a number of samples."""
+    return round(seconds * SAMPLE_RATE)
+
+
+def read_samples(clip: Clip) -> Samples:
+    """Decode a clip; raises FileError and AudioError."""
+    return join_blocks(decode(read_bytes(clip.path), _LIMITS))
 
 
 def at_level(samples: npt.NDArray[np.floating[Any]], target_db: float) -> Samples:
@@ -274,7 +281,6 @@ MANIFEST = "manifest.jsonl"
 _SPEECH_DB = (-27.0, -20.0)  # level of a sentence
 _ROOM_DB = (-75.0, -55.0)  # level of a recording's room; pink noise
 _TONES_DB = (-30.0, -20.0)
-_LIMITS = AudioLimits(600.0)  # for a clip of speech
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +312,7 @@ def plan(languages: Sequence[str], minutes: float | None = None) -> list[Planned
     return planned
 
 
-def compose(speech: Sequence[Clip], minutes: float | None, seed: int, say: Say) -> Path:
+def compose(speech: Sequence[Clip], minutes: float | None, seed: int) -> Path:
     """Make recordings, unless they are there.
 
     Args:
@@ -314,7 +320,6 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, say: Say) 
             language. Clips longer than a window become separate recordings.
         minutes: as in `plan`.
         seed: the seed of all random draws.
-        say: gets a line on each that is made.
 
     Returns:
         The folder of the recordings, with `MANIFEST`. Equal arguments give the same folder.
@@ -332,7 +337,7 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int, say: Say) 
     digest.update(Path(__file__).read_bytes())
     folder = CACHE / digest.hexdigest()[:24]
     passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
-    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial, say))
+    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial))
     return folder
 
 
@@ -362,29 +367,26 @@ def _make(
     sentences: Mapping[str, Sequence[Clip]],
     passages: Sequence[Clip],
     folder: Path,
-    say: Say,
 ) -> None:
     recordings = []
 
     @functools.cache
     def sound(clip: Clip) -> Samples:
-        return faded(audio.join_blocks(audio.decode(read_bytes(clip.path), _LIMITS)), 0.01)
+        return faded(read_samples(clip), 0.01)
 
     def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
-        made = recording(file, kind, stretches)
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
-        say(f"composed {file}: {made.duration / 60:.1f} minutes, {len(made.sentences)} sentences")
-        recordings.append(made)
+        recordings.append(recording(file, kind, stretches))
 
-    for number, row in enumerate(planned):
+    for number, row in enumerate(tqdm(planned, "composing", unit="recording")):
         rng = np.random.default_rng((seed, number))
         items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
         samples = render(items, sound, rng)
         file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
         keep(file, row.kind, [stretch for stretch, _ in items], samples)
     for number, clip in enumerate(passages, len(planned)):
-        whole = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
-        keep(f"{number:02}-passage-{clip.language}.flac", "passage", [whole], sound(clip))
+        passage = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
+        keep(f"{number:02}-passage-{clip.language}.flac", "passage", [passage], sound(clip))
     write_jsonl(folder / MANIFEST, recordings)
 
 
@@ -398,10 +400,10 @@ def render(
         sound: returns the samples of a clip.
         rng: draws levels, noise and tones.
     """
-    length = _sample(items[-1][0].end_s)
+    length = n_samples(items[-1][0].end_s)
     out = noise(length, 1.0, float(rng.uniform(*_ROOM_DB)), rng)
     for stretch, clip in items:
-        part = out[_sample(stretch.start_s) : _sample(stretch.end_s)]
+        part = out[n_samples(stretch.start_s) : n_samples(stretch.end_s)]
         if clip is not None:
             samples = at_level(sound(clip), float(rng.uniform(*_SPEECH_DB)))
             part[: len(samples)] += samples[: len(part)]
@@ -413,7 +415,7 @@ def render(
     for snr_db, together in itertools.groupby(stretches, lambda stretch: stretch.snr_db):
         if snr_db is not None:
             scene = list(together)
-            part = out[_sample(scene[0].start_s) : _sample(scene[-1].end_s)]
+            part = out[n_samples(scene[0].start_s) : n_samples(scene[-1].end_s)]
             part += _noise(len(part), snr_db, rng)
     return np.clip(out, -1.0, 1.0)
 
@@ -422,7 +424,3 @@ def _noise(count: int, snr_db: float, rng: np.random.Generator) -> Samples:
     """Make noise `snr_db` below the usual level of speech."""
     usual_db = sum(_SPEECH_DB) / 2.0
     return faded(noise(count, float(rng.uniform(0.0, 2.0)), usual_db - snr_db, rng))
-
-
-def _sample(seconds: float) -> int:
-    return round(seconds * SAMPLE_RATE)

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.clips import Clip, load_clips
-from eval.accuracy.normalize import DEFAULT, normalizer
+from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
 from eval.accuracy.run import transcribe_remaining
+from eval.accuracy.systems import check, prepare
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
 from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
 from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
-from eval.long.systems import open_system, prepare_names
 from eval.long.without_speech import measure_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
@@ -64,16 +64,15 @@ def long(
     if without_speech:
         return measure_without_speech(run, systems=systems, seed=seed, again=again)
     names, config = systems or NAMES, _fair(run.config)
-    prepare_names(names, run)
-    folder = compose(_speech(config), minutes, seed, run.say)
+    check(names, config)
+    prepare(names, config, run.config_path)
+    folder = compose(_speech(config), minutes, seed)
     recordings = read_manifest(folder / MANIFEST)
     clips = [recording.clip(folder) for recording in recordings]
     sets: ClipSets = {"timed": clips}
     keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
-    transcribe_remaining(
-        conditions, config, sets, keys, run.folder, run.say, again=again, open_system=open_system
-    )
+    transcribe_remaining(conditions, config, sets, keys, run.folder, run.say, again=again)
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 
@@ -98,14 +97,14 @@ def _scored(
     folder: Path, recordings: Sequence[AnnotatedRecording], keys: Keys
 ) -> tuple[list[LongFormScore], list[str]]:
     """Score all systems that have finished; also return the names of the others."""
-    scores, unfinished, normalize = [], [], normalizer(DEFAULT)
+    scores, unfinished = [], []
     for name in NAMES:
         kept = PredictionStore(folder, name)
         calls = {call.file: call for call in kept.scored_calls(keys)}
         measured = kept.facts()
         if measured is not None and len(calls) == len(recordings):
             in_order = [calls[recording.file] for recording in recordings]
-            scores.append(score_long(measured, in_order, recordings, normalize))
+            scores.append(score_long(measured, in_order, recordings))
         elif calls:
             unfinished.append(name)
     return scores, unfinished

@@ -7,16 +7,18 @@ with the most accurate of them on these recordings.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import jiwer
 
-from eval.accuracy.normalize import Normalize
 from eval.accuracy.predictions import SystemFacts, TimedCall, TimedText
 from eval.accuracy.score import Counts, Rate, all_answered, char_counts, gap_gate, rate
-from eval.long import OUR_DEFAULT, RIVALS, THEIRS, THEIRS_BATCHED
+from eval.accuracy.systems import LONG_THEIRS
+from eval.long import OUR_DEFAULT, RIVALS
 from eval.long.compose import AnnotatedRecording, Kind, Stretch
 from eval.record import Check
+from serve.speech.text import normalize_text
 
 RUN = 3  # words in a row, from which on they count as a stretch
 _FARTHEST = 60  # words between a stretch and its repetition
@@ -47,19 +49,16 @@ class RecordingScore:
     unspoken: int  # characters of text outside speech
 
 
-def score_recording(
-    recording: AnnotatedRecording, segments: Sequence[TimedText], normalize: Normalize
-) -> RecordingScore:
+def score_recording(recording: AnnotatedRecording, segments: Sequence[TimedText]) -> RecordingScore:
     """Compare the answer of a system with the text of a recording.
 
     Args:
         recording: the truth.
         segments: the system's segments, in order.
-        normalize: applied to both texts.
     """
     sentences = recording.sentences
-    spoken = [normalize(sentence.text, sentence.language).split() for sentence in sentences]
-    answered = [word for segment in segments for word in normalize(segment.text, None).split()]
+    spoken = [normalize_text(sentence.text).split() for sentence in sentences]
+    answered = [word for segment in segments for word in normalize_text(segment.text).split()]
     reference = " ".join(word for words in spoken for word in words)
     alignment = jiwer.process_words([reference], [" ".join(answered)]).alignments[0]
     cuts = _cut_regions(segments)
@@ -87,7 +86,7 @@ def score_recording(
         for segment in segments:
             overlaps = (_overlap_s(one, segment.start_s, segment.end_s) for one in sentences)
             if max(overlaps) <= TOUCH_S:
-                unspoken += len(normalize(segment.text, None))
+                unspoken += len(normalize_text(segment.text))
     return RecordingScore(tuple(outcomes), lost, repeated, made_up, unspoken)
 
 
@@ -183,7 +182,6 @@ def score_long(
     facts: SystemFacts,
     calls: Sequence[TimedCall],
     recordings: Sequence[AnnotatedRecording],
-    normalize: Normalize,
 ) -> LongFormScore:
     """Score a system on annotated recordings.
 
@@ -191,12 +189,11 @@ def score_long(
         facts: the system's facts.
         calls: one call per recording, in the order of `recordings`.
         recordings: the recordings with their reference texts.
-        normalize: applied to both texts.
     """
     by_kind: dict[Kind, list[RecordingScore]] = {}
     for recording, call in zip(recordings, calls, strict=True):
         segments = call.prediction.segments if call.prediction else ()
-        outcome = score_recording(recording, segments, normalize)
+        outcome = score_recording(recording, segments)
         by_kind.setdefault(recording.kind, []).append(outcome)
     outcomes = list(itertools.chain(*by_kind.values()))
     return LongFormScore(
@@ -213,19 +210,20 @@ def _long_form_result(outcomes: Sequence[RecordingScore]) -> LongFormResult:
     sentences = [sentence for outcome in outcomes for sentence in outcome.sentences]
     names = ("lost_in_stretches", "repeated", "made_up", "unspoken")
     return LongFormResult(
-        rate(_by_minute(sentences, lambda sentence: sentence.characters)),
-        rate(_by_minute(sentences, lambda sentence: sentence.words)),
+        rate(_by_minute(sentences, "characters")),
+        rate(_by_minute(sentences, "words")),
         **{name: sum(getattr(outcome, name) for outcome in outcomes) for name in names},
     )
 
 
 def _by_minute(
-    sentences: Sequence[SentenceScore], part: Callable[[SentenceScore], Counts]
+    sentences: Sequence[SentenceScore], unit: Literal["words", "characters"]
 ) -> list[Counts]:
     """Sum edits by minutes of recordings; minutes without speech are left out."""
     minutes: dict[tuple[str, int], Counts] = {}
     for sentence in sentences:
-        minutes[sentence.minute] = minutes.get(sentence.minute, Counts()) + part(sentence)
+        edits = minutes.get(sentence.minute, Counts()) + getattr(sentence, unit)
+        minutes[sentence.minute] = edits
     return list(minutes.values())
 
 
@@ -235,8 +233,6 @@ def _by_minute(
 MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
 CLEAR: tuple[Kind, ...] = ("reading", "passage")
-Gate = Callable[[str, LongFormScore, LongFormScore, float], Check]
-"""Compares our score with another one; gets the title of the check and the limit of CER."""
 
 
 def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Check]:
@@ -251,35 +247,29 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
     for name, rivals in RIVALS.items():
         ours = by_name.get(name)
         run_rivals = [by_name[rival] for rival in rivals if rival in by_name]
-        best = min(run_rivals, key=lambda score: score.overall.cer.counts.errors, default=None)
-        gates: dict[str, Gate] = {
-            f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best": _cer_gate
-        }
+        titles = [f"CER of {name} at most {max_cer_gap:g} points above faster-whisper's best"]
         if name == OUR_DEFAULT:
-            gates[
+            titles.append(
                 f"words lost or added by {name} beside its cuts at most {MAX_LOST_GAP:g} points "
                 "above faster-whisper's best in the same sentences"
-            ] = _cut_gate
-        for title, gate in gates.items():
-            if ours is None or best is None:
-                missing = name if ours is None else "every rival of faster-whisper"
-                checks.append(Check(title, None, f"{missing} is missing in this run"))
-            else:
-                checks.append(gate(title, ours, best, max_cer_gap))
+            )
+        if ours is None or not run_rivals:
+            missing = name if ours is None else "every rival of faster-whisper"
+            detail = f"{missing} is missing in this run"
+            checks += [Check(title, None, detail) for title in titles]
+            continue
+        best = min(run_rivals, key=lambda score: score.overall.cer.counts.errors)
+        minutes = (_by_minute(score.sentences, "characters") for score in (ours, best))
+        pairs = list(zip(*minutes, strict=True))
+        checks.append(gap_gate(titles[0], pairs, best.name, max_cer_gap, "minutes"))
+        checks += [_cut_gate(title, ours, best) for title in titles[1:]]
     if ours := by_name.get(OUR_DEFAULT):
-        peers = [score for score in scores if score.name in (*THEIRS, *THEIRS_BATCHED)]
+        peers = [score for score in scores if score.name in LONG_THEIRS]
         checks += coverage_gates(ours, peers)
     return [*checks, all_answered({score.name: score.errors for score in scores})]
 
 
-def _cer_gate(title: str, ours: LongFormScore, best: LongFormScore, limit: float) -> Check:
-    our_minutes, their_minutes = (
-        _by_minute(score.sentences, lambda sentence: sentence.characters) for score in (ours, best)
-    )
-    return gap_gate(title, our_minutes, their_minutes, best.name, limit, "minutes")
-
-
-def _cut_gate(title: str, ours: LongFormScore, best: LongFormScore, _: float) -> Check:
+def _cut_gate(title: str, ours: LongFormScore, best: LongFormScore) -> Check:
     pairs = [
         (_lost_or_added(our_sentence.words), _lost_or_added(their_sentence.words))
         for our_sentence, their_sentence in zip(ours.sentences, best.sentences, strict=True)
@@ -287,8 +277,7 @@ def _cut_gate(title: str, ours: LongFormScore, best: LongFormScore, _: float) ->
     ]
     if not pairs:
         return Check(title, None, "it cut nowhere")
-    our_counts, their_counts = zip(*pairs, strict=True)
-    return gap_gate(title, our_counts, their_counts, best.name, MAX_LOST_GAP, "sentences")
+    return gap_gate(title, pairs, best.name, MAX_LOST_GAP, "sentences")
 
 
 def _lost_or_added(words: Counts) -> Counts:

@@ -13,21 +13,18 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
-from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall, keys_of
 from eval.accuracy.run import transcribe_remaining
-from eval.accuracy.score import Counts, all_answered, char_counts, compared_texts
+from eval.accuracy.score import Counts, all_answered, char_counts
+from eval.accuracy.systems import check, prepare
 from eval.corpora.find import find_clips
 from eval.long import WITHOUT_SPEECH_SYSTEMS
-from eval.long.compose import at_level, faded, music, noise
-from eval.long.systems import open_system, prepare_names
+from eval.long.compose import at_level, faded, music, n_samples, noise, read_samples
 from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import AudioLimits
+from serve.speech.text import normalize_text
 from serve.speech.vad import FRAME, VadModel
 
 NOBODY = ("silence", "noise", "hum", "keys", "music", "rooms", "breaths")
@@ -41,7 +38,6 @@ _QUIET = 0.1  # a likelier frame is no pause
 _SHORTEST_PAUSE = 9  # frames: 0.29 s
 _EDGE = 3  # frames of a pause on either side that may still be speech
 _LONGEST_S = 9.0  # longest recording: it fits into a window with the silence around it
-_LIMITS = AudioLimits(_LONGEST_S + 1.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,17 +74,13 @@ def make_clips(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     return made
 
 
-def _n_samples(seconds: float) -> int:
-    return round(seconds * SAMPLE_RATE)
-
-
 def _synthesised(rng: np.random.Generator) -> Iterator[tuple[str, Samples]]:
     def length(low: float, high: float) -> int:
         """Draw a number of samples; shorter ones are likelier."""
-        return _n_samples(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
+        return n_samples(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
 
     for seconds in (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 29.9):
-        yield "silence", np.zeros(_n_samples(seconds), np.float32)
+        yield "silence", np.zeros(n_samples(seconds), np.float32)
     for level_db in _LEVELS_DB:
         for slope in (0.0, 0.0, 1.0, 2.0):
             yield "noise", noise(length(0.05, 29.0), slope, level_db, rng)
@@ -116,16 +108,12 @@ def _keyboard_noise(count: int, level_db: float, rng: np.random.Generator) -> Sa
     start = 0
     while start < count:
         burst = noise(
-            _n_samples(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng
+            n_samples(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng
         )
-        burst *= np.exp(-np.arange(len(burst)) / _n_samples(float(rng.uniform(0.002, 0.01))))
+        burst *= np.exp(-np.arange(len(burst)) / n_samples(float(rng.uniform(0.002, 0.01))))
         samples[start : start + len(burst)] += 4.0 * burst[: count - start]
-        start += _n_samples(float(rng.exponential(0.2) + 0.05))
+        start += n_samples(float(rng.exponential(0.2) + 0.05))
     return samples.clip(-1.0, 1.0)
-
-
-def _read(clip: Clip) -> Samples:
-    return audio.join_blocks(audio.decode(read_bytes(clip.path), _LIMITS))
 
 
 def _pauses(samples: Samples) -> list[Samples]:
@@ -142,7 +130,7 @@ def _pauses(samples: Samples) -> list[Samples]:
 
 def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
     """Yield the pauses of the first recordings that have some."""
-    pauses = (_pauses(_read(clip)) for clip in speech)
+    pauses = (_pauses(read_samples(clip)) for clip in speech)
     return itertools.islice(filter(None, pauses), 15)
 
 
@@ -150,32 +138,32 @@ def _rooms(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeCli
     """Yield a recording's pauses in a loop."""
     for pauses in _with_pauses(speech):
         tile = np.concatenate([faded(pause, 0.01) for pause in pauses])
-        yield MadeClip("rooms", np.resize(tile, _n_samples(float(np.exp(rng.uniform(0.0, 3.3))))))
+        yield MadeClip("rooms", np.resize(tile, n_samples(float(np.exp(rng.uniform(0.0, 3.3))))))
 
 
 def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     """Yield a recording's loudest pause, in its room or alone."""
     for pauses in _with_pauses(speech):
         loudest = faded(max(pauses, key=lambda pause: float(np.square(pause).mean())), 0.02)
-        yield MadeClip("breaths", np.pad(loudest, _n_samples(float(rng.choice((0.0, 0.5, 3.0))))))
+        yield MadeClip("breaths", np.pad(loudest, n_samples(float(rng.choice((0.0, 0.5, 3.0))))))
 
 
 def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     for clip in speech[:20]:
-        yield MadeClip("in silence", _padded(_read(clip), rng), clip.text, clip.language)
+        yield MadeClip("in silence", _padded(read_samples(clip), rng), clip.text, clip.language)
 
 
 def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
     """Yield words with noise beneath them, 15 to 30 dB below."""
     for clip in speech[:20]:
-        samples = _padded(at_level(_read(clip), _SPEECH_DB), rng)
+        samples = _padded(at_level(read_samples(clip), _SPEECH_DB), rng)
         samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)
         yield MadeClip("in noise", samples, clip.text, clip.language)
 
 
 def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
     """Put 1 to 10 s of silence before and after samples."""
-    before, after = (_n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2))
+    before, after = (n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2))
     return np.pad(samples, (before, after))
 
 
@@ -215,14 +203,13 @@ def measure_without_speech(
     """
     config, names = run.config.eval, systems or WITHOUT_SPEECH_SYSTEMS
     folder = run.folder / "without-speech"
-    prepare_names(names, run)
+    check(names, run.config)
+    prepare(names, run.config, run.config_path)
     speech = find_clips(config.manifest, half=config.half).clips
     sets: ClipSets = {"timed": _written(speech, seed, folder / "clips")}
     keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{run.config.name}, {config.threads} threads")
-    transcribe_remaining(
-        conditions, run.config, sets, keys, folder, run.say, again=again, open_system=open_system
-    )
+    transcribe_remaining(conditions, run.config, sets, keys, folder, run.say, again=again)
     calls = {name: PredictionStore(folder, name).scored_calls(keys) for name in names}
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}
@@ -246,7 +233,6 @@ def _written(speech: Sequence[Clip], seed: int, folder: Path) -> list[Clip]:
 
 def score(name: str, calls: Sequence[TimedCall]) -> InventedTextScore:
     """Count the texts of a system; the kind of a clip is the name's first part."""
-    normalize = normalizer(DEFAULT)
     clips, with_text = (dict.fromkeys([*NOBODY, *SPOKEN], 0) for _ in range(2))
     spoken = Counts()
     for call in calls:
@@ -254,7 +240,7 @@ def score(name: str, calls: Sequence[TimedCall]) -> InventedTextScore:
         clips[kind] += 1
         with_text[kind] += bool(call.text.strip())
         if kind in SPOKEN:
-            spoken += char_counts(*compared_texts(call, normalize))
+            spoken += char_counts(normalize_text(call.reference), normalize_text(call.text))
     return InventedTextScore(name, clips, with_text, spoken)
 
 

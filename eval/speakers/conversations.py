@@ -19,16 +19,15 @@ from typing import TypeVar
 import numpy as np
 import soundfile
 from numpy.random import Generator
+from tqdm import tqdm
 
 from build.clips import Clip
-from eval.long.compose import at_level, faded, noise
-from eval.record import Say, made_once, write_text
+from eval.long.compose import at_level, faded, noise, read_samples
+from eval.record import made_once, write_text
 from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes, read_text
+from serve.contract.files import read_text
 from serve.contract.messages import Samples
 from serve.speakers.diarize import SpeakerTurn
-from serve.speech.audio import decode, join_blocks
-from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import SpeechFilter, VadModel, VadOptions
 
@@ -135,7 +134,6 @@ def to_stm(name: str, utterances: Iterable[Utterance]) -> str:
 CACHE = Path(".cache") / "speakers"
 MIN_SPEECH_S = 8.0  # of a speaker's clips together; a speaker with less is not drawn
 
-_LIMITS = AudioLimits(600.0)
 _SPEECH = VadOptions(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
 # Voice activity tells so late that speech begins and ends: the median of clips by their level.
 _LATE = round(0.09 * SAMPLE_RATE)
@@ -180,7 +178,7 @@ class _SpokenClip:
 
 
 def compose(
-    planned: Sequence[ConversationPlan], seed: int, clips: Sequence[Clip], say: Say
+    planned: Sequence[ConversationPlan], seed: int, clips: Sequence[Clip]
 ) -> list[ConversationRecording]:
     """Make conversations, unless they are there.
 
@@ -188,7 +186,6 @@ def compose(
         planned: the conversations; their names differ.
         seed: the seed of all random draws.
         clips: to be spoken; clips of unknown speakers are left out.
-        say: gets a line on each that is made.
 
     Raises:
         FileError, AudioError: a clip cannot be read.
@@ -199,8 +196,7 @@ def compose(
     folder = CACHE / digest.hexdigest()[:24]
 
     def make(partial: Path) -> None:
-        for number, conversation in enumerate(planned):
-            say(f"composing {conversation.name} …")
+        for number, conversation in enumerate(tqdm(planned, "composing", unit="conversation")):
             _write(conversation, np.random.default_rng((seed, number)), clips, partial)
 
     made_once(folder, make)
@@ -243,7 +239,7 @@ def _draw_speakers(
 
 
 def _speech_of(clip: Clip) -> _SpokenClip:
-    samples = join_blocks(decode(read_bytes(clip.path), _LIMITS))
+    samples = read_samples(clip)
     listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
     intervals = list[tuple[int, int]]()

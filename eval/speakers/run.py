@@ -5,6 +5,7 @@ half of the clips and of the meetings; figures are of the other unless `--half` 
 """
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import load_clips
-from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.score import Counts, word_counts
 from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
@@ -29,6 +29,7 @@ from serve.contract.messages import Request
 from serve.speakers.diarize import Diarizer, SpeakerTurn
 from serve.speech.audio import decode, join_blocks
 from serve.speech.meter import AudioLimits
+from serve.speech.text import normalize_text
 from serve.transcriber.open import open_transcriber
 
 
@@ -106,7 +107,6 @@ SpeakerTexts = Sequence[tuple[str, str]]
 """Speakers and their texts, in order of time."""
 
 _SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
-_normalize = normalizer(DEFAULT)
 
 
 def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
@@ -127,7 +127,7 @@ def _by_speaker(texts: SpeakerTexts) -> list[str]:
 
 
 def _words(texts: SpeakerTexts) -> str:
-    joined = _normalize(" ".join(text for _, text in texts), None)
+    joined = normalize_text(" ".join(text for _, text in texts))
     return " ".join(_SPACELESS.sub(r" \1 ", joined).split())
 
 
@@ -184,7 +184,7 @@ def speakers(
     """Measure who speaks when.
 
     Args:
-        run: its record is kept anew with each set and system.
+        run: its config has the engine.
         recordings: a folder of audio files and RTTMs, such as of meetings.
         half: "choose" or "report", of these and of the clips.
         seed: the seed of the conversations.
@@ -197,35 +197,30 @@ def speakers(
     # Read before conversations are composed, which takes minutes.
     meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else None
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
-    sets = {"conversations": compose(PLAN, seed, clips, run.say)}
+    sets = {"conversations": compose(PLAN, seed, clips)}
     if meetings is not None:
         sets["recordings"] = meetings
-    scored, totals = list[DiarizationScore](), list[dict[str, Any]]()
-    result = Result()
-    for name, some in sets.items():
-        scores = _scored(device, some, run.say)
-        scored += scores
-        totals.append(figures_of(name, scores))
-        rows = [_row(figures_of(score.recording, [score])) for score in scored]
-        tables = (
-            Table(HEADER, [_row(total) for total in totals]),
-            Table(HEADER, rows, "By recording", folded="closed"),
-        )
-        kept = {"sets": totals, "recordings": scored}
-        result = Result(kept, _checks(totals[0]), (ReportSection("Speakers", tables),))
-        run.keep(result)
+    scored = {name: _scored(device, members, run.say) for name, members in sets.items()}
+    totals = [figures_of(name, scores) for name, scores in scored.items()]
+    scores = list(itertools.chain(*scored.values()))
+    rows = [_row(figures_of(score.recording, [score])) for score in scores]
+    tables = (
+        Table(HEADER, list(map(_row, totals))),
+        Table(HEADER, rows, "By recording", folded="closed"),
+    )
+    figures: dict[str, Any] = {"sets": totals, "recordings": scores}
+    sections = [ReportSection("Speakers", tables)]
     if texts:
         prepare_engine(run.config, run.config_path, run.config.build.precision)
-        every = [recording for some in sets.values() for recording in some]
-        counts = _transcribe(run.config, every)
+        counts = _transcribe(run.config, list(itertools.chain(*sets.values())))
         counts["all"] = sum(counts.values(), Counts())
-        lines = [
+        text_rows = [
             (name, f"{100 * edits.errors / max(edits.length, 1):.1f} %", str(edits.length))
             for name, edits in counts.items()
         ]
-        sections = (*result.sections, ReportSection("Texts", [Table(TEXTS_HEADER, lines)]))
-        result = Result({**result.figures, "texts": counts}, result.checks, sections)
-    return result
+        figures["texts"] = counts
+        sections.append(ReportSection("Texts", [Table(TEXTS_HEADER, text_rows)]))
+    return Result(figures, _checks(totals[0]), tuple(sections))
 
 
 def _transcribe(

@@ -8,19 +8,19 @@ figures are of the other half, `report`.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import jiwer
 import numpy as np
 import numpy.typing as npt
 
 from build.clips import Clip
-from eval.accuracy.normalize import Normalize
 from eval.record import Check, Part, ReportSection, Table, Text
 from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
 from serve.speech.judging import confidence_of, log_odds
+from serve.speech.text import normalize_text
 from serve.speech.words import SPACELESS
 
 HALVES = ("choose", "report")
@@ -30,7 +30,7 @@ MIN_DECIDING = 1_000  # words; with fewer the measures are a matter of chance
 BINS = 15
 MIN_FIT_WORDS = 30  # the fewest right words, and wrong words, for a fit
 _MIN_ROW_WORDS = 50  # words of a language that has a row
-_RIDGE = 1e-3  # keeps weights finite where words could be told apart without error
+_RIDGE = 1e-3  # keeps weights finite where words could be separated without error
 _MAX_STEPS = 100
 _MIN_STEP = 1e-9  # the fit ends at a smaller step
 
@@ -104,33 +104,119 @@ def reliability(
     )
 
 
-def fit_logistic(features: Floats, right: Sequence[bool]) -> list[float]:
-    """Fit a logistic regression by maximum likelihood.
+# ---------------------------------------------------------------- words
 
-    Weights are not negative: a feature with a negative weight is dropped.
 
-    Args:
-        features: float64 (words, k), the most telling first.
-        right: whether each word is right.
+@dataclasses.dataclass(frozen=True)
+class HeardWord:
+    """A word of a transcript."""
 
-    Returns:
-        The intercept, and a weight of each feature, none below 0.
+    file: str
+    half: str
+    language: str  # of the reference; "" = unknown
+    word: str
+    probability: float
+    avg_logprob: float  # of the segment
+    confidence: float | None  # of the engine, if it has a fit
+    right: bool
+
+
+def judge_words(
+    clips: Sequence[Clip], answers: Sequence[Transcript | EarshotError]
+) -> Iterator[HeardWord]:
+    """Yield the words of answers, and whether each is right; punctuation alone is no word.
+
+    Clips without a half go to both halves in turn.
+    """
+    for number, (clip, answer) in enumerate(zip(clips, answers, strict=True)):
+        if isinstance(answer, EarshotError):
+            continue
+        words = [(word, segment) for segment in answer.segments for word in segment.words or ()]
+        texts = [word.word for word, _ in words]
+        verdicts = right_words(clip.text, texts, clip.language)
+        for (word, segment), right in zip(words, verdicts, strict=True):
+            if right is not None and segment.avg_logprob is not None:
+                yield HeardWord(
+                    file=clip.file,
+                    half=clip.half or HALVES[number % 2],
+                    language=clip.language or "",
+                    word=word.word,
+                    probability=word.probability,
+                    avg_logprob=segment.avg_logprob,
+                    confidence=word.confidence,
+                    right=right,
+                )
+
+
+def right_words(reference: str, words: Sequence[str], language: str | None) -> list[bool | None]:
+    """Tell which words match the aligned reference; None: the word is punctuation alone.
+
+    Every word of either is normalised by itself; where a language has no spaces its characters are
+    compared. A word that becomes several is right where all of them are.
+    """
+
+    def parts(word: str) -> list[str]:
+        text = normalize_text(word)
+        return list(text.replace(" ", "")) if language in SPACELESS else text.split()
+
+    spoken = [part for word in reference.split() for part in parts(word)]
+    word_parts = [parts(word) for word in words]
+    text = " ".join(itertools.chain(*word_parts))
+    matched = {
+        index
+        for chunk in jiwer.process_words([" ".join(spoken)], [text]).alignments[0]
+        if chunk.type == "equal"
+        for index in range(chunk.hyp_start_idx, chunk.hyp_end_idx)
+    }
+    indices = itertools.count()
+    return [all([next(indices) in matched for _ in own]) if own else None for own in word_parts]
+
+
+# ---------------------------------------------------------------- fit
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationResult:
+    """The fit, and the reliability of every figure."""
+
+    fit: Confidence
+    rows: tuple[Reliability, ...]
+
+
+def fit_confidence(words: Sequence[HeardWord], source: str) -> Confidence:
+    """Fit a logistic regression to words by maximum likelihood.
+
+    Weights are not negative: without a positive weight of avg_logprob, probability counts alone.
 
     Raises:
-        EarshotError: too few words are right or wrong, or the first feature tells nothing.
+        EarshotError: too few words are right or wrong, or right words have no higher probability.
     """
-    wrong_count = len(right) - sum(right)
-    if min(sum(right), wrong_count) < MIN_FIT_WORDS:
+    right = np.array([word.right for word in words], np.float64)
+    right_count, wrong_count = int(right.sum()), int((1 - right).sum())
+    if min(right_count, wrong_count) < MIN_FIT_WORDS:
         raise EarshotError(
-            f"{sum(right)} words are right and {wrong_count} wrong; expected at least "
-            f"{MIN_FIT_WORDS} of each: let more speech be heard"
+            f"{right_count} words are right and {wrong_count} wrong; expected at least "
+            f"{MIN_FIT_WORDS} of each: add clips with speech"
         )
-    truth = np.asarray(right, np.float64)
-    for count in range(features.shape[1], 0, -1):
-        weights = _newton(np.insert(features[:, :count], 0, 1.0, axis=1), truth)
-        if min(weights[1:]) >= 0:
-            return [float(weight) for weight in weights] + [0.0] * (features.shape[1] - count)
-    raise EarshotError("words of more probability are not more often right; nothing can be fitted")
+    rows = np.array([(1.0, log_odds(word.probability), word.avg_logprob) for word in words])
+    weights = _newton(rows, right)
+    if min(weights[1:]) < 0:
+        weights = np.append(_newton(rows[:, :2], right), 0.0)
+    if weights[1] < 0:
+        raise EarshotError(
+            "words of more probability are not more often right; nothing can be fitted"
+        )
+    intercept, probability, avg_logprob = (round(float(weight), 4) for weight in weights)
+    return Confidence(
+        fit="logistic",
+        intercept=intercept,
+        probability=probability,
+        avg_logprob=avg_logprob,
+        source=source,
+        clips=len({word.file for word in words}),
+        words=len(words),
+        languages=tuple(sorted({word.language for word in words if word.language})),
+    )
 
 
 def _newton(rows: Floats, truth: Floats) -> Floats:
@@ -148,119 +234,22 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     return weights
 
 
-# ---------------------------------------------------------------- words
-
-
-@dataclasses.dataclass(frozen=True)
-class HeardWord:
-    """A word of a transcript."""
-
-    file: str
-    half: str
-    language: str  # of the reference; "" = unknown
-    word: str
-    probability: float
-    avg_logprob: float  # of the segment
-    confidence: float | None  # as the engine says, if it does
-    right: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class CalibrationResult:
-    """The fit, and the reliability of every figure."""
-
-    fit: Confidence
-    rows: tuple[Reliability, ...]
-
-
-def judge_words(
-    heard: Iterable[tuple[Clip, Transcript]], normalize: Normalize
-) -> Iterable[HeardWord]:
-    """Yield the words of answers, and whether each is right; punctuation alone is no word.
-
-    Clips without a half go to both halves in turn.
-    """
-    for number, (clip, answer) in enumerate(heard):
-        words = [(word, segment) for segment in answer.segments for word in segment.words or ()]
-        texts = [word.word for word, _ in words]
-        verdicts = right_words(clip.text, texts, clip.language, normalize)
-        for (word, segment), right in zip(words, verdicts, strict=True):
-            if right is not None and segment.avg_logprob is not None:
-                yield HeardWord(
-                    file=clip.file,
-                    half=clip.half or HALVES[number % 2],
-                    language=clip.language or "",
-                    word=word.word,
-                    probability=word.probability,
-                    avg_logprob=segment.avg_logprob,
-                    confidence=word.confidence,
-                    right=right,
-                )
-
-
-def right_words(
-    reference: str, words: Sequence[str], language: str | None, normalize: Normalize
-) -> list[bool | None]:
-    """Tell which words match the aligned reference; None: the word is punctuation alone.
-
-    Every word of either is normalised by itself; where a language has no spaces its characters are
-    compared. A word that becomes several is right where all of them are.
-    """
-
-    def parts(word: str) -> list[str]:
-        text = normalize(word, language)
-        return list(text.replace(" ", "")) if language in SPACELESS else text.split()
-
-    spoken = [part for word in reference.split() for part in parts(word)]
-    heard = [parts(word) for word in words]
-    heard_parts = list(itertools.chain(*heard))
-    matches = [False] * len(heard_parts)
-    if spoken and heard_parts:
-        alignment = jiwer.process_words([" ".join(spoken)], [" ".join(heard_parts)]).alignments[0]
-        for chunk in alignment:
-            for i in range(chunk.hyp_start_idx, chunk.hyp_end_idx):
-                matches[i] = chunk.type == "equal"
-    remaining = iter(matches)
-    return [all(list(itertools.islice(remaining, len(own)))) if own else None for own in heard]
-
-
-def fit_confidence(words: Sequence[HeardWord], source: str) -> Confidence:
-    """Fit the confidence of words.
-
-    Raises:
-        EarshotError: as `fit_logistic`.
-    """
-    features = np.array([(log_odds(word.probability), word.avg_logprob) for word in words])
-    weights = fit_logistic(features.reshape(-1, 2), [word.right for word in words])
-    intercept, probability, avg_logprob = (round(weight, 4) for weight in weights)
-    return Confidence(
-        fit="logistic",
-        intercept=intercept,
-        probability=probability,
-        avg_logprob=avg_logprob,
-        source=source,
-        clips=len({word.file for word in words}),
-        words=len(words),
-        languages=tuple(sorted({word.language for word in words if word.language})),
-    )
-
-
 def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationResult:
     """Fit to the words of one half, from all beams; judge by the other half.
 
     Args:
         words: the words of both halves, by beam.
-        source: id of the checkpoint that heard them.
+        source: id of the checkpoint that transcribed them.
 
     Raises:
-        EarshotError: as `fit_logistic`; or no word of the other half was heard.
+        EarshotError: as `fit_confidence`; or the other half has no word.
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
     fit, rows = fit_confidence(chosen, source), list[Reliability]()
     for beam, beam_words in words.items():
         reported = [word for word in beam_words if word.half == "report"]
         if not reported:
-            raise EarshotError("no word of the half 'report' was heard; expected speech in it")
+            raise EarshotError("the half 'report' has no word; expected clips with speech in it")
         figures: dict[str, list[float | None]] = {
             "probability": [word.probability for word in reported],
             "confidence": [word.confidence for word in reported],

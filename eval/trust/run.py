@@ -13,13 +13,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.systems import greedy
 from eval.config import EvaluationProduct
 from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
-from eval.trust.agreement import RANKINGS, TranscriptPair, pair_of
+from eval.trust.agreement import TranscriptPair, pair_of
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -64,7 +63,9 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         seconds=sum(clip.duration_s for clip in clips),
         threshold=threshold,
     )
-    lines = [agreement.line_of(pair, threshold) for pair in pairs]
+    lines = [vars(pair) | {"trusted": pair.is_trusted(threshold)} for pair in pairs]
+    for line in lines:
+        del line["edits"]
     write_jsonl(run.folder / "transcripts.jsonl", lines)
     reasons = [{"file": file, "error": error} for file, error in failed.items()]
     write_jsonl(run.folder / "failed.jsonl", reasons)
@@ -75,12 +76,18 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
     )
     if drawn.references and not other and has_words:
-        beams = {run.config.transcriber.beam_size: first, 1: second}
+        beams = {
+            beam: list(calibration.judge_words(drawn.clips, answers))
+            for beam, answers in ((run.config.transcriber.beam_size, first), (1, second))
+        }
         try:
-            words = _calibrated(run.folder, drawn.clips, beams, source)
+            words = calibration.figures_of(beams, source)
         except EarshotError as error:
             checks += (Check("confidence is fitted", None, str(error)),)
         else:
+            judged = [{"beam_size": beam, **vars(word)} for beam in beams for word in beams[beam]]
+            write_jsonl(run.folder / "words.jsonl", judged)
+            write_json(run.folder / "fit.json", words.fit)
             checks += calibration.checks_of(words)
             sections.append(calibration.section_of(words))
     kept = {"transcripts": figures, "words": words}
@@ -134,7 +141,7 @@ def _in_half(clip: Clip, half: str) -> bool:
 def pair_transcripts(
     drawn: FoundCorpus, first: Sequence[Answer], second: Sequence[Answer], half: str = ""
 ) -> tuple[list[TranscriptPair], dict[str, str]]:
-    """Pair the transcripts of both passes, by difference and then by avg_logprob.
+    """Pair the transcripts of both passes, the most alike first.
 
     Args:
         drawn: the clips.
@@ -145,34 +152,18 @@ def pair_transcripts(
         The pairs, and the reasons of clips without one, by file.
 
     Raises:
-        EarshotError: no clip was heard by both.
+        EarshotError: no clip has two transcripts.
     """
-    pairs, failed, normalize = list[TranscriptPair](), dict(drawn.unreadable), normalizer(DEFAULT)
+    pairs, failed = list[TranscriptPair](), dict(drawn.unreadable)
     for clip, one, other in zip(drawn.clips, first, second, strict=True):
         if not _in_half(clip, half):
             continue
         if isinstance(one, Transcript) and isinstance(other, Transcript):
-            references = drawn.references
-            pairs.append(pair_of(clip, one, other, references=references, normalize=normalize))
+            pairs.append(pair_of(clip, one, other, references=drawn.references))
         else:
             failed[clip.file] = str(other if isinstance(one, Transcript) else one)
     if not pairs:
         file, error = next(iter(failed.items()))
-        raise EarshotError(f"no clip was heard by both passes; {file}: {error}")
-    pairs.sort(key=lambda pair: (pair.difference, RANKINGS["avg_logprob"](pair)))
+        raise EarshotError(f"no clip has transcripts of both passes; {file}: {error}")
+    pairs.sort(key=lambda pair: (pair.difference, pair.silence))
     return pairs, failed
-
-
-def _calibrated(
-    folder: Path, clips: Sequence[Clip], beams: dict[int, list[Answer]], source: str
-) -> calibration.CalibrationResult:
-    """Fit confidence to the words that each search heard, and keep words and fit."""
-    normalize, words = normalizer(DEFAULT), dict[int, list[calibration.HeardWord]]()
-    for beam, answers in beams.items():
-        pairs = [(c, a) for c, a in zip(clips, answers, strict=True) if isinstance(a, Transcript)]
-        words[beam] = list(calibration.judge_words(pairs, normalize))
-    figures = calibration.figures_of(words, source)
-    kept = [{"beam_size": beam, **vars(word)} for beam, some in words.items() for word in some]
-    write_jsonl(folder / "words.jsonl", kept)
-    write_json(folder / "fit.json", figures.fit)
-    return figures

@@ -81,8 +81,6 @@ def timed_call(file, reference, text, **fields):
         "duration_s": 10.0,
         "clip_set": "timed",
         "phase": "loaded",
-        "concurrency": 8,
-        "repeat": 0,
         "started_s": 0.0,
         "latency_s": 1.0,
         "prediction": Prediction(text, "en"),

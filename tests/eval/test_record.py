@@ -41,8 +41,6 @@ def test_eval_reads_all_sections(tmp_path):
         ("[eval]\nsystems = 'a'", r"eval\.systems = 'a'; expected a list"),
         ("[eval]\nthread = 1", r"eval: unknown key 'thread'; did you mean 'threads'"),
         ("[eval]\nheld_out = 'a'", r"eval: unknown key 'held_out'; did you mean 'heldout'"),
-        ("[build]\nprecision = 'int4'", r"build\.precision = 'int4'"),
-        ("[runtime]\nslots = 0", r"runtime\.slots = 0"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):

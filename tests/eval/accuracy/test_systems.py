@@ -16,7 +16,6 @@ from eval.accuracy import systems
 from eval.accuracy.predictions import Prediction
 from eval.config import EvalConfig, EvaluationProduct, load_config
 from eval.demo import demo, render
-from eval.long import systems as long_systems
 from eval.record import verdict
 from serve.contract.errors import (
     ConfigError,
@@ -74,12 +73,11 @@ def test_transformers(config):
 
 @pytest.mark.nightly
 def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
-    spec = systems.specs(config)["faster-whisper-int8"]
-    systems.prepare([spec], config, "unused.toml")
+    systems.prepare(["faster-whisper-int8"], config, "unused.toml")
     folder = systems.converted_folder(config)
     assert list(cache.iterdir()) == [folder]  # nothing half done beside it
     made = (folder / "model.bin").stat().st_mtime_ns
-    systems.prepare([spec], config, "unused.toml")
+    systems.prepare(["faster-whisper-int8"], config, "unused.toml")
     assert (folder / "model.bin").stat().st_mtime_ns == made
     said("faster-whisper-int8", config)
 
@@ -104,11 +102,11 @@ def test_faster_whisper_has_no_handicap(tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_faster_whisper_in_batches_is_its_own_class(config, cache):
     systems.prepare_converted(config)
-    with long_systems.open_system("faster-whisper-batched", config) as peer:
+    with systems.open_system("faster-whisper-batched", config) as peer:
         assert peer.settings["class"] == "BatchedInferencePipeline"
         answer = peer.transcribe(CLIP.read_bytes(), None)
     assert {segment.window for segment in answer.segments} == {0}
-    with long_systems.open_system("faster-whisper-default", config) as peer:
+    with systems.open_system("faster-whisper-default", config) as peer:
         assert peer.settings["class"] == "WhisperModel"
         assert "condition_on_previous_text" not in peer.settings
 

@@ -75,13 +75,6 @@ def test_parquet_that_does_not_fit(tmp_path, make, message):
         find_clips(str(tmp_path))
 
 
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
-    path = shard(tmp_path / "a.parquet", ["a"])
-    monkeypatch.setattr(parquet, "missing_packages", lambda names: list(names))
-    with pytest.raises(UnavailableError, match="needs the package pyarrow; install requirements"):
-        find_clips(str(path))
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub that has one data set, in memory."""

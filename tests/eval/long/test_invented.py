@@ -58,7 +58,7 @@ def test_without_speech_there_is_nothing_to_cut_from(speech):
 
 def call(file, text, reference="", error=None):
     prediction = None if error else Prediction(text, "en")
-    place = ("timed", "accuracy", 1, 0, 0.0, 0.1)
+    place = ("timed", "accuracy", 0.0, 0.1)
     return TimedCall(file, reference, "en" if reference else None, 1.0, *place, prediction, error)
 
 
@@ -97,7 +97,7 @@ def hear(made, monkeypatch, run_of):
 
         monkeypatch.setattr(invented, "make_clips", made_before)
         monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
-        monkeypatch.setattr(invented, "prepare_names", lambda *_: None)
+        monkeypatch.setattr(invented, "prepare", lambda *_: None)
         of = run_of(EvaluationProduct(eval=EvalConfig(manifest=SPEECH, half="report")), "invented")
         return invented.measure_without_speech(of, systems=NAMES[:2], seed=0, again=False)
 

@@ -81,7 +81,7 @@ def test_a_conversation_is_what_its_plan_says(clips):
         ConversationPlan(2, 0.4, one_group=False),
         ConversationPlan(1, 0.2, one_group=True),
     ]
-    both, one = sorted(compose(plan, 3, clips, print), key=lambda found: -found.speakers)
+    both, one = sorted(compose(plan, 3, clips), key=lambda found: -found.speakers)
     assert (both.speakers, one.speakers) == (2, 1)
     samples, rate = soundfile.read(both.path)
     assert rate == SAMPLE_RATE and len(samples) >= 0.4 * 60 * rate
@@ -95,14 +95,14 @@ def test_a_conversation_is_what_its_plan_says(clips):
     texts = {" ".join(clip.text.split()) for clip in clips}
     for utterance in both.utterances:
         assert utterance.text in texts and utterance.start_s < utterance.end_s
-    again = compose(plan, 3, clips, print)
-    assert again == [*compose(plan, 3, clips, print)] and both in again
+    again = compose(plan, 3, clips)
+    assert again == [*compose(plan, 3, clips)] and both in again
 
 
 def test_conversations_need_enough_speakers(clips):
     unknown = [Clip(c.file, c.path, c.text, c.language, c.duration_s) for c in clips]
     with pytest.raises(ConfigError, match="the clips have 0 speakers with 8 s of speech"):
-        compose([ConversationPlan(2, 0.5, one_group=False)], 0, unknown, print)
+        compose([ConversationPlan(2, 0.5, one_group=False)], 0, unknown)
 
 
 @pytest.fixture

@@ -10,18 +10,15 @@ import pytest
 
 from build.clips import Clip, load_clips
 from eval.__main__ import main
-from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.config import EvaluationProduct, changed
 from eval.record import read_json, write_jsonl
 from eval.trust import run as trust_run
-from eval.trust.agreement import checks_of, figures_of, is_trusted, pair_of, steps
+from eval.trust.agreement import checks_of, figures_of, pair_of, steps
 from eval.trust.run import passes_of, trust
 from serve.contract.engine import Confidence, open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from tests.eval.fakes import printed
-
-BASIC = normalizer(DEFAULT)
 
 
 def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
@@ -38,7 +35,7 @@ def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
 def pair(file, reference, text, other, duration_s=1.0, references=True, **said):
     clip = Clip(file, Path(file), reference, "en" if reference else None, duration_s)
     first, second = transcript(text, **said), transcript(other)
-    return pair_of(clip, first, second, references=references, normalize=BASIC)
+    return pair_of(clip, first, second, references=references)
 
 
 def test_a_transcript_is_as_sure_as_its_tokens_and_words():
@@ -47,7 +44,7 @@ def test_a_transcript_is_as_sure_as_its_tokens_and_words():
     bare = dataclasses.replace(more, avg_logprob=None, words=None)
     first = dataclasses.replace(first, segments=(*first.segments, more, bare))
     clip = Clip("a", Path("a"), "so", "en", 1.0)
-    found = pair_of(clip, first, transcript("so"), references=True, normalize=BASIC)
+    found = pair_of(clip, first, transcript("so"), references=True)
     assert found.avg_logprob == pytest.approx((4 * -0.2 + 2 * -0.8) / 6)
     assert found.confidence == pytest.approx((0.9 + 0.9 + 0.3) / 3)
     nothing = pair("a", "so", "", "")
@@ -58,9 +55,9 @@ def test_two_that_hear_nobody_agree_on_silence_alone():
     nobody, missed = pair("a", "", "", " …"), pair("b", "so", "", "")
     for one in (nobody, missed):
         assert one.difference == 0.0 and one.silence
-        assert not is_trusted(one, 0.0) and not is_trusted(one, 100.0)
+        assert not one.is_trusted(0.0) and not one.is_trusted(100.0)
     heard = pair("c", "", "Thanks", "Thanks")
-    assert not heard.silence and is_trusted(heard, 0.0), "both may make up the same"
+    assert heard.is_trusted(0.0), "both may make up the same"
     assert (heard.edits.errors, heard.edits.length) == (6, 0)
 
 
@@ -73,36 +70,27 @@ PAIRS = [
 ]
 
 
-def points_by(ranking, pairs=PAIRS, threshold=10.0):
+def points_of(pairs, threshold=3.5):
     found = figures_of(pairs, failed=0, clips=10, seconds=40.0, threshold=threshold)
-    return {point.threshold: point for point in found.points if point.by == ranking}
+    return {point.threshold: point for point in found.points}
 
 
 def test_a_threshold_says_how_much_is_selected_and_how_right():
-    found = points_by("agreement")
-    assert list(found) == [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
-    assert [point.clips for point in found.values()] == [2, 2, 2, 3, 3, 3, 4, 4]
+    found = points_of(PAIRS)
+    assert list(found) == [0.0, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 50.0, 100.0]
+    assert [point.clips for point in found.values()] == [2, 2, 2, 2, 3, 3, 3, 4, 4]
     none, every = found[0.0], found[100.0]
     assert (none.clips_percent, none.seconds_percent) == (20.0, 100 * 3 / 40)
     assert (none.cer.percent, none.exact_percent) == (50.0, 50.0)
     assert (every.cer.percent, every.exact_percent) == (37.5, 50.0)
-    assert list(points_by("agreement", threshold=3.5))[3:5] == [3.5, 5.0]
-    sure = points_by("avg_logprob")  # selects as many
-    assert [point.clips for point in sure.values()] == [2, 2, 2, 3, 3, 3, 4, 4]
-    assert sure[0.0].cer.percent == 0.0  # a and c
-    assert sure[5.0].cer.percent == pytest.approx(50 / 3)  # and d
-    assert sure[100.0] == dataclasses.replace(every, by="avg_logprob"), "intervals as well"
     unknown = [dataclasses.replace(one, edits=None) for one in PAIRS]
-    without = points_by("agreement", unknown)[5.0]
+    without = points_of(unknown)[5.0]
     assert (without.clips, without.cer, without.exact_percent) == (3, None, None)
-    assert not points_by("avg_logprob", unknown) and checks_of(unknown, 10.0) == ()
+    assert checks_of(unknown, 10.0) == ()
 
 
 def test_a_curve_takes_what_is_alike_together():
-    curve = steps(PAIRS, 10, "agreement")
-    assert curve == [(20.0, 50.0), (30.0, pytest.approx(100 / 3)), (40.0, 37.5)]
-    shares = [share for share, _ in steps(PAIRS, 10, "avg_logprob")]
-    assert shares == [10.0, 20.0, 30.0, 40.0]
+    assert steps(PAIRS, 10) == [(20.0, 50.0), (30.0, pytest.approx(100 / 3)), (40.0, 37.5)]
 
 
 def test_what_is_trusted_must_be_more_right_than_the_rest():
@@ -207,7 +195,7 @@ def test_a_folder_without_references_becomes_a_list_to_filter(tmp_path, run_of, 
         {"file": "deep/bad.wav", "error": "AUDIO cannot be decoded"},
         {"file": "deep/late.wav", "error": "AUDIO cannot be decoded"},
     ]
-    assert "audio without references: 6 clips; 0.00 h; unknown language 6" in printed(result)
+    assert "audio without references: 6 clips; 0.00 h" in printed(result)
     assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1; failed: 2" in printed(result)
     assert "CER" not in printed(result) and result.checks == ()
     trusted = tmp_path / "trusted.jsonl"  # as a recipe would take it
@@ -247,11 +235,11 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
     asked = {(r.language, r.try_word_timestamps) for r in opened["f", 5].requests}
     assert asked == {("en", True), (None, True)}
     manifest = manifest_of(tmp_path, {"a.wav": "fail|so", "b.wav": "so|fail"}, {})
-    with pytest.raises(EarshotError, match=r"heard by both passes; a.wav: AUDIO cannot be decoded"):
+    with pytest.raises(EarshotError, match=r"of both passes; a.wav: AUDIO cannot be decoded"):
         trust(run_of(config_of(manifest)), other="", threshold=10.0)
     found = result.figures["transcripts"]
     assert (found.trusted, found.silences, found.silences_right, found.failed) == (2, 1, 1, 2)
-    (point,) = (p for p in found.points if (p.threshold, p.by) == (10.0, "agreement"))
+    (point,) = (point for point in found.points if point.threshold == 10.0)
     assert (point.clips, point.exact_percent) == (2, 50.0)
     assert point.cer.percent == pytest.approx(100 * 2 / 18)
     assert (
@@ -259,7 +247,7 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
         in printed(result)
     )
     (chart,) = result.sections[0].parts[0].charts
-    assert list(chart.lines) == ["agreement", "avg_logprob"]
+    assert list(chart.lines) == ["agreement"]
     assert len(result.checks) == 1
 
 

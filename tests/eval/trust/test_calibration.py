@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from build.clips import Clip
-from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.trust.calibration import (
     EVERY,
     HeardWord,
     checks_of,
     figures_of,
-    fit_logistic,
+    fit_confidence,
     judge_words,
     reliability,
     right_words,
@@ -25,11 +24,9 @@ from serve.contract.errors import EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.judging import log_odds
 
-BASIC = normalizer(DEFAULT)
-
 
 def right(reference, *words, language="en"):
-    return right_words(reference, words, language, BASIC)
+    return right_words(reference, words, language)
 
 
 def test_words_are_right_where_they_were_said():
@@ -84,21 +81,24 @@ def words_of(half, count, weights, language="en", beam_seed=0):
 TRUE = (1.5, 0.6, 2.0)
 
 
+def weights_of(words):
+    fit = fit_confidence(words, "checkpoint")
+    return fit.intercept, fit.probability, fit.avg_logprob
+
+
 def test_the_fit_finds_what_the_words_follow():
-    words = words_of("choose", 20_000, TRUE)
-    features = np.array([(log_odds(word.probability), word.avg_logprob) for word in words])
-    assert fit_logistic(features, [word.right for word in words]) == pytest.approx(TRUE, abs=0.15)
+    assert weights_of(words_of("choose", 20_000, TRUE)) == pytest.approx(TRUE, abs=0.15)
 
 
 def test_what_would_have_it_fall_counts_for_nothing():
     words = words_of("choose", 5_000, (0.5, 0.6, -2.0))
-    features = np.array([(log_odds(word.probability), word.avg_logprob) for word in words])
-    _, weight, nothing = fit_logistic(features, [word.right for word in words])
+    _, weight, nothing = weights_of(words)
     assert nothing == 0.0 and weight > 0.3
     with pytest.raises(EarshotError, match="are not more often right"):
-        fit_logistic(-features[:, :1], [word.right for word in words])
+        weights_of(words_of("choose", 5_000, (0.5, -0.6, 0.0)))
+    right = [dataclasses.replace(word, right=True) for word in words[:40]]
     with pytest.raises(EarshotError, match="40 words are right and 0 wrong; expected at least 30"):
-        fit_logistic(features[:40], [True] * 40)
+        weights_of(right)
 
 
 def test_figures_are_of_the_half_that_was_not_fitted_to():
@@ -129,7 +129,7 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
     assert [check.passed for check in checks_of(unlike)] == [False, False]
     few = figures_of({5: [*both[5][:3_000], *others[:999]]}, "somebody")
     assert [check.passed for check in checks_of(few)] == [None, None]
-    with pytest.raises(EarshotError, match="no word of the half 'report' was heard"):
+    with pytest.raises(EarshotError, match="the half 'report' has no word"):
         figures_of({5: both[5][:3_000]}, "somebody")
 
 
@@ -144,7 +144,7 @@ def test_clips_of_no_half_are_of_both_in_turn():
     clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
     clips[2] = dataclasses.replace(clips[2], half="report")
     answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
-    found = list(judge_words(zip(clips, answers, strict=True), BASIC))
+    found = list(judge_words(clips, answers))
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
