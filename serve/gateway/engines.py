@@ -114,10 +114,10 @@ class Engines:
         for call in self.calls:
             call.end(error)
 
-    async def ready(self, model: str | None = None) -> bool:
-        """Return whether requests for a model, by default the clients', would be answered."""
+    async def ready(self) -> bool:
+        """Return whether clients' requests would be answered."""
         for engine in self.own:
-            if model in (None, engine.model) and await engine.ready():
+            if await engine.ready():
                 return True
         return False
 
