@@ -74,7 +74,7 @@ class EngineRequest:
     streamed: bool = False  # whether it may have several answers
     audio_file: str | None = None  # the audio's path in `Engines.uploads`, kept until the answer
     priority: Priority = "file"
-    audio: AudioLength | None = None  # None: unknown, so no latency target limits the request
+    audio: AudioLength | None = None  # None: no latency target limits the request
 
 
 class Engine(Background):

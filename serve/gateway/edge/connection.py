@@ -68,8 +68,8 @@ class HttpProtocol(HttpToolsProtocol):
     """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        idle: the server's connections without a request, by the time since when; the longest idle
-            one is first.
+        idle: the server's connections without a request, each with the loop's time at which that
+            began; the longest idle one is first.
         max_connections: the maximum of the server's connections; beyond it the first idle one is
             closed for each new connection.
         admission: tells whether the server drains.

@@ -254,7 +254,7 @@ def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bo
     context.record.model = target.model
     contents = messages.check_request(request, raw, streamed)
     context.api_key.require_duration([output.name for output in request.outputs], target.segments)
-    audio = messages.audio_of_tensors(request, contents)
+    audio = messages.audio_of_tensors(request, contents) if context.services.target else None
     return context.start(EngineRequest(target, [message], streamed, audio=audio), permit)
 
 

@@ -142,7 +142,9 @@ class _InferRoute:
         context.api_key.require_duration([output.name for output in translated.request.outputs])
         raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
         parts = [translated.request.SerializeToString(), *raw]
-        audio = messages.audio_of_tensors(translated.request, translated.raw)
+        audio = None
+        if self._services.target:
+            audio = messages.audio_of_tensors(translated.request, translated.raw)
         return context.start(EngineRequest(target, parts, audio=audio), permit), translated
 
 

@@ -133,9 +133,8 @@ class _AudioRoute:
                 target = Target(services.models.named(fields.model), fields.stream)
                 context.record.model = target.model
                 parts = request_parts(fields.request, form.audio())
-                engine_request = EngineRequest(
-                    target, parts, fields.stream, form.path, audio=form.audio_length()
-                )
+                audio = form.audio_length() if services.target else None
+                engine_request = EngineRequest(target, parts, fields.stream, form.path, audio=audio)
                 with context.start(engine_request, permit) as call:
                     events.headers = served_by(target.model) | ignored(fields.ignored)
                     if fields.stream:

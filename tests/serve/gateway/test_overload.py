@@ -73,6 +73,16 @@ def test_without_a_target_nothing_is_refused_and_nothing_counted(start):
     assert "earshot_gateway_target" not in running.page()
 
 
+def test_without_a_target_no_header_of_audio_is_read(start, monkeypatch):
+    """A hostile one costs milliseconds of the event loop."""
+    monkeypatch.setattr("serve.gateway.kserve.messages.audio_of_tensors", None)
+    monkeypatch.setattr("serve.gateway.openai.form.audio_of_file", None)
+    running = start()
+    assert running.call()(message())
+    assert running.infer(json.dumps(json_request()).encode())[0] == 200
+    assert running.transcribe()[0] == 200
+
+
 def test_files_tell_their_length_or_it_is_learnt():
     file = io.BytesIO()
     soundfile.write(file, np.zeros(48_000), 16_000, format="WAV", subtype="PCM_16")
