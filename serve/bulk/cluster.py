@@ -134,7 +134,9 @@ def transcribe(
     reason = "its process ended, for example from lack of memory or with its node"
     useless = 0
     while shards:
-        for report in _pass(shards, engines, request, output):
+        # After a pass without progress, no shard shares its process with one that may end it.
+        in_hand = 1 if useless else _IN_HAND
+        for report in _pass(shards, in_hand, engines, request, output):
             if report.refused:
                 raise EarshotError(report.refused)
             reason = report.undone or reason
@@ -154,7 +156,7 @@ def transcribe(
 
 
 def _pass(
-    shards: list[Shard], engines: EngineCapacity, request: Request, output: BulkOutput
+    shards: list[Shard], in_hand: int, engines: EngineCapacity, request: Request, output: BulkOutput
 ) -> Iterator[ShardReport]:
     """Transcribe each shard once, unless its actor dies; see the module's docstring."""
     context = ray.data.DataContext.get_current()
@@ -177,8 +179,8 @@ def _pass(
                 min_size=1,
                 max_size=count,
                 initial_size=count,
-                max_tasks_in_flight_per_actor=_IN_HAND,
-                max_concurrent_calls_per_actor=_IN_HAND,
+                max_tasks_in_flight_per_actor=in_hand,
+                max_concurrent_calls_per_actor=in_hand,
                 enable_true_multi_threading=True,
             ),
             num_cpus=engines.num_cpus,

@@ -19,7 +19,7 @@ Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
 """Transcribes a request and reports progress: seconds of audio that have been transcribed."""
 
 ANSWER_S = 10.0
-"""Seconds in which a server must answer whether it is ready."""
+"""Timeout of the question whether a server is ready, in seconds."""
 
 
 @contextlib.contextmanager

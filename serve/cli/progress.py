@@ -1,9 +1,10 @@
 """Show the progress over many files: a bar on a terminal, else a line every 30 s."""
 
+import os
 import sys
 import threading
 import time
-from typing import Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -29,9 +30,9 @@ class Progress:
             bar_format="{desc} |{bar}| {elapsed}<{remaining}",
             leave=False,
             disable=None,  # without a terminal
-            dynamic_ncols=True,
             miniters=0,
             file=sys.stderr,
+            **_size_options(),
         )
         self._prints_lines = self._bar.disable
 
@@ -61,3 +62,10 @@ class Progress:
             if self._prints_lines and now_s - self._shown_s >= LINE_EVERY_S:
                 self._shown_s = now_s
                 tqdm.write(str(self), file=sys.stderr)
+
+
+def _size_options() -> dict[str, Any]:
+    """Return tqdm's options of the size; tqdm shows nothing on a terminal with 0 columns."""
+    if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns == 0:
+        return {"ncols": 80, "nrows": 24}  # for example in a container or under `script`
+    return {"dynamic_ncols": True}

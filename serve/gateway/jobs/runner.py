@@ -63,7 +63,7 @@ POLL_S = 1.0
 LEASE_S = 15.0
 """Seconds after which a job may be claimed again if its worker has not renewed the lease."""
 FULL_S = 2.0
-"""Minimum seconds for which no job of a key or a server without room is claimed."""
+"""Minimum pause of claims, in seconds, if a key or the server has no room."""
 MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
@@ -133,10 +133,10 @@ class JobRunner(Background):
         self._webhooks = _Workers(
             "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
         )
-        # Ends of the rest of keys without room; the name "" stands for the whole server.
+        # Until when the jobs of a key without room are not claimed, by its name; "" stands for the
+        # whole server.
         self._full_until_s: dict[str, float] = {}
-        # Without engines jobs wait until one is ready again, so that a short absence costs no
-        # waiting job a try.
+        # While no engine is ready, no job is claimed: each would lose one of its tries.
         self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
@@ -200,7 +200,7 @@ class JobRunner(Background):
         return claimed
 
     async def _claim(self, workers: _Workers, full_keys: Set[str] = frozenset()) -> bool:
-        """Claim a job of the next key with room, and begin it; return whether there was one."""
+        """Claim a job of the next key that has room, and start it; return whether there was one."""
         now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
         busy = {key for key, count in counts.items() if count >= workers.max_of_key}

@@ -66,7 +66,7 @@ class _BlockingPool:
 
     Args:
         name: the threads' name.
-        limit_s: seconds after which a call is not waited for any more; None: any. It goes on.
+        limit_s: timeout of the wait for a call; None: no timeout. The call itself continues.
     """
 
     def __init__(self, name: str, limit_s: float | None = None) -> None:

@@ -369,9 +369,9 @@ def _ending(status: str, now: float) -> Mapping[str, Any]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    """Switch a file that several processes write to write-ahead logging.
+    """Switch a file to write-ahead logging, since several processes write it.
 
-    SQLite itself does not wait for a process that is closing the file as its last one.
+    SQLite itself does not wait if the last other process is just closing the file.
     """
     end_s = time.monotonic() + _BUSY_S
     while True:

@@ -38,7 +38,7 @@ class UpdateWindow:
     audio: tuple[Samples, ...]  # pieces of float32 (n,), n > 0, 16 kHz
     begin: int
     end: int
-    options: Request  # without audio
+    options: Request  # all but the audio and the config's encoder length
 
     @property
     def duration_s(self) -> float:

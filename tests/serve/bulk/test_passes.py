@@ -21,10 +21,11 @@ def played(tmp_path, monkeypatch):
     passes = []
 
     def run(play):
-        def one_pass(shards, *_):
+        def one_pass(shards, in_hand, *_):
             passes.append([shard.number for shard in shards])
             for shard in shards:
-                yield play(shard, output)
+                if (report := play(shard, in_hand, output)) is not None:
+                    yield report
 
         monkeypatch.setattr(cluster, "_pass", one_pass)
         engines = cluster.EngineCapacity(1, Config(), 1, 0)
@@ -41,7 +42,7 @@ def do(shard, output):
 def test_a_shard_that_was_lost_is_done_by_another_pass(played):
     run, passes = played
 
-    def play(shard, output):
+    def play(shard, in_hand, output):
         lost = shard.number == 1 and len(passes) < 3
         return ShardReport(1, undone="the device is gone") if lost else do(shard, output)
 
@@ -51,10 +52,22 @@ def test_a_shard_that_was_lost_is_done_by_another_pass(played):
     assert sum(report.files for report in reports) == 6
 
 
+def test_a_shard_whose_neighbour_ends_their_process_is_done(played):
+    run, passes = played
+
+    def play(shard, in_hand, output):
+        lost = shard.number == 0 or (shard.number == 1 and in_hand > 1)
+        return None if lost else do(shard, output)
+
+    with pytest.raises(EarshotError, match="1 shards failed repeatedly, such as 000000"):
+        run(play)
+    assert passes[:4] == [[0, 1, 2], [0, 1], [0, 1], [0]]
+
+
 def test_what_nobody_can_do_ends_the_run_and_is_named(played):
     run, passes = played
 
-    def play(shard, output):
+    def play(shard, in_hand, output):
         if shard.number == 0:
             return do(shard, output)
         return ShardReport(shard.number, undone="the device is gone")
