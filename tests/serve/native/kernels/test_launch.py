@@ -30,7 +30,7 @@ def test_one_thread_at_a_time_loads_a_launcher(monkeypatch):
     """Python gives all launchers one module name, and would mix up two that are being loaded."""
     from triton.runtime._async_compile import active_mode
 
-    from serve.native.kernels.launch import compiled_together
+    from serve.native.kernels.launch import compile_in_parallel
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     compiled = threading.Barrier(2)
@@ -40,7 +40,7 @@ def test_one_thread_at_a_time_loads_a_launcher(monkeypatch):
         compiled.wait(60)
         return kernel
 
-    with compiled_together(torch.device("cuda:0")):
+    with compile_in_parallel(torch.device("cuda:0")):
         for kernel in kernels:
             work = lambda kernel=kernel: compile_kernel(kernel)  # noqa: E731
             active_mode.get().submit(kernel, work, lambda kernel: None)
