@@ -241,7 +241,7 @@ class TestFailures:
         async def serve_and_send(session, version):
             await serve(session, version)
             for _ in range(10_000):  # more than the connection's buffer holds
-                session._tell(id=0, tokens=[1])
+                session._send(id=0, tokens=[1])
 
         monkeypatch.setattr(worker._Session, "serve", serve_and_send)
         LlmApiExecutor(engine, settings(), stop_s=WAIT_S).close()
