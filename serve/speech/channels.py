@@ -308,9 +308,8 @@ class _OwnChannel:
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
-        self._is_original: dict[
-            int, bool
-        ] = {}  # whether this one of two copies is kept, by channel
+        # Whether this channel is kept if another one is its copy, by the other channel.
+        self._is_original: dict[int, bool] = {}
         self._loudest = 0.0
         self._repeats = False
         self._total_s = self._repeated_s = 0.0

@@ -227,9 +227,8 @@ class SpeechFilter:
 
     def _add_speech(self, start: int, end: int) -> None:
         """Add an interval of speech with its padding."""
-        if (
-            self._unpadded_speech and self._unpadded_speech[-1][0] == start
-        ):  # the last interval has grown
+        # The last interval may have grown.
+        if self._unpadded_speech and self._unpadded_speech[-1][0] == start:
             self._unpadded_speech.pop()
         self._unpadded_speech.append((start, end))
         start, end = max(0, start - self._options.pad), end + self._options.pad

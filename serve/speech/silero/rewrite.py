@@ -7,7 +7,7 @@
 The published file computes a convolution over four positions for each frame of 32 ms. ONNX Runtime
 runs such a convolution frame by frame. Here the taps of all frames lie side by side and each
 layer is one matrix product over all frames. The weights are the same; probabilities differ by at
-most 1e-6. The server does not need this script:
+most 1e-5 in recordings. The server does not need this script:
 
     uv run serve/speech/silero/rewrite.py silero_vad_16k_sequence.onnx silero_vad_16k.onnx
 """
