@@ -285,7 +285,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
         y: the measured values.
 
     Returns:
-        the slope by least squares, and half of its 95 % interval.
+        the slope by least squares, and half the 95 % interval.
     """
     x_means, y_means = (
         [part.mean() for part in np.array_split(values, _BLOCKS)] for values in (x, y)

@@ -221,7 +221,7 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Ch
     with checks.check(f"{precision}: load") as report:
         if uses_llm_api:
             executor = process = LlmApiExecutor(engine, config)
-            report(f"TensorRT-LLM {process.version}, in a process of its own")
+            report(f"TensorRT-LLM {process.version}, in a separate process")
         else:
             executor = CppExecutor(engine, limits.limits_of(engine), config)
     runtime = TensorRTLLMRuntime(engine, executor)

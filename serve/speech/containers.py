@@ -121,7 +121,7 @@ def chunks(
 
     Args:
         audio: the file.
-        layout: the layout of its chunks.
+        layout: the chunks' layout.
         offset: the offset of the first chunk; None: after the file's header.
 
     Raises:

@@ -91,7 +91,7 @@ def _width(char: str) -> int:
 def _speaker_pieces(
     speaker: str | None, segments: Sequence[tuple[int, Segment]], max_width: int
 ) -> Iterator[tuple[int, Piece]]:
-    """Cut one speaker's segments into pieces; yield each with the number of its segment."""
+    """Cut one speaker's segments into pieces; yield each with its segment's number."""
     cut = [
         (number, index == 0, index == len(parts) - 1, part)
         for number, segment in segments

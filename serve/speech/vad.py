@@ -161,7 +161,7 @@ class SpeechFilter:
         self._model = model
         self._state = VadState(options)
         self._buffer = np.zeros(0, np.float32)  # the latest audio
-        self._buffer_start = 0  # index of its first sample in the recording
+        self._buffer_start = 0  # its first sample's index in the recording
         self._n_judged = 0  # samples with a probability; a whole number of frames
         self._unpadded_speech: deque[tuple[int, int]] = deque()  # speech so far, without padding
         self._speech: list[tuple[int, int]] = []  # disjoint padded intervals of speech

@@ -199,7 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Unread data delays pings, so it must be little.
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
-        self._idle.pop(self, None)  # a WebSocket's session has a limit of its own
+        self._idle.pop(self, None)  # a WebSocket's session has its own limit
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:

@@ -114,7 +114,7 @@ class Metrics:
         options_s = {**options, "labelnames": ("route",), "buckets": _BUCKETS_S}
         text = "From a request's arrival to its last answer or its client's going"
         self._seconds = Histogram("request_seconds", text, **options_s)
-        text = "From a streamed request's arrival to the first of its text"
+        text = "From a streamed request's arrival to its first text"
         self._first_delta_s = Histogram("first_delta_seconds", text, **options_s)
         longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
         unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"

@@ -77,7 +77,7 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     )
     trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
-    assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a process of its own"
+    assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a separate process"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
     assert runs == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
