@@ -61,6 +61,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether the copied files equal those of the checkpoint.
 
+    The weights are not compared, because `CheckpointSource.sha256` covers them.
+
     Raises:
         CheckpointError: the checkpoint lacks files that the library reads.
     """

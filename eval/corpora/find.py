@@ -1,4 +1,4 @@
-"""Find the clips of a place: choose its layout, check what it lists, and draw from it."""
+"""Find the clips of a corpus: choose its layout, check its list of clips, and draw from them."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ _NAMED = 8  # problems in an error
 
 @dataclasses.dataclass(frozen=True)
 class FoundCorpus:
-    """The clips of a place, and a sentence on its content."""
+    """The clips of a corpus, and a sentence on its content."""
 
     clips: list[Clip]
     summary: str
@@ -49,23 +49,23 @@ def find_clips(
     read: Callable[[Path], object] | None = None,
     need_references: bool = True,
 ) -> FoundCorpus:
-    """Find the clips of a place, or draw from them.
+    """Find the clips of a corpus, all or a random sample.
 
     Args:
         place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
-        limit: the number of clips to draw; 0 is all. Each group gives its share, and a larger
-            draw with the same seed holds the smaller ones.
-        seed: the seed of the draw.
-        language: code, of clips in a layout that does not say it; "" leaves it unknown.
-        half: the half of a manifest to draw from; "" is both.
-        read: decodes an audio file, or raises an EarshotError; then the clip is unreadable and
-            not in `clips`. None reads only headers.
+        limit: the maximum number of clips; 0 returns all. The sample is stratified by `Clip.group`.
+            With the same seed, a smaller sample is a subset of a larger one.
+        seed: the seed of the sample.
+        language: the language code of clips whose layout names none; "": unknown.
+        half: the half to draw from, as the manifest names it; "": both.
+        read: a function that decodes an audio file. If it raises an EarshotError, the clip goes to
+            `unreadable` instead of `clips`. None: only headers are read.
         need_references: False accepts a folder of audio without texts.
 
     Raises:
         FileError: a file cannot be read.
-        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice,
-            none that can be read.
+        ConfigError: the layout is unknown, a clip has no audio or no text or is listed twice, or no
+            clip can be read.
         UnavailableError: the hub does not give the data set.
     """
     layout = _layout(place, need_references)

@@ -86,7 +86,7 @@ class DevicePlacement:
 
 
 def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
-    """Return the placement of each engine; `config` comes from `counted`."""
+    """Return the placement of each engine; `config` must be a result of `counted`."""
     names = names_of(config.device)
     count = len(names)
     if count == 1:

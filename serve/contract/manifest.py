@@ -237,7 +237,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _files(manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
-        # Compiled engines have files in folders.
+        # TensorRT-LLM engines have files in subfolders, so a name may contain "/".
         parts = name.split("/")
         if any(part in (".", "..") or not _FILE_NAME.fullmatch(part) for part in parts):
             yield f"files has {shown(name)}; expected names of files in the engine's folder"

@@ -173,7 +173,8 @@ class TritonConnection:
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
         unary, stream = self._channel.unary_unary(_INFER), self._channel.stream_stream(_INFER)
         self._infer = functools.partial(infer, unary, stream)
-        self.cancel(self.new_key())  # ends the requests of an earlier gateway
+        # The first cancel of a new sender ends the previous sender's requests.
+        self.cancel(self.new_key())
 
     @property
     def busy(self) -> bool:

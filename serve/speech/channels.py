@@ -69,7 +69,7 @@ _WEIGHTS = {
 
 
 def wav_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a WAV file, from its extensible format's channel mask."""
+    """Return a WAV file's layout from the channel mask of WAVE_FORMAT_EXTENSIBLE."""
     head = audio[:_HEAD_BYTES]
     offset = head.find(b"fmt ", 12)
     if offset < 0 or len(head) < offset + 32:
@@ -289,7 +289,7 @@ class _Downmix:
         channel_energy = float(energies.sum())
         self._loudness = max(channel_energy, _ENERGY_DECAY * self._loudness)
         if not channel_energy > _PAUSE * self._loudness:
-            return  # no speech, or all of it in channels with weight 0
+            return  # no speech, or only in channels with weight 0
         self._energies = _ENERGY_DECAY * self._energies + energies
         if mix_energy < _CANCELS_BELOW * channel_energy:
             loudest, current = int(self._energies.argmax()), self._fallback

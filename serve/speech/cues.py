@@ -382,12 +382,12 @@ def _ends(
             cost += sum(costs[last] for last in last_index.values())
             cost += _PAUSE * max(0.0, end_s - following_s - _MAX_OVERLAP_S)
         elif begin and start_s < duration < pieces[begin - 1].end + _MIN_SHOWN_S:
-            cost += _FLASH  # it cannot be shown earlier either
+            cost += _FLASH  # no room before it either
         yield index + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
-    """Return the cost of a cue with too little time to read it before the next one."""
+    """Return the cost of showing a cue too briefly; 0 if it can be read before the next cue."""
     cost = _TOO_SHORT * (1 - shown_s / MIN_CUE_S) if shown_s < MIN_CUE_S else 0.0
     if shown_s < _MIN_SHOWN_S:
         cost += _FLASH

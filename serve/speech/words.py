@@ -419,7 +419,11 @@ def _shorten_after_pause(
 def _reconcile_times(
     segment: Segment, timings: list[WordTiming], median_s: float
 ) -> tuple[float, float]:
-    """Reconcile a segment's times with its words; return the segment's start and end."""
+    """Make a segment's times agree with its words' times; return the segment's start and end.
+
+    The words' times win. If one end of the segment lies far inside its first or last word, that end
+    wins, and the word is shortened.
+    """
     first, last = timings[0], timings[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _MAX_DISAGREEMENT_S < segment.start < first.end_s:

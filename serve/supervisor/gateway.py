@@ -54,7 +54,7 @@ class GatewayProcess(ManagedProcess):
         self._next_check_s = 0.0
 
     def ready(self) -> bool:
-        # At most once a second, over a separate socket that clients cannot block.
+        # Check at most once a second, over a separate socket that clients cannot block.
         now_s = time.monotonic()
         if now_s >= self._next_check_s:
             live = answers(self._socket, "/v2/health/live")

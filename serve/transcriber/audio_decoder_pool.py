@@ -181,7 +181,8 @@ class AudioDecoderPool:
     def _give_up(decoding: _AudioTask) -> bool:
         """Mark a request as ended; return whether the caller must free its audio.
 
-        The lock is held. If a worker decodes the audio, the worker frees it at its next block.
+        The lock is held. If a worker is decoding the request, that worker frees the audio when its
+        step ends.
         """
         unused = not (decoding.working or decoding.request_ended)
         decoding.request_ended = True

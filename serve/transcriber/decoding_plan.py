@@ -457,11 +457,11 @@ def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOpti
 
 
 def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Detection:
-    """Return how to detect the language of a request that names none."""
+    """Return the options of language detection; those without detection if a language is named."""
     if request.language is not None:
         return Detection()
     languages = tokenizer.language_ids(request.languages or config.languages)
-    if request.multilingual:  # each window's prompt names its own language
+    if request.multilingual:  # each window detects its own language
         return Detection(languages, CERTAINTY, TRIES)
     known = tokenizer.facts.languages
     close_languages = tuple(

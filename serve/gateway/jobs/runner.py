@@ -308,7 +308,7 @@ class JobRunner(Background):
     async def _request(
         self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
     ) -> EngineRequest:
-        """Make a job's request; its file, if it has one, is removed with the stack.
+        """Make a job's request; when `stack` closes, it removes the copy of the audio.
 
         Raises:
             ApiError: the request cannot be made.
@@ -323,7 +323,7 @@ class JobRunner(Background):
         services = self.services
         target = Target(services.models.named(job.model), segments=False)
         fields = fields_of(job, services.config.gateway.unknown_fields)
-        # The engine's process takes a copy from the uploads' folder.
+        # Copy the audio to the uploads folder, from which the engine's process can take it.
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
         copy = stack.enter_context(file).name
         await do(shutil.copyfile, path, copy)

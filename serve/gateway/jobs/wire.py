@@ -164,7 +164,7 @@ def render_result(
         query: the URL's names and texts: another format, and how subtitles are split.
 
     Raises:
-        ApiError: this transcript cannot be written so.
+        ApiError: the format or the splitting needs speakers or word times that the result lacks.
     """
     pairs = tuple(query)
     require_known((name for name, _ in pairs), _PARAMETERS)
@@ -174,15 +174,16 @@ def render_result(
     if rendered.format == "diarized_json" and not request.diarize and request.channels != "split":
         raise field_error(
             _FORMAT,
-            "speakers were not told apart for this job; ask for it when it is sent, by "
-            "diarize=true or response_format=diarized_json",
+            "this job's result has no speakers; send the job with diarize=true or "
+            "response_format=diarized_json",
         )
     cues = rendered.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
         raise field_error(
             "highlight_words",
-            "words were not timed for this job; ask for them when it is sent, by "
-            "highlight_words or by timestamp_granularities[]=word with verbose_json",
+            "this format needs word times, which this job's result lacks; send the job with "
+            "highlight_words or max_words_per_line, or with timestamp_granularities[]=word and "
+            "verbose_json",
         )
     return body(transcript, dataclasses.replace(fields, format=rendered.format, cues=cues))
 

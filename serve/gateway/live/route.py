@@ -182,10 +182,10 @@ class _Connection:
         return settings
 
     async def _run(self, session: LiveSession) -> None:
-        """Serve a session until its client leaves, and end its decoding.
+        """Serve a session until the client leaves or the server ends it; then stop its tasks.
 
         Raises:
-            ApiError: the reason for which the server ends it.
+            ApiError: the server ends the session; the error is the reason.
         """
         await session.start()
         work = asyncio.create_task(session.work())
@@ -196,7 +196,7 @@ class _Connection:
         try:
             limit_s = events.MAX_SESSION_S
             await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            for worker in (work, receive):  # `work` does not end by itself
+            for worker in (work, receive):  # a finished `work` has failed: re-raise its error
                 if worker.done():
                     worker.result()
             if receive.done() or lost.done():
@@ -225,7 +225,7 @@ class _Connection:
         """Handle the client's messages until it leaves.
 
         Raises:
-            ApiError: the reason for which the server ends the session.
+            ApiError: the server ends the session; the error is the reason.
         """
         budget: ConnectionBudget = self.websocket.scope[BUDGET]
         while True:

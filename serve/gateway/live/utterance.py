@@ -114,14 +114,14 @@ class LiveUtterance:
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
     def follow(self, previous: "LiveUtterance", hold_s: float) -> None:
-        """Decode it together with the end of the utterance before, which gives context.
+        """Prepend the end of the previous utterance's audio, which gives context to the decoder.
 
-        The silence between the two is left out. Without a named language it is decoded alone, since
-        it may be in another language.
+        The silence between the two utterances is left out. Nothing is prepended if the
+        languages differ, this one's language is unknown, or the previous audio is too long.
 
         Args:
-            previous: the utterance before, which is not used any more.
-            hold_s: seconds of audio to hold at most.
+            previous: the previous utterance; do not use it afterwards.
+            hold_s: the maximum audio to hold, in seconds.
         """
         if self.language is None or previous.language != self.language:
             return

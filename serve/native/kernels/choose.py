@@ -164,7 +164,7 @@ def choose(
 def compute_dtype(
     kernels: Kernels, device: torch.device, compute_type: ComputeType = "auto"
 ) -> torch.dtype:
-    """Return the dtype of weights and products.
+    """Return the dtype of the weights and of matrix products.
 
     Raises:
         UnavailableError: see `choose`.
@@ -175,7 +175,7 @@ def compute_dtype(
     if compute_type == "bfloat16" and not fast:
         raise UnavailableError(
             'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16; '
-            'this one has neither; set it to "auto"'
+            'this processor has neither; set compute_type to "auto"'
         )
     return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
 

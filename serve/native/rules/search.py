@@ -173,7 +173,8 @@ def _keep_best(
     Args:
         state: changed at `leader`.
         leader: int64 (searches,).
-        hypothesis: bool (searches, beam): whether each of the first candidates is a hypothesis.
+        hypothesis: bool (searches, beam): True where one of the first `beam` candidates of a search
+            is a hypothesis.
         candidates: the continuations of each search.
     """
     beam = hypothesis.shape[1]
@@ -181,7 +182,7 @@ def _keep_best(
     continues = ~candidates.ends[:, :beam]
     length = (position + 1 - state.prompt_len[leader])[:, None] + continues.long()
     score = candidates.sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
-    # An empty hypothesis has -inf, and still beats none.
+    # The score of an empty hypothesis is -inf; it is stored if the search has no other.
     rank = torch.where(hypothesis, score, NEVER)
     best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
     improves = score.gather(1, best)[:, 0] > state.best_score[leader]
