@@ -65,7 +65,7 @@ def write_text(
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
     partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        with _locked(partial, mode) as file:
+        with _open_locked(partial, mode) as file:
             try:
                 file.write(text.encode())
                 file.flush()
@@ -88,7 +88,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
+def _open_locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
     """Create an empty file, or truncate it, and hold its lock until the block ends."""
     while True:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:

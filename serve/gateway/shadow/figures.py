@@ -178,7 +178,7 @@ class ShadowMetrics:
         self.sampled = counter("sampled", "Answered requests that were taken as samples")
         self.dropped = counter("dropped", "Samples dropped: the queue was full, or a file failed")
         self.failed = counter("failed", "Samples for which the reference failed")
-        self.yielded = counter("yielded", "Samples requeued because a client's request arrived")
+        self.requeued = counter("yielded", "Samples requeued because a client's request arrived")
         self.compared = counter("compared", "Samples that were compared", "language")
         self.pending_bytes = gauge("pending_bytes", "Bytes of samples that wait")
         self.pending = gauge("pending_requests", "Samples that wait")

@@ -189,7 +189,7 @@ class ShadowMonitor(Background):
             try:
                 await self._compare(sample)
             except _ClientCameError:
-                self._metrics.yielded.inc()
+                self._metrics.requeued.inc()
                 self._put(sample)
                 continue
             except ApiError as error:
