@@ -76,9 +76,8 @@ class _Pass:
             if result.ndim == 1:
                 alignment = Alignment(probs, None, result[prefix : window.rows].numpy(), prefix)
             else:
-                matrix = result[
-                    window.first_index : window.first_index + window.rows, : window.frames
-                ]
+                rows = slice(window.first_index, window.first_index + window.rows)
+                matrix = result[rows, : window.frames]
                 alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
             yield dataclasses.replace(window.event, alignment=alignment)
             begin = end

@@ -185,9 +185,8 @@ def render_result(
             "highlight_words or max_words_per_line, or with timestamp_granularities[]=word and "
             "verbose_json",
         )
-    return render_transcript(
-        transcript, dataclasses.replace(fields, format=requested.format, cues=cues)
-    )
+    fields = dataclasses.replace(fields, format=requested.format, cues=cues)
+    return render_transcript(transcript, fields)
 
 
 def transcript_of(text: str, id: str) -> Transcript:
