@@ -16,7 +16,7 @@ from serve.contract.errors import CheckpointError, ConfigError
 from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "a CTranslate2 checkpoint"}
-_KNOWN_BY_SOURCE = (".safetensors", ".bin")  # files that `CheckpointSource.sha256` covers
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")  # files that `CheckpointSource.sha256` covers
 
 
 def check(config: BuildProduct) -> None:
@@ -61,14 +61,18 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether the copied files equal those of the checkpoint.
 
+    The weights are not compared, because `CheckpointSource.sha256` covers them.
+
     Raises:
         CheckpointError: the checkpoint lacks files that the library reads.
     """
     files = engine.manifest.files
-    copies = {f"{CHECKPOINT_FOLDER}/{path.name}": path for path in _sources(checkpoint)}
-    small = {n: p for n, p in copies.items() if p.suffix not in _KNOWN_BY_SOURCE}
-    return files.keys() == {TOKENIZER_FILE, MEL_FILTERS_FILE, *copies} and all(
-        files[name].sha256 == sha256_of(path) for name, path in small.items()
+    source_by_copy = {f"{CHECKPOINT_FOLDER}/{path.name}": path for path in _sources(checkpoint)}
+    hashed = {
+        name: path for name, path in source_by_copy.items() if path.suffix not in _WEIGHT_SUFFIXES
+    }
+    return files.keys() == {TOKENIZER_FILE, MEL_FILTERS_FILE, *source_by_copy} and all(
+        files[name].sha256 == sha256_of(path) for name, path in hashed.items()
     )
 
 

@@ -23,7 +23,7 @@ from eval.config import EvaluationProduct, changed
 from eval.random_whisper import RandomEngine, published_shape, random_engine, temporary_folder
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision, RuntimeConfig
-from serve.contract.devices import counted, first_of
+from serve.contract.devices import first_of, with_gpu_numbers
 from serve.contract.errors import ConfigError, UnavailableError
 
 _SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # besides the runtime's
@@ -135,7 +135,8 @@ def measurements(
         from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs more packages
 
         runtimes = [
-            counted(dataclasses.replace(config.runtime, device=name)) for name in plan.devices
+            with_gpu_numbers(dataclasses.replace(config.runtime, device=name))
+            for name in plan.devices
         ]
         device = first_of(runtimes[0]).device
         with temporary_folder(engine, device) as folder:

@@ -1,4 +1,4 @@
-"""Find the clips of a place: choose its layout, check what it lists, and draw from it."""
+"""Find the clips of a corpus: choose its layout, check its list of clips, and draw from them."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ _NAMED = 8  # problems in an error
 
 @dataclasses.dataclass(frozen=True)
 class FoundCorpus:
-    """The clips of a place, and a sentence on its content."""
+    """The clips of a corpus, and a sentence on its content."""
 
     clips: list[Clip]
     summary: str
@@ -40,7 +40,7 @@ class FoundCorpus:
 
 
 def find_clips(
-    place: str,
+    source: str,
     *,
     limit: int = 0,
     seed: int = 0,
@@ -49,44 +49,44 @@ def find_clips(
     read: Callable[[Path], object] | None = None,
     need_references: bool = True,
 ) -> FoundCorpus:
-    """Find the clips of a place, or draw from them.
+    """Find the clips of a corpus, all or a random sample.
 
     Args:
-        place: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
-        limit: the number of clips to draw; 0 is all. Each group gives its share, and a larger
-            draw with the same seed holds the smaller ones.
-        seed: the seed of the draw.
-        language: code, of clips in a layout that does not say it; "" leaves it unknown.
-        half: the half of a manifest to draw from; "" is both.
-        read: decodes an audio file, or raises an EarshotError; then the clip is unreadable and
-            not in `clips`. None reads only headers.
+        source: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
+        limit: the maximum number of clips; 0 returns all. The sample is stratified by `Clip.group`.
+            With the same seed, a smaller sample is a subset of a larger one.
+        seed: the seed of the sample.
+        language: the language code of clips whose layout names none; "": unknown.
+        half: the half to draw from, as the manifest names it; "": both.
+        read: a function that decodes an audio file. If it raises an EarshotError, the clip goes to
+            `unreadable` instead of `clips`. None: only headers are read.
         need_references: False accepts a folder of audio without texts.
 
     Raises:
         FileError: a file cannot be read.
-        ConfigError: the layout is not known, or clips do not fit: no audio, no text, listed twice,
-            none that can be read.
+        ConfigError: the layout is unknown, a clip has no audio or no text or is listed twice, or no
+            clip can be read.
         UnavailableError: the hub does not give the data set.
     """
-    layout = _layout(place, need_references)
-    listed = _check_clips(layout, place, half)
+    layout = _layout(source, need_references)
+    listed = _check_clips(layout, source, half)
     chosen = _draw(listed, limit, seed)
     if layout.fetch:
         layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
-    for clip in tqdm(chosen, desc=f"reading {place}", unit="clip", leave=False):
+    for clip in tqdm(chosen, desc=f"reading {source}", unit="clip", leave=False):
         try:
             if read:
                 read(clip.path)
-            known = (clip.language or language or None) if clip.text else None
+            clip_language = (clip.language or language or None) if clip.text else None
             seconds = clip.duration_s or duration_s(clip.path)
-            clips.append(dataclasses.replace(clip, language=known, duration_s=seconds))
+            clips.append(dataclasses.replace(clip, language=clip_language, duration_s=seconds))
         except EarshotError as error:
             if read is None:
                 raise
             unreadable[clip.file] = str(error)
     if not clips:
-        raise ConfigError(f"{place}: no clip can be read; {next(iter(unreadable.values()))}")
+        raise ConfigError(f"{source}: no clip can be read; {next(iter(unreadable.values()))}")
     summary = f"{layout.title}: {len(listed):,} clips"
     if len(chosen) < len(listed):
         summary += f", {len(chosen):,} of them drawn with seed {seed}"
@@ -96,14 +96,14 @@ def find_clips(
     return FoundCorpus(clips, summary, unreadable, layout.references)
 
 
-def _layout(place: str, need_references: bool) -> Layout:
-    if place.startswith(PREFIX):
-        return hub(place)
-    path = Path(place)
+def _layout(source: str, need_references: bool) -> Layout:
+    if source.startswith(PREFIX):
+        return hub(source)
+    path = Path(source)
     if path.is_dir():
         return _folder_layout(path, need_references)
     if not path.is_file():
-        raise FileError(f"cannot read {place}: No such file or directory; {EXPECTED}")
+        raise FileError(f"cannot read {source}: No such file or directory; {EXPECTED}")
     return local(path, [path]) if path.suffix == ".parquet" else table(path)
 
 
@@ -127,7 +127,7 @@ def _folder_layout(path: Path, need_references: bool) -> Layout:
     return layout
 
 
-def _check_clips(layout: Layout, place: str, half: str) -> list[Clip]:
+def _check_clips(layout: Layout, source: str, half: str) -> list[Clip]:
     """Return the clips of a half, if every clip of the layout is as it should be."""
     problems, files = list[str](), set[str]()
     for where, clip in layout.clips:
@@ -140,11 +140,11 @@ def _check_clips(layout: Layout, place: str, half: str) -> list[Clip]:
         files.add(clip.file)
     if problems:
         named = "; ".join(problems[:_NAMED])
-        raise ConfigError(f"{place}: {named}; {len(problems)} lines in all to correct or remove")
+        raise ConfigError(f"{source}: {named}; {len(problems)} lines in all to correct or remove")
     clips = [clip for _, clip in layout.clips if not half or clip.half in ("", half)]
     if not clips:
         of_half = f" of the half {half!r}" if half else ""
-        raise ConfigError(f"{place} lists no clips{of_half}")
+        raise ConfigError(f"{source} lists no clips{of_half}")
     return clips
 
 
@@ -158,14 +158,14 @@ def _draw(clips: Sequence[Clip], limit: int, seed: int) -> Sequence[Clip]:
     groups: dict[str, list[int]] = collections.defaultdict(list)
     for number, clip in enumerate(clips):
         groups[clip.group].append(number)
-    places: list[tuple[float, int]] = []
+    ranked: list[tuple[float, int]] = []
     for group, members in groups.items():
         draw = random.Random(f"{seed} {group}")
         draw.shuffle(members)
-        places += [
+        ranked += [
             ((rank + draw.random()) / len(members), number) for rank, number in enumerate(members)
         ]
-    return [clips[number] for number in sorted(number for _, number in sorted(places)[:limit])]
+    return [clips[number] for number in sorted(number for _, number in sorted(ranked)[:limit])]
 
 
 def duration_s(path: Path) -> float:

@@ -92,26 +92,26 @@ def _synthesised(rng: np.random.Generator) -> Iterator[tuple[str, Samples]]:
         yield "music", music(length(2.0, 20.0), float(rng.uniform(-35.0, -15.0)), rng)
 
 
-def _hum(count: int, hertz: float, level_db: float, rng: np.random.Generator) -> Samples:
+def _hum(length: int, hertz: float, level_db: float, rng: np.random.Generator) -> Samples:
     """Make the hum of mains, its harmonics, and a little noise."""
-    times = np.arange(count) / SAMPLE_RATE
+    times = np.arange(length) / SAMPLE_RATE
     waves = [
-        rng.uniform(0.1, 1.0) / number * np.sin(2 * np.pi * hertz * number * times)
-        for number in range(1, 12)
+        rng.uniform(0.1, 1.0) / harmonic * np.sin(2 * np.pi * hertz * harmonic * times)
+        for harmonic in range(1, 12)
     ]
-    return at_level(np.sum(waves, axis=0), level_db) + noise(count, 1.0, level_db - 20.0, rng)
+    return at_level(np.sum(waves, axis=0), level_db) + noise(length, 1.0, level_db - 20.0, rng)
 
 
-def _keyboard_noise(count: int, level_db: float, rng: np.random.Generator) -> Samples:
+def _keyboard_noise(length: int, level_db: float, rng: np.random.Generator) -> Samples:
     """Make the noise of a keyboard: bursts of a few milliseconds with different spectra."""
-    samples = noise(count, 1.0, -70.0, rng)
+    samples = noise(length, 1.0, -70.0, rng)
     start = 0
-    while start < count:
+    while start < length:
         burst = noise(
             n_samples(float(rng.uniform(0.01, 0.05))), rng.uniform(-1, 1.5), level_db, rng
         )
         burst *= np.exp(-np.arange(len(burst)) / n_samples(float(rng.uniform(0.002, 0.01))))
-        samples[start : start + len(burst)] += 4.0 * burst[: count - start]
+        samples[start : start + len(burst)] += 4.0 * burst[: length - start]
         start += n_samples(float(rng.exponential(0.2) + 0.05))
     return samples.clip(-1.0, 1.0)
 

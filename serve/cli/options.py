@@ -15,7 +15,7 @@ from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
 from serve.contract.flags import FLAGS, OTHER_FLAGS, WITHOUT_FLAG, flag_of, in_flags
 from serve.contract.messages import Request
-from serve.contract.options import SWITCH, Option, parse
+from serve.contract.options import SWITCH_CHOICES, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
@@ -55,7 +55,7 @@ def api_key() -> str | None:
     return key
 
 
-_TABLE = {
+_OTHER_OPTIONS = {
     name: option for name, option in OPTIONS.items() if name not in {*OTHER_FLAGS, *WITHOUT_FLAG}
 }
 _HELP = {
@@ -94,7 +94,7 @@ class _PrintOptions(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print("--option NAME=VALUE sets one of these:\n")
-        print_table([(name, _described(option)) for name, option in _TABLE.items()])
+        print_table([(name, _described(option)) for name, option in _OTHER_OPTIONS.items()])
         print("\n--cue NAME=VALUE, for --format srt and vtt:\n")
         print_table([(name, _described(option)) for name, option in CUE_OPTIONS.items()])
         parser.exit()
@@ -118,15 +118,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("request options")
     for name in FLAGS:
         option = OPTIONS[name]
-        how: dict[str, Any] = {"type": functools.partial(_parse, option)}
-        how["metavar"] = _METAVARS.get(option.kind)
+        arguments: dict[str, Any] = {"type": functools.partial(_parse, option)}
+        arguments["metavar"] = _METAVARS.get(option.kind)
         if option.many:
-            how["metavar"] += ",…"
+            arguments["metavar"] += ",…"
         if option.kind is bool:
-            how = {"action": "store_true"}
-        elif option.choices == SWITCH:
-            how |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH)}
-        group.add_argument(flag_of(name), default=option.default, help=_HELP[name], **how)
+            arguments = {"action": "store_true"}
+        elif option.choices == SWITCH_CHOICES:
+            arguments |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH_CHOICES)}
+        group.add_argument(flag_of(name), default=option.default, help=_HELP[name], **arguments)
     group.add_argument(
         "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
     )
@@ -139,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="with --diarize: 2 to 10 s of a voice; may be repeated",
     )
-    _add_table(group, "--option", _TABLE, "any other option; may be repeated")
+    _add_table(group, "--option", _OTHER_OPTIONS, "any other option; may be repeated")
     group.add_argument(
         "--help-options", action=_PrintOptions, nargs=0, help="list the NAMEs of --option and --cue"
     )

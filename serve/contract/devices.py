@@ -54,7 +54,7 @@ def first_of(config: RuntimeConfig) -> RuntimeConfig:
     return dataclasses.replace(config, device=device)
 
 
-def counted(config: RuntimeConfig) -> RuntimeConfig:
+def with_gpu_numbers(config: RuntimeConfig) -> RuntimeConfig:
     """Replace a star by the numbers of the GPUs.
 
     Raises:
@@ -86,7 +86,7 @@ class DevicePlacement:
 
 
 def placements(config: RuntimeConfig) -> tuple[DevicePlacement, ...]:
-    """Return the placement of each engine; `config` comes from `counted`."""
+    """Return the placement of each engine; `config` must be a result of `with_gpu_numbers`."""
     names = names_of(config.device)
     count = len(names)
     if count == 1:

@@ -50,7 +50,7 @@ def read_text(path: str | Path, advice: str = _ADVICE) -> str:
 def write_text(
     path: Path, text: str, advice: str = "choose another file", mode: int = 0o666
 ) -> None:
-    """Write a UTF-8 file atomically; after a crash it is complete or absent.
+    """Write a UTF-8 file atomically; after a crash the path has the old content or the new one.
 
     Args:
         path: the path, in an existing folder; an older file is replaced.
@@ -61,11 +61,11 @@ def write_text(
     Raises:
         FileError: the file cannot be written, for example on a full disk; an older file is kept.
     """
-    # The name is always the same, so an attempt replaces the leftover of a killed attempt.
+    # The partial file's name depends on `path` only, so a retry overwrites a killed attempt's file.
     digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
     partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        with _locked(partial, mode) as file:
+        with _open_locked(partial, mode) as file:
             try:
                 file.write(text.encode())
                 file.flush()
@@ -88,7 +88,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
+def _open_locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
     """Create an empty file, or truncate it, and hold its lock until the block ends."""
     while True:
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -229,15 +229,20 @@ def read_manifest(folder: Path) -> Manifest:
             f"{where} has format version {version}; expected {FORMAT_VERSION}; {_ADVICE}"
         )
     manifest = from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
-    for find_problems in (_files, _heads, _tokens, _alignment_heads):
+    for find_problems in (
+        _file_problems,
+        _head_problems,
+        _token_problems,
+        _alignment_head_problems,
+    ):
         for problem in find_problems(manifest):
             raise EngineError(f"{where}: {problem}; {_ADVICE}")
     return manifest
 
 
-def _files(manifest: Manifest) -> Iterator[str]:
+def _file_problems(manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
-        # Compiled engines have files in folders.
+        # TensorRT-LLM engines have files in subfolders, so a name may contain "/".
         parts = name.split("/")
         if any(part in (".", "..") or not _FILE_NAME.fullmatch(part) for part in parts):
             yield f"files has {shown(name)}; expected names of files in the engine's folder"
@@ -247,7 +252,7 @@ def _files(manifest: Manifest) -> Iterator[str]:
             yield f"files lacks {name}; expected it in a {manifest.runtime} engine"
 
 
-def _heads(manifest: Manifest) -> Iterator[str]:
+def _head_problems(manifest: Manifest) -> Iterator[str]:
     dims = manifest.dims
     for side in ("audio", "text"):
         state, heads = getattr(dims, f"n_{side}_state"), getattr(dims, f"n_{side}_head")
@@ -263,7 +268,7 @@ def _heads(manifest: Manifest) -> Iterator[str]:
         )
 
 
-def _tokens(manifest: Manifest) -> Iterator[str]:
+def _token_problems(manifest: Manifest) -> Iterator[str]:
     """Report ids beyond the vocabulary, which would be read beyond the end of a tensor."""
     facts, n_vocab = manifest.tokenizer, manifest.dims.n_vocab
     last = facts.timestamp_begin + facts.max_initial_timestamp_index
@@ -279,7 +284,7 @@ def _tokens(manifest: Manifest) -> Iterator[str]:
             yield f"tokenizer.{name} = {id}; expected less than dims.n_vocab = {n_vocab}"
 
 
-def _alignment_heads(manifest: Manifest) -> Iterator[str]:
+def _alignment_head_problems(manifest: Manifest) -> Iterator[str]:
     dims = manifest.dims
     for i, (layer, head) in enumerate(manifest.tokenizer.alignment_heads):
         if layer >= dims.n_text_layer or head >= dims.n_text_head:

@@ -18,7 +18,7 @@ from serve.contract.errors import OptionError, shown
 T = TypeVar("T")
 
 Switch = Literal["auto", "on", "off"]
-SWITCH = typing.get_args(Switch)
+SWITCH_CHOICES = typing.get_args(Switch)
 """The choices of an option that may also be true or false."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _SWITCHED: dict[str, Switch] = {
@@ -48,7 +48,7 @@ def option(default: T, meaning: str, *, max_bytes: int | None = None) -> T:
 
 
 def as_switch(name: str, value: object) -> Switch:
-    """Convert a client's text or boolean to a choice of `SWITCH`.
+    """Convert a client's text or boolean to a choice of `SWITCH_CHOICES`.
 
     Raises:
         OptionError: the value is not one of them.
@@ -72,7 +72,7 @@ def parse(option: Option, text: str) -> Any:
     if option.many:
         item = dataclasses.replace(option, many=False)
         return tuple(parse(item, part.strip()) for part in text.split(","))
-    if option.choices == SWITCH:
+    if option.choices == SWITCH_CHOICES:
         return as_switch(option.name, text)
     parse_value, expected = _READERS[option.kind]
     if option.choices:
@@ -96,7 +96,7 @@ def checked(option: Option, value: object) -> Any:
             raise OptionError(f"{option.name} = {shown(value)}; expected a list")
         item = dataclasses.replace(option, many=False)
         return [checked(item, item_value) for item_value in value]
-    if option.choices == SWITCH:
+    if option.choices == SWITCH_CHOICES:
         return as_switch(option.name, value)
     kind, expected = _TYPES[option.kind]
     has_type = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)

@@ -62,7 +62,7 @@ class EngineAddress:
 
     device: str  # the device's name
     link: Path  # to the folder with the Triton's sockets
-    process: int = 0  # number of the gateway's process that asks
+    process_number: int = 0  # number of the gateway's process that asks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,17 +163,18 @@ class TritonConnection:
 
     def __init__(self, address: EngineAddress, folder: Path) -> None:
         self.folder = folder
-        self._name, process = address.device, address.process
+        self._name, process_number = address.device, address.process_number
         self._calls = 0
-        self._hold = hold(folder)
-        self._uploads = uploads.make_folder(folder, process)
-        self._sender = f"{process}-{secrets.token_hex(8)}"
-        self._numbers = itertools.count(1)
+        self._hold_descriptor = hold(folder)
+        self._uploads = uploads.make_folder(folder, process_number)
+        self._sender_id = f"{process_number}-{secrets.token_hex(8)}"
+        self._request_numbers = itertools.count(1)
         self._cancel_tasks: set[asyncio.Task[None]] = set()
         self._channel = grpc.aio.insecure_channel(grpc_target(folder), options=_CHANNEL_OPTIONS)
         unary, stream = self._channel.unary_unary(_INFER), self._channel.stream_stream(_INFER)
         self._infer = functools.partial(infer, unary, stream)
-        self.cancel(self.new_key())  # ends the requests of an earlier gateway
+        # The first cancel of a new sender ends the previous sender's requests.
+        self.cancel(self.new_key())
 
     @property
     def busy(self) -> bool:
@@ -254,11 +255,11 @@ class TritonConnection:
         for cancel in list(self._cancel_tasks):
             cancel.cancel()
         await self._channel.close()
-        os.close(self._hold)
+        os.close(self._hold_descriptor)
 
     def new_key(self) -> str:
         """Make the key with which a request can be cancelled."""
-        return f"{self._sender}-{next(self._numbers)}"
+        return f"{self._sender_id}-{next(self._request_numbers)}"
 
     async def _send_cancel(self, key: str) -> None:
         while not self.is_alive():  # see `Engine.is_available`

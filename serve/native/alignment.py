@@ -76,7 +76,8 @@ class _Pass:
             if result.ndim == 1:
                 alignment = Alignment(probs, None, result[prefix : window.rows].numpy(), prefix)
             else:
-                matrix = result[window.first : window.first + window.rows, : window.frames]
+                rows = slice(window.first_index, window.first_index + window.rows)
+                matrix = result[rows, : window.frames]
                 alignment = Alignment(probs, matrix.numpy(), prefix=prefix)
             yield dataclasses.replace(window.event, alignment=alignment)
             begin = end
@@ -152,7 +153,7 @@ class Aligner:
             sequence = self._sequence_of(window)
             _, scores, sizes = self._score_frames([sequence])
             weights = smoothed(scores, sizes.tokens, sizes.frames)[0]
-            rows = slice(sequence.first, sequence.first + sequence.rows)
+            rows = slice(sequence.first_index, sequence.first_index + sequence.rows)
             by_window.append(weights[:, rows, : sequence.frames])
         return by_window
 
@@ -215,7 +216,7 @@ class Aligner:
             event=window.event,
             allocation=window.allocation,
             tokens=tokens[: self._context],
-            first=len(start),
+            first_index=len(start),
             prefix=prefix,
             text=text,
             frames=min(window.job.align_frames, self._frames),
@@ -267,7 +268,7 @@ class _Sizes:
     slots: torch.Tensor
     tokens: torch.Tensor  # tokens of the input
     frames: torch.Tensor
-    first: torch.Tensor  # as in `ForcedSequence`
+    first: torch.Tensor  # `ForcedSequence.first_index`
     rows: torch.Tensor
     token_indices: torch.Tensor  # (windows, tokens), the last one repeated
 
@@ -275,7 +276,7 @@ class _Sizes:
 def _sizes(windows: Sequence[ForcedSequence], longest: int, device: torch.device) -> _Sizes:
     lengths = np.array([len(window.tokens) for window in windows])
     window_facts = [
-        (window.allocation.slot, len(window.tokens), window.frames, window.first, window.rows)
+        (window.allocation.slot, len(window.tokens), window.frames, window.first_index, window.rows)
         for window in windows
     ]
     begins = np.cumsum(lengths) - lengths

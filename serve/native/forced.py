@@ -41,7 +41,7 @@ class ForcedSequence:
     event: JobEvent  # the event that waits for the alignment
     allocation: SlotAllocation
     tokens: tuple[int, ...]
-    first: int  # index of the token before prefix and text
+    first_index: int  # index of the token before prefix and text
     prefix: tuple[int, ...]  # the text tokens at the end of the prompt
     text: tuple[int, ...]  # at least one token
     frames: int  # audio frames
@@ -91,19 +91,19 @@ class TeacherForcedStep:
             self._fixed[size] = FixedBatch([size] * 5, windows, self._device)
             self.replay.add(size, functools.partial(self._run_recorded, size))
 
-    def run(self, windows: Sequence[ForcedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute at most `MAX_PASS_WINDOWS` windows.
+    def run(self, sequences: Sequence[ForcedSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute at most `MAX_PASS_WINDOWS` sequences, one per window.
 
         Returns:
             float32 (n,), the probability of each text token among text tokens, window by window;
             and the queries of the alignment heads, (tokens, heads, 64), valid until the next step.
         """
-        n_tokens = sum(len(window.tokens) for window in windows)
-        n_text = sum(len(window.text) for window in windows)
-        fits = [size for size, limit in self._sizes if size >= n_tokens and limit >= len(windows)]
-        size, longest = min(fits, default=0), max(len(window.tokens) for window in windows)
-        batch = self._fixed.get(size) or FixedBatch([n_tokens] * 5, len(windows), self._device)
-        _write(batch, windows)
+        n_tokens = sum(len(sequence.tokens) for sequence in sequences)
+        n_text = sum(len(sequence.text) for sequence in sequences)
+        fits = [size for size, limit in self._sizes if size >= n_tokens and limit >= len(sequences)]
+        size, longest = min(fits, default=0), max(len(sequence.tokens) for sequence in sequences)
+        batch = self._fixed.get(size) or FixedBatch([n_tokens] * 5, len(sequences), self._device)
+        _write(batch, sequences)
         if size in self.replay:
             self.replay.launch(size)
             probs, queries = self._results[size]
@@ -137,19 +137,19 @@ class TeacherForcedStep:
         return probs, torch.cat(attending, dim=1)
 
 
-def _write(batch: FixedBatch, windows: Sequence[ForcedSequence]) -> None:
-    """Write the windows' tokens, rows, positions, indices of logits, and text tokens."""
-    lengths = [len(window.tokens) for window in windows]
+def _write(batch: FixedBatch, sequences: Sequence[ForcedSequence]) -> None:
+    """Write the sequences' tokens, rows, positions, indices of logits, and text tokens."""
+    lengths = [len(sequence.tokens) for sequence in sequences]
     begins = np.cumsum([0, *lengths[:-1]])
     logit_indices = [
-        begin + window.first + len(window.prefix) + np.arange(len(window.text))
-        for window, begin in zip(windows, begins, strict=True)
+        begin + sequence.first_index + len(sequence.prefix) + np.arange(len(sequence.text))
+        for sequence, begin in zip(sequences, begins, strict=True)
     ]
     columns = [
-        np.concatenate([window.tokens for window in windows]),
-        np.repeat([window.allocation.first_row for window in windows], lengths),
+        np.concatenate([sequence.tokens for sequence in sequences]),
+        np.repeat([sequence.allocation.first_row for sequence in sequences], lengths),
         np.concatenate([np.arange(length) for length in lengths]),
         np.concatenate(logit_indices),
-        np.concatenate([window.text for window in windows]),
+        np.concatenate([sequence.text for sequence in sequences]),
     ]
-    batch.write(columns, [window.allocation.slot for window in windows], lengths)
+    batch.write(columns, [sequence.allocation.slot for sequence in sequences], lengths)

@@ -69,7 +69,7 @@ _WEIGHTS = {
 
 
 def wav_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a WAV file, from its extensible format's channel mask."""
+    """Return a WAV file's layout from the channel mask of WAVE_FORMAT_EXTENSIBLE."""
     head = audio[:_HEAD_BYTES]
     offset = head.find(b"fmt ", 12)
     if offset < 0 or len(head) < offset + 32:
@@ -128,10 +128,11 @@ COLUMNS = 3
 
 _WINDOWS_PER_S = 2
 _ENERGY_DECAY = 0.5  # decay per window of the energies
-_PAUSE = 0.01  # energy relative to the previous windows; a window below it has no speech
-# The mix's energy, relative to the sum of the channels' energies.
-_CANCELS_BELOW = 0.15
-_CANCELS_NOT_ABOVE = 0.4
+_PAUSE_RATIO = 0.01  # energy relative to the previous windows; a window below it has no speech
+# The mix's energy, relative to the sum of the channels' energies. Below the first ratio one
+# channel replaces the mix; from the second ratio on the mix returns.
+_CANCELLED_RATIO = 0.15
+_RESTORED_RATIO = 0.4
 _SWITCH_RATIO = 2.0  # energy ratio above which another channel replaces the selected one
 _SILENCE = 1e-8  # mean square: 80 dB below full scale
 
@@ -146,7 +147,7 @@ _MAX_LEAK_RATIO = 0.1  # energy ratio below which audio is much quieter
 # Energy ratio above which the louder of two copies is kept, not the first one.
 _LOUDER_COPY_RATIO = 4.0
 _REPEAT_SILENCE = 1e-9  # mean square: 90 dB below full scale
-_REPEAT_PAUSE = 1e-3  # energy relative to the loudest window; a window below it has no speech
+_REPEAT_PAUSE_RATIO = 1e-3  # energy relative to the loudest window; a window below it has no speech
 _LOUDEST_DECAY = 0.998  # decay per window of the loudest window's energy
 
 _Signals = npt.NDArray[np.float64]
@@ -226,7 +227,7 @@ class _Downmix:
     def __init__(self, columns: bool) -> None:
         self._columns = columns
         self._energies: npt.NDArray[np.float64] = np.zeros(0)  # weighted, by channel
-        self._loudness = 0.0
+        self._recent_peak = 0.0
         self._fallback: int | None = None  # the channel used instead of the mix
         self._total_s = self._cancelled_s = 0.0
 
@@ -271,7 +272,7 @@ class _Downmix:
             return mean
         channel_gains = np.full(channels, 1 / channels) if gains is None else gains
         if len(self._energies) != channels:
-            self._energies, self._loudness, self._fallback = np.zeros(channels), 0.0, None
+            self._energies, self._recent_peak, self._fallback = np.zeros(channels), 0.0, None
         previous = self._fallback
         with np.errstate(all="ignore"):  # invalid values are rejected later
             energies = np.einsum("ij,ij->j", window, window, dtype=np.float64)
@@ -287,15 +288,15 @@ class _Downmix:
     def _choose_fallback(self, mix_energy: float, energies: npt.NDArray[np.float64]) -> None:
         """Select the mix or one channel from a window's energies."""
         channel_energy = float(energies.sum())
-        self._loudness = max(channel_energy, _ENERGY_DECAY * self._loudness)
-        if not channel_energy > _PAUSE * self._loudness:
-            return  # no speech, or all of it in channels with weight 0
+        self._recent_peak = max(channel_energy, _ENERGY_DECAY * self._recent_peak)
+        if not channel_energy > _PAUSE_RATIO * self._recent_peak:
+            return  # no speech, or only in channels with weight 0
         self._energies = _ENERGY_DECAY * self._energies + energies
-        if mix_energy < _CANCELS_BELOW * channel_energy:
+        if mix_energy < _CANCELLED_RATIO * channel_energy:
             loudest, current = int(self._energies.argmax()), self._fallback
             if current is None or self._energies[loudest] > _SWITCH_RATIO * self._energies[current]:
                 self._fallback = loudest
-        elif not mix_energy < _CANCELS_NOT_ABOVE * channel_energy:
+        elif not mix_energy < _RESTORED_RATIO * channel_energy:
             self._fallback = None
 
 
@@ -365,7 +366,7 @@ class _OwnChannel:
             ),
             None,
         )
-        if own_energy <= _REPEAT_PAUSE * self._loudest:  # no speech
+        if own_energy <= _REPEAT_PAUSE_RATIO * self._loudest:  # no speech
             return self._repeats or source is not None
         if source is not None:
             self._copied.add(source)

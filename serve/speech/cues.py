@@ -196,8 +196,8 @@ def _split_cost(text: str, ends_segment: bool) -> float:
 MIN_CUE_S, MAX_CUE_S = 5 / 6, 7.0  # minimum and maximum time of a cue
 READING_SPEED = 20.0  # characters per second
 _GAP_S = 2 / 24  # two video frames between a prolonged cue and the next one
-_INSTANT_S = 0.02  # time of a cue with words that have no duration
-_MIN_SHOWN_S = 0.7  # a cue with less time is merged or prolonged
+_ZERO_LENGTH_CUE_S = 0.02  # time of a cue with words that have no duration
+_MIN_DISPLAY_S = 0.7  # a cue with less time is merged or prolonged
 _MAX_OVERLAP_S = 0.1  # speakers with a longer overlap speak at once
 _MAX_SPEAKERS = 8  # maximum speakers per cue
 _MAX_WORDS = 300  # maximum words per cue, because the time to split a text grows with it
@@ -207,7 +207,7 @@ _MAX_WORDS = 300  # maximum words per cue, because the time to split a text grow
 _CUE = 1.0
 _PAUSE, _INNER_PAUSE, _SHORT_PAUSE_S = 6.0, 2.0, 0.3
 _TOO_SHORT, _TOO_FAST, _UNFILLED = 4.0, 2.0, 0.3
-_FLASH = 20.0  # a cue with less time than _MIN_SHOWN_S
+_FLASH_COST = 20.0  # a cue with less time than _MIN_DISPLAY_S
 _CHANGE = 4.0  # a change of speaker within the cue
 _LINE_SPLIT = 0.3  # a line break that is not at the end of a clause
 
@@ -290,7 +290,7 @@ def split(segments: Sequence[Segment], options: CueOptions, duration: float) -> 
         _lengthen(times, duration)
     for earlier, later in itertools.pairwise(times):
         later[0] = max(earlier[1], later[0])
-        later[1] = max(later[0] + _INSTANT_S, later[1])
+        later[1] = max(later[0] + _ZERO_LENGTH_CUE_S, later[1])
     return [
         Cue(start, end, tuple(_turns(group, options)))
         for (start, end), group in zip(times, groups, strict=True)
@@ -381,19 +381,19 @@ def _ends(
             cost += _reading_cost(width, following_s - start_s)
             cost += sum(costs[last] for last in last_index.values())
             cost += _PAUSE * max(0.0, end_s - following_s - _MAX_OVERLAP_S)
-        elif begin and start_s < duration < pieces[begin - 1].end + _MIN_SHOWN_S:
-            cost += _FLASH  # it cannot be shown earlier either
+        elif begin and start_s < duration < pieces[begin - 1].end + _MIN_DISPLAY_S:
+            cost += _FLASH_COST  # no room before it either
         yield index + 1, cost
 
 
 def _reading_cost(width: int, shown_s: float) -> float:
-    """Return the cost of a cue with too little time to read it before the next one."""
+    """Return the cost of showing a cue too briefly; 0 if it can be read before the next cue."""
     cost = _TOO_SHORT * (1 - shown_s / MIN_CUE_S) if shown_s < MIN_CUE_S else 0.0
-    if shown_s < _MIN_SHOWN_S:
-        cost += _FLASH
+    if shown_s < _MIN_DISPLAY_S:
+        cost += _FLASH_COST
     needed_s = width / READING_SPEED
     if shown_s < needed_s:
-        cost += _TOO_FAST * (min(needed_s / max(shown_s, _INSTANT_S), 5.0) - 1)
+        cost += _TOO_FAST * (min(needed_s / max(shown_s, _ZERO_LENGTH_CUE_S), 5.0) - 1)
     return cost
 
 
@@ -409,24 +409,24 @@ def _end(group: Sequence[Piece], following: float | None, duration: float) -> fl
     end = min(max(end, min(readable_end, latest_end)), start + MAX_CUE_S)
     if following is not None:
         end = min(end, following)
-    return max(end, start + _INSTANT_S)
+    return max(end, start + _ZERO_LENGTH_CUE_S)
 
 
 def _lengthen(times: list[list[float]], duration: float) -> None:
-    """Prolong cues to _MIN_SHOWN_S where the adjacent cues keep that time.
+    """Prolong cues to _MIN_DISPLAY_S where the adjacent cues keep that time.
 
     Args:
         times: start and end in seconds of each cue, in order; changed in place.
         duration: seconds of audio.
     """
     for index, (start, end) in enumerate(times):
-        if end - start >= _MIN_SHOWN_S:
+        if end - start >= _MIN_DISPLAY_S:
             continue
-        before = times[index - 1] if index else [-_MIN_SHOWN_S, 0.0]
+        before = times[index - 1] if index else [-_MIN_DISPLAY_S, 0.0]
         after = times[index + 1] if index + 1 < len(times) else [duration, math.inf]
-        end = min(start + _MIN_SHOWN_S, max(end, after[0]))
-        start = min(start, max(end - _MIN_SHOWN_S, min(before[1], before[0] + _MIN_SHOWN_S)))
-        end = min(start + _MIN_SHOWN_S, max(end, after[1] - _MIN_SHOWN_S))
+        end = min(start + _MIN_DISPLAY_S, max(end, after[0]))
+        start = min(start, max(end - _MIN_DISPLAY_S, min(before[1], before[0] + _MIN_DISPLAY_S)))
+        end = min(start + _MIN_DISPLAY_S, max(end, after[1] - _MIN_DISPLAY_S))
         times[index][:] = start, end
         before[1], after[0] = min(before[1], start), max(after[0], end)
 

@@ -193,14 +193,14 @@ class WindowWords:
     """The words of one window, in order, and the median duration of a word."""
 
     timings: tuple[WordTiming, ...]
-    median_s: float
+    median_word_s: float
     spaceless: bool = False  # the language is written without spaces
     characters: tuple[Characters, ...] | None = None  # scored tokens; None: not wanted
 
     @property
     def longest_s(self) -> float:
         """The maximum seconds of a word next to a pause."""
-        return 2 * self.median_s
+        return 2 * self.median_word_s
 
 
 def monotonic_path(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -298,9 +298,9 @@ def time_words(
         for i, (text, count) in enumerate(parts)
     ]
     durations = [timing.duration_s for timing in timings if timing.duration_s > 0]
-    median_s = min(_MAX_MEDIAN_S, float(np.median(durations))) if durations else 0.0
+    median_word_s = min(_MAX_MEDIAN_S, float(np.median(durations))) if durations else 0.0
     characters = tuple(_scored_characters(alignment, pieces, decode)) if logprobs else None
-    words = WindowWords(tuple(timings), median_s, language in SPACELESS, characters)
+    words = WindowWords(tuple(timings), median_word_s, language in SPACELESS, characters)
     if durations:
         _shorten_at_sentences(words)
         _begin_with_voice(timings, voice)
@@ -371,7 +371,7 @@ def assign_words(
         start, end = segment.start, segment.end
         if segment_words:
             _shorten_after_pause(segment_words, words, spoken_until_s)
-            start, end = _reconcile_times(segment, segment_words, words.median_s)
+            start, end = _reconcile_times(segment, segment_words, words.median_word_s)
             spoken_until_s = end
             segment_words = whole_words(segment_words, words.spaceless)
         segment = dataclasses.replace(
@@ -406,7 +406,7 @@ def _shorten_after_pause(
     """Shorten the first two words after a pause, which often extend into it."""
     first, longest_s = timings[0], words.longest_s
     second = timings[1] if len(timings) > 1 else None
-    if first.end_s - spoken_until_s <= words.median_s * _MIN_PAUSE_MEDIANS:
+    if first.end_s - spoken_until_s <= words.median_word_s * _MIN_PAUSE_MEDIANS:
         return
     both_too_long = second is not None and second.end_s - first.start_s > longest_s * 2
     if first.duration_s <= longest_s and not both_too_long:
@@ -417,15 +417,19 @@ def _shorten_after_pause(
 
 
 def _reconcile_times(
-    segment: Segment, timings: list[WordTiming], median_s: float
+    segment: Segment, timings: list[WordTiming], median_word_s: float
 ) -> tuple[float, float]:
-    """Reconcile a segment's times with its words; return the segment's start and end."""
+    """Make a segment's times agree with its words' times; return the segment's start and end.
+
+    The words' times win. If one end of the segment lies far inside its first or last word, that end
+    wins, and the word is shortened.
+    """
     first, last = timings[0], timings[-1]
     start, end = first.start_s, last.end_s
     if first.start_s + _MAX_DISAGREEMENT_S < segment.start < first.end_s:
-        first.start_s = max(0.0, min(first.end_s - median_s, segment.start))
+        first.start_s = max(0.0, min(first.end_s - median_word_s, segment.start))
         start = segment.start
     if last.start_s < segment.end < last.end_s - _MAX_DISAGREEMENT_S:
-        last.end_s = max(last.start_s + median_s, segment.end)
+        last.end_s = max(last.start_s + median_word_s, segment.end)
         end = segment.end
     return start, end

@@ -54,11 +54,11 @@ class GatewayProcess(ManagedProcess):
         self._next_check_s = 0.0
 
     def ready(self) -> bool:
-        # At most once a second, over a separate socket that clients cannot block.
+        # Check at most once a second, over a separate socket that clients cannot block.
         now_s = time.monotonic()
         if now_s >= self._next_check_s:
-            live = answers(self._socket, "/v2/health/live")
-            self._answers = live and (self._has_answered or self._listens())
+            live = answers_get(self._socket, "/v2/health/live")
+            self._answers = live and (self._has_answered or self._ports_are_open())
             self._next_check_s = now_s + _INTERVAL_S
             self._has_answered |= self._answers
         return self._answers
@@ -79,7 +79,7 @@ class GatewayProcess(ManagedProcess):
         # If the signal itself ended the process, it did not listen yet and has accepted nothing.
         return status in (0, -signal.SIGTERM)
 
-    def _listens(self) -> bool:
+    def _ports_are_open(self) -> bool:
         for name in _PORTS:
             try:
                 socket.create_connection(
@@ -90,7 +90,7 @@ class GatewayProcess(ManagedProcess):
         return True
 
 
-def answers(path: Path, address: str) -> bool:
+def answers_get(path: Path, address: str) -> bool:
     """Return whether a gateway answers a GET request on this Unix socket with status 200."""
     with contextlib.suppress(OSError):
         ask(path, address, _TIMEOUT_S)

@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from serve.contract.config import Config
-from serve.contract.devices import counted
+from serve.contract.devices import with_gpu_numbers
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
 from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.control import Control, ReloadRequest
 from serve.supervisor.engines import TRITON, EngineManager
-from serve.supervisor.gateway import GatewayProcess, answers, check_ports
+from serve.supervisor.gateway import GatewayProcess, answers_get, check_ports
 from serve.supervisor.processes import SupervisedProcess
 from serve.supervisor.server import SupervisedTriton, TritonLaunch, config_to_toml, prepare
 from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, gateway_door, reference_folder, run_folder
@@ -163,7 +163,7 @@ class Supervisor:
         timeout_s = self._start_timeout_s * min(2, len(self._engines.all))
         deadline_s = time.monotonic() + timeout_s
         self._thread.start()
-        while not (self._ready.is_set() and answers(gateway_door(self.folder), "/health")):
+        while not (self._ready.is_set() and answers_get(gateway_door(self.folder), "/health")):
             if not self._thread.is_alive() and self._error is not None:
                 raise self._error
             if time.monotonic() > deadline_s:
@@ -331,7 +331,7 @@ def running_server(
         EarshotError: the server did not start; the message says why.
     """
     check_ports(config.server)
-    runtime = counted(config.runtime)
+    runtime = with_gpu_numbers(config.runtime)
     resolved = _with_absolute_paths(dataclasses.replace(config, runtime=runtime))
     with run_folder() as folder:
         log = (log_path or folder / "server.log").absolute()

@@ -100,7 +100,7 @@ class AudioDecoderPool:
         # Guarded by the lock.
         self._lock = threading.Lock()
         self.working = 0  # active workers
-        self._decodings: dict[int, _AudioTask] = {}  # pending requests by id
+        self._tasks: dict[int, _AudioTask] = {}  # pending requests by id
         self._waiting: FairQueue[_AudioTask] = FairQueue()  # requests that may be decoded further
         self._closed = False
 
@@ -109,51 +109,51 @@ class AudioDecoderPool:
 
         After `close` the request gets no callbacks.
         """
-        decoding = _AudioTask(active, audio_bytes(request))
-        decoding.windows = self._windows(active, request, lambda: decoding.request_ended)
+        task = _AudioTask(active, audio_bytes(request))
+        task.windows = self._windows(active, request, lambda: task.request_ended)
         with self._lock:
             if self._closed or active.ended:
                 return
-            self._decodings[active.id] = decoding
-            self._queue_if_allowed(decoding)
+            self._tasks[active.id] = task
+            self._queue_if_allowed(task)
 
     def mark_submitted(self, active: ActiveRequest) -> None:
         """Record that a request's window was submitted, so that the next one can be decoded."""
         with self._lock:
-            if (decoding := self._decodings.get(active.id)) is not None:
-                decoding.n_submitted += 1
-                self._queue_if_allowed(decoding)
+            if (task := self._tasks.get(active.id)) is not None:
+                task.n_submitted += 1
+                self._queue_if_allowed(task)
 
     def release(self, active: ActiveRequest) -> None:
         """Stop decoding a request that has ended, and drop its audio."""
         with self._lock:
-            if (decoding := self._decodings.pop(active.id, None)) is None:
+            if (task := self._tasks.pop(active.id, None)) is None:
                 return
             self._waiting.remove(active.id)
-            unused = self._give_up(decoding)
+            must_free = self._give_up(task)
             self._wake()
-        if unused:
-            decoding.windows.close()
+        if must_free:
+            task.windows.close()
 
     def close(self) -> None:
         """Stop the workers at their next block, and start no more work."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
-            unused = list(filter(self._give_up, self._decodings.values()))
-        for decoding in unused:
-            decoding.windows.close()
+            to_free = list(filter(self._give_up, self._tasks.values()))
+        for task in to_free:
+            task.windows.close()
         self._workers.shutdown(wait=False)
 
     def held_ids(self) -> set[int]:
         """Return the ids of the requests with audio in memory, decoded or not."""
         with self._lock:
-            return set(self._decodings)
+            return set(self._tasks)
 
     def held_windows(self) -> int:
         """Count the windows that are decoded or in decoding, but not submitted."""
         with self._lock:
-            return sum(decoding.n_buffered for decoding in self._decodings.values())
+            return sum(task.n_buffered for task in self._tasks.values())
 
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.
@@ -178,14 +178,15 @@ class AudioDecoderPool:
         return Diarizer(self._device)
 
     @staticmethod
-    def _give_up(decoding: _AudioTask) -> bool:
+    def _give_up(task: _AudioTask) -> bool:
         """Mark a request as ended; return whether the caller must free its audio.
 
-        The lock is held. If a worker decodes the audio, the worker frees it at its next block.
+        The lock is held. If a worker is decoding the request, that worker frees the audio when its
+        step ends.
         """
-        unused = not (decoding.working or decoding.request_ended)
-        decoding.request_ended = True
-        return unused
+        must_free = not (task.working or task.request_ended)
+        task.request_ended = True
+        return must_free
 
     def _windows(
         self, active: ActiveRequest, request: Request, stopped: Callable[[], bool]
@@ -235,12 +236,12 @@ class AudioDecoderPool:
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
 
-    def _queue_if_allowed(self, decoding: _AudioTask) -> None:
+    def _queue_if_allowed(self, task: _AudioTask) -> None:
         """Queue a request if it may be decoded further; the lock is held."""
-        waits = decoding.working or decoding.active.id in self._waiting
-        if not (waits or decoding.all_decoded or decoding.n_buffered >= LOOK_AHEAD):
-            rank = rank_of(decoding.active.priority, decoding.n_started, decoding.size)
-            self._waiting.add(decoding.active.id, rank, decoding)
+        waits = task.working or task.active.id in self._waiting
+        if not (waits or task.all_decoded or task.n_buffered >= LOOK_AHEAD):
+            rank = rank_of(task.active.priority, task.n_started, task.size)
+            self._waiting.add(task.active.id, rank, task)
         self._wake()
 
     def _wake(self) -> None:
@@ -250,45 +251,45 @@ class AudioDecoderPool:
             self._workers.submit(self._work)
 
     def _work(self) -> None:
-        while (decoding := self._next()) is not None:
-            active = decoding.active
+        while (task := self._next()) is not None:
+            active = task.active
             description = f"decoding the audio of request {active.id}"
             began_s = time.monotonic()
-            window = guarded(description, functools.partial(next, decoding.windows))
+            window = guarded(description, functools.partial(next, task.windows))
             active.phases.record("decode", began_s, int(isinstance(window, AudioWindow)))
             # Report before queueing again: else another worker might report the next window first.
-            if not decoding.request_ended:
+            if not task.request_ended:
                 if isinstance(window, EarshotError):
                     self._on_error(active, window)
                 elif window is not None:
                     self._on_window(active, window)
-            self._requeue(decoding, window)
+            self._requeue(task, window)
 
     def _next(self) -> _AudioTask | None:
         with self._lock:
-            n_buffered = sum(decoding.n_buffered_ahead for decoding in self._decodings.values())
+            n_buffered = sum(task.n_buffered_ahead for task in self._tasks.values())
             full = n_buffered >= self._max_ahead
-            decoding = self._waiting.pop(below=NOT_SERVED if full else None)
-            if decoding is None:
+            task = self._waiting.pop(below=NOT_SERVED if full else None)
+            if task is None:
                 self.working -= 1
                 return None
-            decoding.working = True
-            decoding.n_started += 1
-            return decoding
+            task.working = True
+            task.n_started += 1
+            return task
 
-    def _requeue(self, decoding: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
+    def _requeue(self, task: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
             if window is None:
-                decoding.n_started -= 1
+                task.n_started -= 1
             else:
-                decoding.all_decoded = isinstance(window, EarshotError) or window.last
+                task.all_decoded = isinstance(window, EarshotError) or window.last
             # True: this worker frees the audio below, and no other takes the request.
-            decoding.working = decoding.request_ended or decoding.all_decoded
-            if not decoding.request_ended:
-                self._queue_if_allowed(decoding)
-        if decoding.working:
-            decoding.windows.close()
+            task.working = task.request_ended or task.all_decoded
+            if not task.request_ended:
+                self._queue_if_allowed(task)
+        if task.working:
+            task.windows.close()
 
 
 def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:

@@ -37,12 +37,13 @@ MAX_AUDIO_MB = 768  # maximum MiB of a file or of samples, as sent
 MAX_TIMES = 2048
 MAX_SPEAKERS = 100
 MAX_KNOWN_SPEAKERS = 16
-# A window is decoded in at most TRIES languages, until their probabilities add up to CERTAINTY. The
-# most likely text is kept.
-CERTAINTY, TRIES = 0.85, 2
+# A window is decoded in the likeliest languages until their probabilities add up to
+# LANGUAGE_CERTAINTY. The most likely text is kept.
+LANGUAGE_CERTAINTY = 0.85
+MAX_TRIED_LANGUAGES = 2
 # If one language was detected for all windows, a later window with at least this probability of
 # another language is decoded in that language, too. The more likely text is kept.
-SWITCH = 0.5
+SWITCH_PROBABILITY = 0.5
 
 _TRACK = re.compile(r"[1-9][0-9]{0,3}|[^\W\d][\w -]{0,30}", re.ASCII)
 _SPEECH = SpeechOptions()
@@ -457,17 +458,23 @@ def _search(config: TranscriberConfig, capabilities: Capabilities) -> SearchOpti
 
 
 def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> Detection:
-    """Return how to detect the language of a request that names none."""
+    """Return the options of language detection; those without detection if a language is named."""
     if request.language is not None:
         return Detection()
     languages = tokenizer.language_ids(request.languages or config.languages)
-    if request.multilingual:  # each window's prompt names its own language
-        return Detection(languages, CERTAINTY, TRIES)
+    if request.multilingual:  # each window detects its own language
+        return Detection(languages, certainty=LANGUAGE_CERTAINTY, max_languages=MAX_TRIED_LANGUAGES)
     known = tokenizer.facts.languages
     close_languages = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return Detection(languages, CERTAINTY, TRIES, switch=SWITCH, close_languages=close_languages)
+    return Detection(
+        languages,
+        certainty=LANGUAGE_CERTAINTY,
+        max_languages=MAX_TRIED_LANGUAGES,
+        switch=SWITCH_PROBABILITY,
+        close_languages=close_languages,
+    )
 
 
 def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:

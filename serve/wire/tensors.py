@@ -55,7 +55,7 @@ def require_numpy_1() -> None:
     if int(np.__version__.split(".")[0]) >= 2:
         raise UnavailableError(
             f"numpy {np.__version__} is installed; expected numpy 1, for which Triton Inference "
-            "Server's Python backend was compiled: it would corrupt tensors; install numpy below 2"
+            "Server's Python backend was compiled; numpy 2 would corrupt tensors; install numpy<2"
         )
 
 

@@ -17,7 +17,7 @@ from serve.wyoming.utterance import AudioFormat, Budget, TranscribeOptions, Wyom
 logger = logging.getLogger("earshot.wyoming")
 
 _WRITE_S = 10.0
-_WHISPER = {"name": "OpenAI", "url": "https://github.com/openai/whisper"}
+_WHISPER_ATTRIBUTION = {"name": "OpenAI", "url": "https://github.com/openai/whisper"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,19 +127,19 @@ class WyomingSession:
                 await self._transcribe()
 
     async def _describe(self) -> None:
-        artifact = {"installed": True, "version": None}
+        artifact_fields = {"installed": True, "version": None}
         models = [
             {
-                **artifact,
+                **artifact_fields,
                 "name": name,
                 "description": f"Whisper ({name})",
-                "attribution": _WHISPER,
+                "attribution": _WHISPER_ATTRIBUTION,
                 "languages": list(self._settings.languages),
             }
             for name in await self._settings.upstream.models()
         ]
         program = {
-            **artifact,
+            **artifact_fields,
             "name": "Earshot",
             "description": "Whisper, served by Earshot",
             "attribution": {"name": "Earshot", "url": ""},

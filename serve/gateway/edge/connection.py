@@ -21,7 +21,7 @@ from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import LARGE_BYTES, Admission
 
-LOST = "earshot.lost"
+CONNECTION_LOST = "earshot.lost"
 """Key in a WebSocket's scope of the event that its connection is lost."""
 
 BUDGET = "earshot.budget"
@@ -357,7 +357,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if hasattr(self, "scope"):  # the handshake was right
             scope = cast(dict[str, Any], self.scope)
-            scope[LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
+            scope[CONNECTION_LOST], scope[BUDGET] = self.lost, cast(Any, self.transport).budget
 
     def handle_cont(self, event: Any) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.contract.errors import OverloadedError, RequestError, shown
 from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.connection import SlowClientError
-from serve.gateway.edge.listen import CROWDED
+from serve.gateway.edge.listen import TOO_MANY_CONNECTIONS
 from serve.gateway.errors import ApiError, as_openai
 from serve.gateway.limits import Admission
 from serve.gateway.observe.log import LogRecord
@@ -116,7 +116,7 @@ def _write_rejected(record: LogRecord) -> None:
 
 def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     """Reject requests that are not allowed; tell browsers by CORS which pages are."""
-    shared = CORSMiddleware(
+    cors = CORSMiddleware(
         app,
         allow_origins=server.allowed_origins,
         allow_methods=("GET", "POST"),
@@ -127,20 +127,20 @@ def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        error = _rejection(server, host, origin, crowded=scope.get(CROWDED, False))
+        error = _rejection(server, host, origin, too_many=scope.get(TOO_MANY_CONNECTIONS, False))
         if error is not None:
-            hang_up = {"Connection": "close"} if error.reason == "connections" else {}
-            await as_openai(error, hang_up)(scope, receive, send)
+            close_header = {"Connection": "close"} if error.reason == "connections" else {}
+            await as_openai(error, close_header)(scope, receive, send)
         else:
-            await shared(scope, receive, send)
+            await cors(scope, receive, send)
 
     return checked
 
 
 def _rejection(
-    server: ServerConfig, host: str, origin: str | None, crowded: bool
+    server: ServerConfig, host: str, origin: str | None, too_many: bool
 ) -> ApiError | None:
-    if crowded:
+    if too_many:
         return ApiError(OverloadedError("too many connections are open; try again"), "connections")
     if not may_be_called(server, host):
         text = f"Host is {shown(host)}; expected a name of loopback or one of server.allowed_hosts"

@@ -30,7 +30,7 @@ from serve.gateway.limits import Admission
 MAX_MESSAGE_BYTES = 2**24
 """Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
 
-CROWDED = "earshot.crowded"
+TOO_MANY_CONNECTIONS = "earshot.crowded"
 """Key in a scope; whether more connections are open than the maximum."""
 
 _BACKLOG = 1024
@@ -91,7 +91,7 @@ class HttpServer(uvicorn.Server):
         admission: counts the bytes of WebSockets.
         budget: the budget of connections beyond their own.
         max_connections: the maximum, beyond which idle connections are closed. If none is idle,
-            the application is told by `CROWDED`, and rejects the request.
+            the application is told by `TOO_MANY_CONNECTIONS`, and rejects the request.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
@@ -116,7 +116,7 @@ class HttpServer(uvicorn.Server):
             return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[CROWDED] = len(self.server_state.connections) > max_connections
+            scope[TOO_MANY_CONNECTIONS] = len(self.server_state.connections) > max_connections
             await app(scope, receive, send)
 
         config = uvicorn.Config(

@@ -193,7 +193,7 @@ class JobRoutes:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._storage.discard, job.id)
             if upload is not None:
-                sha256 = await self._storage.for_audio.do(audio.keep, job.id, upload.file)
+                sha256 = await self._storage.audio_pool.do(audio.keep, job.id, upload.file)
                 size, filename = audio.path(job.id).stat().st_size, upload.filename or ""
             body = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(

@@ -231,7 +231,7 @@ class JobRunner(Background):
         await self._quietly(table.forget, now - jobs.keep_s)
         ids = await self._quietly(table.open_ids)
         if ids is not None:
-            await self.storage.for_audio.quietly(self.storage.audio.remove_orphans, ids)
+            await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
             self._metrics.open_jobs.set(len(ids))
 
     # ------------------------------------------------------------ work
@@ -272,7 +272,7 @@ class JobRunner(Background):
             async with self._claimed(job):
                 if not (size := await self.outbound.fetch(job.url, part)):
                     raise ApiError(AudioError("the url's file is empty"))
-                await self.storage.for_audio.do(audio.seal, part, job.id)
+                await self.storage.audio_pool.do(audio.seal, part, job.id)
                 await self._do(self._table.fetched, job, time.time(), size)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
@@ -308,12 +308,12 @@ class JobRunner(Background):
     async def _request(
         self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
     ) -> EngineRequest:
-        """Make a job's request; its file, if it has one, is removed with the stack.
+        """Make a job's request; when `stack` closes, it removes the copy of the audio.
 
         Raises:
             ApiError: the request cannot be made.
         """
-        path, do = self.storage.audio.path(job.id), self.storage.for_audio.do
+        path, run_blocking = self.storage.audio.path(job.id), self.storage.audio_pool.do
         try:
             size = path.stat().st_size
         except OSError:
@@ -323,13 +323,17 @@ class JobRunner(Background):
         services = self.services
         target = Target(services.models.named(job.model), segments=False)
         fields = fields_of(job, services.config.gateway.unknown_fields)
-        # The engine's process takes a copy from the uploads' folder.
+        # Copy the audio to the uploads folder, from which the engine's process can take it.
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
-        copy = stack.enter_context(file).name
-        await do(shutil.copyfile, path, copy)
-        length = await do(_audio_length, path, size)
+        copy_path = stack.enter_context(file).name
+        await run_blocking(shutil.copyfile, path, copy_path)
+        length = await run_blocking(_audio_length, path, size)
         return EngineRequest(
-            target, request_parts(fields.request, None), False, copy, priority="job", audio=length
+            target,
+            request_parts(fields.request, None),
+            audio_file=copy_path,
+            priority="job",
+            audio=length,
         )
 
     async def _handle_error(self, job: JobRecord, error: ApiError, counted: bool) -> None:

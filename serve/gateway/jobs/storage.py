@@ -46,18 +46,18 @@ class JobStorage:
         self.table = JobTable(config)
         # A call of the table is short, and must not wait until audio has been copied: it renews
         # the lease of a job.
-        self.for_audio, self._for_table = _BlockingPool("audio"), _BlockingPool("table", TABLE_S)
-        self.do, self.quietly = self._for_table.do, self._for_table.quietly
+        self.audio_pool, self._table_pool = _BlockingPool("audio"), _BlockingPool("table", TABLE_S)
+        self.do, self.quietly = self._table_pool.do, self._table_pool.quietly
 
     def discard(self, id: str) -> None:
         """Have a job's audio removed, soon."""
         with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
-            self.for_audio.threads.submit(self.audio.remove, id)
+            self.audio_pool.threads.submit(self.audio.remove, id)
 
     def close(self) -> None:
         """Wait for the calls that have begun, and close both."""
-        self.for_audio.threads.shutdown()
-        self._for_table.threads.shutdown()
+        self.audio_pool.threads.shutdown()
+        self._table_pool.threads.shutdown()
         self.table.close()
 
 

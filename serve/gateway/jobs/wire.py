@@ -16,7 +16,7 @@ from serve.gateway.edge.uploads import json_object
 from serve.gateway.errors import ApiError, field_error, require_known
 from serve.gateway.jobs.table import COMPLETED, OPEN, JobRecord
 from serve.gateway.limits import Permit
-from serve.gateway.openai.answers import body
+from serve.gateway.openai.answers import render_transcript
 from serve.gateway.openai.fields import FormFields, read_field, read_fields
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import SUBTITLES
@@ -164,27 +164,29 @@ def render_result(
         query: the URL's names and texts: another format, and how subtitles are split.
 
     Raises:
-        ApiError: this transcript cannot be written so.
+        ApiError: the format or the splitting needs speakers or word times that the result lacks.
     """
     pairs = tuple(query)
     require_known((name for name, _ in pairs), _PARAMETERS)
     if not any(name == _FORMAT for name, _ in pairs):
         pairs = ((_FORMAT, fields.format), *pairs)
-    rendered, request = read_fields(pairs, fields.request.task), fields.request
-    if rendered.format == "diarized_json" and not request.diarize and request.channels != "split":
+    requested, request = read_fields(pairs, fields.request.task), fields.request
+    if requested.format == "diarized_json" and not request.diarize and request.channels != "split":
         raise field_error(
             _FORMAT,
-            "speakers were not told apart for this job; ask for it when it is sent, by "
-            "diarize=true or response_format=diarized_json",
+            "this job's result has no speakers; send the job with diarize=true or "
+            "response_format=diarized_json",
         )
-    cues = rendered.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
+    cues = requested.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
         raise field_error(
             "highlight_words",
-            "words were not timed for this job; ask for them when it is sent, by "
-            "highlight_words or by timestamp_granularities[]=word with verbose_json",
+            "this format needs word times, which this job's result lacks; send the job with "
+            "highlight_words or max_words_per_line, or with timestamp_granularities[]=word and "
+            "verbose_json",
         )
-    return body(transcript, dataclasses.replace(fields, format=rendered.format, cues=cues))
+    fields = dataclasses.replace(fields, format=requested.format, cues=cues)
+    return render_transcript(transcript, fields)
 
 
 def transcript_of(text: str, id: str) -> Transcript:

@@ -35,7 +35,7 @@ from serve.gateway import errors
 from serve.gateway.client_secrets import ClientSecret
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import ConnectionBudget
-from serve.gateway.edge.connection import BUDGET, LOST, SlowClientError
+from serve.gateway.edge.connection import BUDGET, CONNECTION_LOST, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
 from serve.gateway.edge.uploads import json_object
 from serve.gateway.engine import EngineRequest
@@ -182,24 +182,24 @@ class _Connection:
         return settings
 
     async def _run(self, session: LiveSession) -> None:
-        """Serve a session until its client leaves, and end its decoding.
+        """Serve a session until the client leaves or the server ends it; then stop its tasks.
 
         Raises:
-            ApiError: the reason for which the server ends it.
+            ApiError: the server ends the session; the error is the reason.
         """
         await session.start()
         work = asyncio.create_task(session.work())
         receive = asyncio.create_task(self._receive(session))
         stopped = asyncio.create_task(self.stop.wait())
-        lost = asyncio.create_task(self.websocket.scope[LOST].wait())
-        tasks = (work, receive, stopped, lost)
+        disconnected = asyncio.create_task(self.websocket.scope[CONNECTION_LOST].wait())
+        tasks = (work, receive, stopped, disconnected)
         try:
             limit_s = events.MAX_SESSION_S
             await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            for worker in (work, receive):  # `work` does not end by itself
-                if worker.done():
-                    worker.result()
-            if receive.done() or lost.done():
+            for session_task in (work, receive):  # a finished `work` has failed: re-raise its error
+                if session_task.done():
+                    session_task.result()
+            if receive.done() or disconnected.done():
                 return
             if not stopped.done():
                 message = f"the session has lasted {limit_s:g} s; open another"
@@ -225,7 +225,7 @@ class _Connection:
         """Handle the client's messages until it leaves.
 
         Raises:
-            ApiError: the reason for which the server ends the session.
+            ApiError: the server ends the session; the error is the reason.
         """
         budget: ConnectionBudget = self.websocket.scope[BUDGET]
         while True:

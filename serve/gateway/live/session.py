@@ -277,7 +277,7 @@ class LiveSession:
         self._pace.began(_now_s())
         # The utterance before is decoded again with the first one that has speech.
         if self._previous is not None and not utterance.silent:
-            utterance.follow(self._previous, self._pace.hold_s)
+            utterance.prepend(self._previous, self._pace.hold_s)
             self._previous = None
         window = utterance.window()
         try:

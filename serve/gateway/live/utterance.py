@@ -26,8 +26,8 @@ NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, which is not decoded."""
 
 _NONE = np.zeros(0, np.float32)
-_BEFORE = 0.8  # maximum share of the held audio from the utterance before
-_FREED = 0.25  # minimum share of the held audio that a cut frees
+_MAX_PREVIOUS_SHARE = 0.8  # maximum share of the held audio from the utterance before
+_MIN_FREED_SHARE = 0.25  # minimum share of the held audio that a cut frees
 _UNSURE_S = 2.0  # that stay at the end of audio which must be cut: a word may be incomplete
 
 
@@ -84,12 +84,12 @@ class LiveUtterance:
         self.text = ""
         """The final text."""
         self._spoken = 0  # samples of speech
-        self._voice: list[tuple[int, int]] = []  # speech in the audio that is held
-        self._script: Script | None = None  # of Chinese text that is final
+        self._speech_ranges: list[tuple[int, int]] = []  # speech in the audio that is held
+        self._chinese_script: Script | None = None  # of Chinese text that is final
         self._cut_text = ""  # the final text of audio that is cut off
-        self._audio = collections.deque[Samples]()  # pieces from `_begin` on; none is empty
+        self._audio = collections.deque[Samples]()  # pieces from `_audio_begin` on; none is empty
         self._frames: list[Samples] = []  # behind `_audio`, not joined yet
-        self._begin = self.start
+        self._audio_begin = self.start
         self._draft: tuple[int, ...] = ()
         self.agreement = LocalAgreement()
 
@@ -113,29 +113,34 @@ class LiveUtterance:
         """Tell whether the latest hypothesis is of all speech."""
         return self.decoded_until > self.spoken_until or self.decoded_until == self.end > self.start
 
-    def follow(self, previous: "LiveUtterance", hold_s: float) -> None:
-        """Decode it together with the end of the utterance before, which gives context.
+    def prepend(self, previous: "LiveUtterance", hold_s: float) -> None:
+        """Prepend the end of the previous utterance's audio, which gives context to the decoder.
 
-        The silence between the two is left out. Without a named language it is decoded alone, since
-        it may be in another language.
+        The silence between the two utterances is left out. Nothing is prepended if the
+        languages differ, this one's language is unknown, or the previous audio is too long.
 
         Args:
-            previous: the utterance before, which is not used any more.
-            hold_s: seconds of audio to hold at most.
+            previous: the previous utterance; do not use it afterwards.
+            hold_s: the maximum audio to hold, in seconds.
         """
         if self.language is None or previous.language != self.language:
             return
-        if previous._audio_s > _BEFORE * hold_s and (cut_s := previous._cut_s()) is not None:
+        if (
+            previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s
+            and (cut_s := previous._find_cut_s()) is not None
+        ):
             previous._cut(cut_s)
-        if previous._audio_s > _BEFORE * hold_s:
+        if previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s:
             return
         self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
-        self._begin -= previous.end - previous._begin
+        self._audio_begin -= previous.end - previous._audio_begin
         self._audio.extendleft(reversed(previous._pieces()))
         gap = self.start - previous.end
-        self._voice[:0] = [(begin + gap, end + gap) for begin, end in previous._voice]
+        self._speech_ranges[:0] = [
+            (begin + gap, end + gap) for begin, end in previous._speech_ranges
+        ]
         self._cut_text, self._draft = previous._cut_text, previous._draft
-        self._script = previous._script
+        self._chinese_script = previous._chinese_script
 
     def add(self, samples: Samples, speech: bool) -> None:
         """Add the next audio."""
@@ -143,30 +148,30 @@ class LiveUtterance:
             self._frames.append(samples)
         begin, self.end = self.end, self.end + len(samples)
         if speech:
-            joins = self._voice and self._voice[-1][1] == begin
-            self._voice.append((self._voice.pop()[0] if joins else begin, self.end))
+            joins = self._speech_ranges and self._speech_ranges[-1][1] == begin
+            self._speech_ranges.append((self._speech_ranges.pop()[0] if joins else begin, self.end))
             self.spoken_until = self.end
             self._spoken += len(samples)
 
     def window(self) -> UpdateWindow:
         """Return the window to decode now."""
-        settings, bounds = self.settings, itertools.chain.from_iterable(self._voice)
+        settings, bounds = self.settings, itertools.chain.from_iterable(self._speech_ranges)
         options = Request(
             _NONE,
             SAMPLE_RATE,
-            language=f"zh-{self._script}" if self._script else self.language,
+            language=f"zh-{self._chinese_script}" if self._chinese_script else self.language,
             languages=() if self.language else tuple(settings.languages or ()),
             prompt=f"{settings.prompt or ''} {self._cut_text}".strip(),
             phrases=settings.boosted,
             word_timestamps=True,
             vad=False,
-            voice=tuple((sample - self._begin) / SAMPLE_RATE for sample in bounds),
+            voice=tuple((sample - self._audio_begin) / SAMPLE_RATE for sample in bounds),
             temperature=0.0,  # temperature fallback would delay all streams
             beam_size=1,  # greedy decoding takes the text before as a draft
             unfinished=True,
             draft=self._draft,
         )
-        return UpdateWindow(tuple(self._pieces()), self._begin, self.end, options)
+        return UpdateWindow(tuple(self._pieces()), self._audio_begin, self.end, options)
 
     def take(self, window: UpdateWindow, transcript: Transcript, hold_s: float) -> FinalText:
         """Take a window's transcript; return the text that becomes final by it.
@@ -188,10 +193,10 @@ class LiveUtterance:
             self.language = transcript.language
         language = self.language or ""
         names_no_script = language_code(language) == "zh" and not script_of(language)
-        if text and names_no_script and not self._script:
-            self._script = script_in(text)  # all text that follows has the same
+        if text and names_no_script and not self._chinese_script:
+            self._chinese_script = script_in(text)  # all text that follows has the same
         final = self._final_text(text, count)
-        if self._audio_s > hold_s and (cut_s := self._cut_s()) is not None:
+        if self._audio_s > hold_s and (cut_s := self._find_cut_s()) is not None:
             self._cut(cut_s)
         if self._audio_s > MAX_S:
             self._cut(end_s - _UNSURE_S)
@@ -219,26 +224,28 @@ class LiveUtterance:
 
     @property
     def _audio_s(self) -> float:
-        return (self.end - self._begin) / SAMPLE_RATE
+        return (self.end - self._audio_begin) / SAMPLE_RATE
 
-    def _cut_s(self) -> float | None:
+    def _find_cut_s(self) -> float | None:
         """Return the second at which a cut frees enough of the audio; None: there is none."""
-        begin_s = (self._begin - self.start) / SAMPLE_RATE
-        return self.agreement.cut(begin_s + _FREED * self._audio_s)
+        begin_s = (self._audio_begin - self.start) / SAMPLE_RATE
+        return self.agreement.cut(begin_s + _MIN_FREED_SHARE * self._audio_s)
 
     def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""
-        begin = max(self._begin, min(self.start + round(cut_s * SAMPLE_RATE), self.end))
+        begin = max(self._audio_begin, min(self.start + round(cut_s * SAMPLE_RATE), self.end))
         self._cut_text = (self._cut_text + self.agreement.drop(cut_s))[-PROMPT_CHARS:]
-        surplus, pieces = begin - self._begin, self._pieces()
+        surplus, pieces = begin - self._audio_begin, self._pieces()
         while surplus > 0:
             piece = pieces.popleft()
             if surplus < len(piece):
                 pieces.appendleft(piece[surplus:])
             surplus -= len(piece)
-        self._voice = [(max(start, begin), end) for start, end in self._voice if end > begin]
-        if begin > self._begin:
-            self._begin, self._draft = begin, ()
+        self._speech_ranges = [
+            (max(start, begin), end) for start, end in self._speech_ranges if end > begin
+        ]
+        if begin > self._audio_begin:
+            self._audio_begin, self._draft = begin, ()
 
 
 def _shifted(words: Iterable[Word], offset_s: float) -> list[Word]:

@@ -28,7 +28,7 @@ _EVENTS_HEADERS = [
 ]
 
 
-def body(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
+def render_transcript(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
     """Return the body of an answer, and its media type."""
     if fields.format == "json":
         answer = {"text": transcript.text, **_languages(transcript)}

@@ -19,7 +19,7 @@ from serve.contract.config import OPTIONS
 from serve.contract.errors import OptionError, shown
 from serve.contract.fields import Finite
 from serve.contract.messages import Request, Task
-from serve.contract.options import SWITCH, Option, parse
+from serve.contract.options import SWITCH_CHOICES, Option, parse
 from serve.contract.server_config import UnknownFields
 from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -45,7 +45,7 @@ _REFUSED = {
 """Options of a request that are no fields of a form, and why not."""
 _UNKNOWN = ("sample_rate", "voice", "unfinished")  # options of samples and of live text
 _OPTIONS = {  # the meaning of one with choices names them
-    name: option if option.choices == SWITCH else dataclasses.replace(option, choices=())
+    name: option if option.choices == SWITCH_CHOICES else dataclasses.replace(option, choices=())
     for name, option in OPTIONS.items()
     if name not in (*_REFUSED, *_UNKNOWN)
 }

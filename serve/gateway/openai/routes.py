@@ -145,7 +145,7 @@ class _AudioRoute:
         if fields.stream:
             return None
         # Subtitles of long audio take a while to split.
-        text, kind = await asyncio.to_thread(answers.body, transcript, fields)
+        text, kind = await asyncio.to_thread(answers.render_transcript, transcript, fields)
         headers = events.headers | warnings(transcript.warnings)
         return Response(text, media_type=kind, headers=headers)
 

@@ -176,17 +176,17 @@ class ShadowMetrics:
             return Gauge(f"earshot_shadow_{name}", text, labels, registry=registry)
 
         self.sampled = counter("sampled", "Answered requests that were taken as samples")
-        self.dropped = counter("dropped", "Samples that went uncompared, for want of room")
-        self.failed = counter("failed", "Samples that the reference has not answered")
-        self.yielded = counter("yielded", "Samples put back, for a client's request had come")
+        self.dropped = counter("dropped", "Samples dropped: the queue was full, or a file failed")
+        self.failed = counter("failed", "Samples for which the reference failed")
+        self.requeued = counter("yielded", "Samples requeued because a client's request arrived")
         self.compared = counter("compared", "Samples that were compared", "language")
         self.pending_bytes = gauge("pending_bytes", "Bytes of samples that wait")
         self.pending = gauge("pending_requests", "Samples that wait")
-        self._cer = gauge("cer", "CER of served against reference, of the last 1000", "language")
+        self._cer = gauge("cer", "CER against the reference, latest 1000 samples", "language")
         self._low = gauge("cer_low", "Lower end of the 95 % interval", "language")
         self._high = gauge("cer_high", "Upper end of the 95 % interval", "language")
-        self.drift = gauge("drift", "How far gaps of log-probabilities have risen: a CUSUM")
-        bound = gauge("drift_bound", "Beyond it the served engine has drifted")
+        self.drift = gauge("drift", "CUSUM of the rise of the score gaps")
+        bound = gauge("drift_bound", "Value of drift above which the served engine has drifted")
         bound.set(BOUND)
 
     def tell_cer(self, comparisons: Sequence[Comparison], language: str) -> None:

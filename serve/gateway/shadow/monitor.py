@@ -170,7 +170,7 @@ class ShadowMonitor(Background):
         self._put(ShadowSample(kept, answer, size))
 
     def _put(self, sample: ShadowSample) -> None:
-        """Queue a sample behind the others, and drop the oldest ones for want of room."""
+        """Append a sample, and drop the oldest ones while the queue is too large."""
         self.pending.append(sample)
         self._bytes += sample.size
         while self._bytes > self._max_bytes:
@@ -189,7 +189,7 @@ class ShadowMonitor(Background):
             try:
                 await self._compare(sample)
             except _ClientCameError:
-                self._metrics.yielded.inc()
+                self._metrics.requeued.inc()
                 self._put(sample)
                 continue
             except ApiError as error:

@@ -164,20 +164,20 @@ def choose(
 def compute_dtype(
     kernels: Kernels, device: torch.device, compute_type: ComputeType = "auto"
 ) -> torch.dtype:
-    """Return the dtype of weights and products.
+    """Return the dtype of the weights and of matrix products.
 
     Raises:
         UnavailableError: see `choose`.
     """
     if device.type == "cuda":
         return torch.float16
-    fast = _kernels_name(kernels, device) == "onednn" and has_bfloat16()
-    if compute_type == "bfloat16" and not fast:
+    has_fast_bfloat16 = _kernels_name(kernels, device) == "onednn" and has_bfloat16()
+    if compute_type == "bfloat16" and not has_fast_bfloat16:
         raise UnavailableError(
             'runtime.compute_type = "bfloat16" needs a processor with AMX-BF16 or AVX512-BF16; '
-            'this one has neither; set it to "auto"'
+            'this processor has neither; set compute_type to "auto"'
         )
-    return torch.bfloat16 if fast and compute_type != "float32" else torch.float32
+    return torch.bfloat16 if has_fast_bfloat16 and compute_type != "float32" else torch.float32
 
 
 def _kernels_name(kernels: Kernels, device: torch.device) -> KernelsName:
@@ -232,7 +232,7 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the encoder can compute in FP8 on a device with these kernels."""
-    return _kernels_name(kernels, device) == "triton" and _has_bulk_copies(device)
+    return _kernels_name(kernels, device) == "triton" and _has_tma(device)
 
 
 def takes_fp8(
@@ -241,7 +241,7 @@ def takes_fp8(
     """Return whether the encoder computes in FP8 with Triton-language kernels, and why."""
     if precision != "auto":
         return precision == "fp8", f'encoder_precision = "{precision}"'
-    if not _has_bulk_copies(device):
+    if not _has_tma(device):
         return False, "encoder in full precision: this GPU has no FP8"
     if proof is None:
         return (
@@ -255,12 +255,12 @@ def takes_fp8(
     )
 
 
-def _has_bulk_copies(device: torch.device) -> bool:
+def _has_tma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
-    if not _has_bulk_copies(device):
+    if not _has_tma(device):
         return reference_ops
     from serve.native.kernels.encoder import (  # noqa: PLC0415 - needs triton
         Fp8Encoder,
@@ -268,10 +268,10 @@ def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
     )
 
     if fp8:
-        scaled: EncoderOps[Scaled] = Fp8Encoder(device)
-        return scaled
-    plain: EncoderOps[Tensor] = TritonEncoder(device)
-    return plain
+        fp8_encoder: EncoderOps[Scaled] = Fp8Encoder(device)
+        return fp8_encoder
+    fp16_encoder: EncoderOps[Tensor] = TritonEncoder(device)
+    return fp16_encoder
 
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:

@@ -97,11 +97,11 @@ class TritonOps:
         out = torch.empty_like(x)
         total = x if delta is None else torch.empty_like(x)
         tensors = (x, added, total, params.weight, params.bias, out)
-        sizes = (rows, LAYER_NORM_EPS, width, triton.next_power_of_2(width), parts)
+        scalars = (rows, LAYER_NORM_EPS, width, triton.next_power_of_2(width), parts)
         has_bias = delta is not None and delta.matrix.bias is not None
         pdl = self._overlap.gains(rows)
         launch(norm_kernel, rows)(
-            *tensors, *sizes, quantized, has_bias, pdl, num_warps=8, launch_pdl=pdl
+            *tensors, *scalars, quantized, has_bias, pdl, num_warps=8, launch_pdl=pdl
         )
         return total, out
 
@@ -193,9 +193,9 @@ class TritonOps:
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
         epilogue_steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
         pdl = self._overlap.gains(rows)
-        tensors, sizes = (x.sums, out), (rows, n_out, parts)
+        tensors, scalars = (x.sums, out), (rows, n_out, parts)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
-            *tensors, *sizes, *epilogue_steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
+            *tensors, *scalars, *epilogue_steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
         )
         return out
 
@@ -223,11 +223,11 @@ class TritonOps:
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
         weight = matrix.weight.view(torch.int16) if packed else matrix.weight
-        sizes = (rows, n_out, depth, part)
+        scalars = (rows, n_out, depth, part)
         tile = (min(part, 256), max(16, triton.next_power_of_2(rows)), 64)
         pdl = self._overlap.gains(rows)
         launch(few_rows_kernel, triton.cdiv(n_out, 64), shape[0])(
-            x, weight, out, *sizes, *tile, packed, pdl, num_warps=4, launch_pdl=pdl
+            x, weight, out, *scalars, *tile, packed, pdl, num_warps=4, launch_pdl=pdl
         )
         return out
 
@@ -247,14 +247,14 @@ class TritonOps:
         epilogue = Epilogue(scale, bias, or_unused(residual, x))
         has_scale_and_bias = (matrix.scale is not None, matrix.bias is not None)
         steps = EpilogueSteps(*has_scale_and_bias, gelu, has_residual=residual is not None)
-        sizes = (rows, n_out, depth, part_depth(depth))
+        scalars = (rows, n_out, depth, part_depth(depth))
         half_weight = matrix.half_weight if is_faster_in_float16(rows, n_out) else None
         if half_weight is None:
             tile, pdl = choose_tile(rows, n_out, depth), self._overlap.gains(rows)
             options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl}
             tensors = (x, matrix.weight, epilogue, out)
             launch(many_rows_kernel, *tile.grid(rows, n_out))(
-                *tensors, *sizes, steps, *tile.sizes, self._on_gpu, pdl, **options
+                *tensors, *scalars, steps, *tile.sizes, self._on_gpu, pdl, **options
             )
             return out
         # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
@@ -265,7 +265,7 @@ class TritonOps:
             TensorDescriptor(half_weight, [n_out, depth], [depth, 1], [tile.block_n, tile.block_k]),
             epilogue,
             out,
-            *sizes,
+            *scalars,
             steps,
             *tile.sizes,
             num_warps=tile.warps,
@@ -293,16 +293,16 @@ class TritonOps:
         tokens_per_program = max(fitting) if many_programs else 1
         # Then several programs compute a row.
         append_first = batch.multi_token and tokens_per_program < max(batch.tokens_per_row, 2)
-        sizes = (n_tokens, heads, n_ctx, head_dim)
+        scalars = (n_tokens, heads, n_ctx, head_dim)
         if append_first:
             launch(append_kernel, heads, n_tokens)(
-                *inputs, *sizes, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
+                *inputs, *scalars, parts, quantized, pdl, num_warps=1, launch_pdl=pdl
             )
         launch(self_attention_kernel, heads, n_tokens // tokens_per_program)(
             *inputs,
             or_unused(source, batch.rows),
             out,
-            *sizes,
+            *scalars,
             block=_SELF_BLOCK,
             tokens_per_program=tokens_per_program,
             parts=parts,
@@ -351,19 +351,19 @@ class TritonOps:
         k_scale, v_scale = (or_unused(x, sums.data) for x in (cross.k_scale, cross.v_scale))
         split_groups = SplitGroups(groups.slots, groups.first, groups.count)
         arguments = (sums, CrossCache(k, v, k_scale, v_scale), split_groups, out, self._workspace)
-        sizes = (len(out), begin, end, heads, n_keys)
+        scalars = (len(out), begin, end, heads, n_keys)
         pairs = len(groups.slots) * heads
         items, resident = config.splits * pairs, _STREAM_WARPS * self.processors
         if groups.max_count <= _HALF_TILE and 2 * items > resident:
             programs = triton.cdiv(items, triton.cdiv(items, resident))  # equal numbers of splits
             options = {"num_warps": 1, "maxnreg": _STREAM_REGISTERS, "launch_pdl": pdl}
-            launch(cross_stream_kernel, programs)(*arguments, *sizes, items, config, **options)
+            launch(cross_stream_kernel, programs)(*arguments, *scalars, items, config, **options)
             return
         tiles = triton.cdiv(min(groups.max_count, end - begin), _TILE)
         programs_per_pair = min(tiles, triton.cdiv(_MIN_PROGRAMS, items))
         rows = _HALF_TILE if groups.max_count <= _HALF_TILE else _TILE
         launch(cross_kernel, config.splits, pairs, programs_per_pair)(
-            *arguments, *sizes, config, rows, num_warps=RUNS.value, launch_pdl=pdl
+            *arguments, *scalars, config, rows, num_warps=RUNS.value, launch_pdl=pdl
         )
 
     def store_cross(
@@ -375,9 +375,9 @@ class TritonOps:
         assert x.is_contiguous() and cache.is_contiguous() and scale.is_contiguous()
         layers, _, stack, heads, time, head_dim = cache.shape
         blocks = triton.cdiv(time, _QUANTIZE_BLOCK)
-        sizes = (stack, heads, time, head_dim, _QUANTIZE_CHANNELS, _QUANTIZE_BLOCK, blocks)
+        scalars = (stack, heads, time, head_dim, _QUANTIZE_CHANNELS, _QUANTIZE_BLOCK, blocks)
         launch(quantize_kernel, head_dim // _QUANTIZE_CHANNELS, layers * 2 * heads, len(x))(
-            x, slots, cache, scale, *sizes, num_warps=8
+            x, slots, cache, scale, *scalars, num_warps=8
         )
 
     def embed(
@@ -387,8 +387,14 @@ class TritonOps:
         assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
         n_tokens, width = len(batch.rows), token_embedding.shape[1]
         out = token_embedding.new_empty((n_tokens, width))
-        sizes = (batch.ids.shape[1], width, triton.next_power_of_2(width))
+        scalars = (batch.ids.shape[1], width, triton.next_power_of_2(width))
         launch(embed_kernel, n_tokens)(
-            batch.ids, batch.rows, batch.positions, token_embedding, position_embedding, out, *sizes
+            batch.ids,
+            batch.rows,
+            batch.positions,
+            token_embedding,
+            position_embedding,
+            out,
+            *scalars,
         )
         return out

@@ -84,7 +84,7 @@ class TrieSteps:
     gains: torch.Tensor  # float32, nats added to the score; negative if a boost is taken back
 
 
-def steps(
+def trie_steps(
     book: Phrasebook,
     state: RowState,
     rows: torch.Tensor,
@@ -104,10 +104,10 @@ def steps(
     next_edge, continues = _edge(book, node, tokens)
     first_edge, begins = _edge(book, root, tokens)
     continues, begins = continues & boostable, begins & boostable
-    refund = book.refunds[node.clamp_min(0)]
-    targets = torch.where(begins, book.targets[first_edge], root)
-    nodes = torch.where(continues, book.targets[next_edge], targets)
-    gains = torch.where(begins, refund + book.gains[first_edge], refund)
+    node_refund = book.refunds[node.clamp_min(0)]
+    restarted = torch.where(begins, book.targets[first_edge], root)
+    nodes = torch.where(continues, book.targets[next_edge], restarted)
+    gains = torch.where(begins, node_refund + book.gains[first_edge], node_refund)
     gains = torch.where(continues, book.gains[next_edge], gains)
     no_phrases = root < 0
     nodes = torch.where(no_phrases, node, nodes.long())

@@ -45,7 +45,7 @@ def _edge(book: Tables, root, node, token, mask) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def steps(book: Tables, root, node, token, boostable) -> tuple[tl.tensor, tl.tensor]:
-    """Compute `phrases.steps` as (nodes, gains), for rows with phrases.
+    """Compute `phrases.trie_steps` as (nodes, gains), for rows with phrases.
 
     Args:
         book: all lists.

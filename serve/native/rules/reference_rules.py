@@ -12,9 +12,9 @@ import torch
 from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
 from serve.contract.messages import SearchOptions
 from serve.native.rules.loops import end_loops
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
+from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, trie_steps
 from serve.native.rules.search import best_tokens, extend
-from serve.native.rules.state import LATER, NEVER, NO_ROW, Picks, RowState
+from serve.native.rules.state import LATER, NEG_INF, NO_ROW, Picks, RowState
 
 LISTS = ("suppress_blank", "suppress_numerals")
 """Options that forbid a list of tokens; each has a bit in `RowState.lists`. The first list applies
@@ -64,7 +64,7 @@ class TokenRules:
     @staticmethod
     def _bias(n_vocab: int, ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
         bias = torch.zeros(n_vocab, device=device)
-        bias[list(ids)] = NEVER
+        bias[list(ids)] = NEG_INF
         return bias
 
     def record_start(
@@ -88,7 +88,7 @@ class TokenRules:
         logprobs = logits.log_softmax(dim=-1)
         language_logits = logits[:, self._languages]
         if candidates is not None:
-            language_logits = language_logits.masked_fill(~candidates, NEVER)
+            language_logits = language_logits.masked_fill(~candidates, NEG_INF)
         prob, index = language_logits.softmax(dim=-1).max(dim=-1)
         language = self._languages[index]
         tokens = state.tokens[rows]
@@ -173,7 +173,7 @@ class TokenRules:
         if (book := self._book_of(state, rows)) is not None:
             # The chosen token is always likely.
             boostable = torch.ones_like(chosen, dtype=torch.bool)
-            after = steps(book, state, rows, chosen[:, None], boostable[:, None])
+            after = trie_steps(book, state, rows, chosen[:, None], boostable[:, None])
             state.node[rows] = after.nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
         state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
@@ -206,7 +206,7 @@ class TokenRules:
             if 0 < size <= len(sampled):
                 grams = sampled.unfold(0, size, 1)
                 repeats = (grams[:, :-1] == sampled[len(sampled) - size + 1 :]).all(dim=1)
-                allowed[index, grams[repeats, -1]] = NEVER
+                allowed[index, grams[repeats, -1]] = NEG_INF
 
     def apply(self, state: RowState, rows: torch.Tensor, logits: torch.Tensor) -> None:
         """Set the logits of forbidden tokens to -inf in place.
@@ -235,8 +235,8 @@ class TokenRules:
         for bit, ids in self._lists.items():
             forbids = (lists >> bit & 1).bool()
             if bit == 0 or bool(forbids.any()):
-                logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEVER)
-        logits[:, self.facts.no_timestamps].masked_fill_(has_timestamps, NEVER)
+                logits[:, ids] = logits[:, ids].masked_fill(forbids[:, None], NEG_INF)
+        logits[:, self.facts.no_timestamps].masked_fill_(has_timestamps, NEG_INF)
         text, special, times = logits[:, :eot], logits[:, eot:begin], logits[:, begin:]
         timestamp_ids = self._ids[begin:]
         min_timestamp = state.last_timestamp[rows] + (~open_pair).long()
@@ -244,15 +244,15 @@ class TokenRules:
         max_timestamp = torch.where(is_first, max_first, len(self._ids)).masked_fill(after_pair, -1)
         too_late = timestamp_ids > max_timestamp[:, None]
         out_of_range = (timestamp_ids < min_timestamp[:, None]) | too_late
-        times.masked_fill_(out_of_range & has_timestamps[:, None], NEVER)
+        times.masked_fill_(out_of_range & has_timestamps[:, None], NEG_INF)
 
         # If timestamps together are likelier than any text, all text is forbidden.
-        best_text = torch.maximum(text.amax(1).masked_fill(open_pair, NEVER), special.amax(1))
+        best_text = torch.maximum(text.amax(1).masked_fill(open_pair, NEG_INF), special.amax(1))
         # log-sum-exp; torch's own is several times slower with many -inf
         mass = times.amax(1) - times.log_softmax(1).amax(1)
         must_be_timestamp = has_timestamps & (is_first | (mass > best_text))
-        text.masked_fill_((must_be_timestamp | open_pair)[:, None], NEVER)
-        special.masked_fill_(must_be_timestamp[:, None], NEVER)
+        text.masked_fill_((must_be_timestamp | open_pair)[:, None], NEG_INF)
+        special.masked_fill_(must_be_timestamp[:, None], NEG_INF)
 
     def _draw(self, state: RowState, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """Sample by the Gumbel-max trick, with noise from the row's seed and position."""
@@ -271,7 +271,7 @@ def _likeliest_boosted(
     likeliest = best_tokens(allowed, LIKELIEST)
     values = allowed.gather(1, likeliest)
     boostable = values >= values[:, :1] - MARGIN
-    boosted = values + steps(book, state, rows, likeliest, boostable).gains
+    boosted = values + trie_steps(book, state, rows, likeliest, boostable).gains
     return likeliest.gather(1, boosted.argmax(dim=1, keepdim=True))[:, 0]
 
 

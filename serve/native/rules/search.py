@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, steps
-from serve.native.rules.state import NEVER, RowState
+from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, trie_steps
+from serve.native.rules.state import NEG_INF, RowState
 
 
 def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -35,7 +35,7 @@ def best_tokens(values: torch.Tensor, count: int) -> torch.Tensor:
     tiles = _highest(torch.cat(peaks, dim=1), count)
     tiles = tiles.sort(dim=1).values  # ties go to the lower id
     ids = (tiles[..., None] * tile + torch.arange(tile, device=values.device)).flatten(1)
-    candidates = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEVER)
+    candidates = values.gather(1, ids.clamp_max(n - 1)).masked_fill(ids >= n, NEG_INF)
     # Padding has the highest ids, so it loses every tie.
     return ids.gather(1, _highest(candidates, count))
 
@@ -65,7 +65,7 @@ class _Candidates:
     """The 2 * beam likeliest continuations of each search, the likeliest first.
 
     All tensors are (searches, 2 * beam). A search with fewer continuations is padded with the sum
-    `NEVER`, token 0, and the leader as the parent.
+    `NEG_INF`, token 0, and the leader as the parent.
     """
 
     parents: torch.Tensor  # int64: the rows that they continue
@@ -78,7 +78,7 @@ class _Candidates:
     @property
     def alive(self) -> torch.Tensor:
         """Whether each continuation exists: bool (searches, 2 * beam)."""
-        return self.sums > NEVER
+        return self.sums > NEG_INF
 
 
 def extend(
@@ -125,16 +125,16 @@ def _candidates(
     sums = values + state.logprob_sum[rows.flatten(), None]
     if book is not None:
         boostable = values >= values[:, :1] - MARGIN
-        after = steps(book, state, rows.flatten(), ids, boostable)
+        after = trie_steps(book, state, rows.flatten(), ids, boostable)
         sums += after.gains
-    sums = sums.nan_to_num_(nan=NEVER, neginf=NEVER).view(searches, -1)
+    sums = sums.nan_to_num_(nan=NEG_INF, neginf=NEG_INF).view(searches, -1)
     order = sums.sort(dim=1, descending=True, stable=True).indices[:, : 2 * beam]
 
     def ordered(of_beams: torch.Tensor) -> torch.Tensor:
         return of_beams.view(searches, -1).gather(1, order)
 
     sums = ordered(sums)
-    alive = sums > NEVER
+    alive = sums > NEG_INF
     parents = torch.where(alive, rows.gather(1, order // per_beam), rows[:, :1])
     tokens = torch.where(alive, ordered(ids), 0)
     boost, nodes = state.boost[parents], state.node[parents]
@@ -173,7 +173,8 @@ def _keep_best(
     Args:
         state: changed at `leader`.
         leader: int64 (searches,).
-        hypothesis: bool (searches, beam): whether each of the first candidates is a hypothesis.
+        hypothesis: bool (searches, beam): True where one of the first `beam` candidates of a search
+            is a hypothesis.
         candidates: the continuations of each search.
     """
     beam = hypothesis.shape[1]
@@ -181,9 +182,9 @@ def _keep_best(
     continues = ~candidates.ends[:, :beam]
     length = (position + 1 - state.prompt_len[leader])[:, None] + continues.long()
     score = candidates.sums[:, :beam] / length.float().pow(state.length_penalty[leader][:, None])
-    # An empty hypothesis has -inf, and still beats none.
-    rank = torch.where(hypothesis, score, NEVER)
-    best = torch.where(rank.amax(1) > NEVER, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
+    # The score of an empty hypothesis is -inf; it is stored if the search has no other.
+    rank = torch.where(hypothesis, score, NEG_INF)
+    best = torch.where(rank.amax(1) > NEG_INF, rank.argmax(1), hypothesis.long().argmax(1))[:, None]
     improves = score.gather(1, best)[:, 0] > state.best_score[leader]
     improves |= state.ended[leader] == 0
     improves &= hypothesis.any(1)

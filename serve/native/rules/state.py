@@ -6,7 +6,7 @@ from typing import Annotated, get_origin, get_type_hints
 
 import torch
 
-NEVER = -math.inf
+NEG_INF = -math.inf
 NOWHERE = 1 << 30  # a position beyond every sequence
 NO_ROW = -1  # instead of a row: no choice
 FIRST = 1  # bit of the list that applies to the first token alone
@@ -128,7 +128,7 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     state.loop_at.fill_(NOWHERE)
     state.language.fill_(-1)
     state.root.fill_(-1)
-    state.best_score.fill_(NEVER)
+    state.best_score.fill_(NEG_INF)
     state.lists.fill_(FIRST)
     state.finished.fill_(True)
     return state

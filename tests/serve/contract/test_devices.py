@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.devices import CORES, counted, first_of, names_of, placements, usable_cores
+from serve.contract.devices import (
+    CORES,
+    first_of,
+    names_of,
+    placements,
+    usable_cores,
+    with_gpu_numbers,
+)
 from serve.contract.errors import UnavailableError
 
 
@@ -27,15 +34,15 @@ def test_names_and_the_first(device, names, first, caplog):
 
 def test_a_star_is_all_gpus_that_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert counted(RuntimeConfig(device="cuda:*")).device == "cuda:0,1,2"
-    assert counted(RuntimeConfig(device="cuda:0,2")).device == "cuda:0,2"
+    assert with_gpu_numbers(RuntimeConfig(device="cuda:*")).device == "cuda:0,1,2"
+    assert with_gpu_numbers(RuntimeConfig(device="cuda:0,2")).device == "cuda:0,2"
     with pytest.raises(UnavailableError, match=r"'cuda:1,3', but this process sees 3 GPUs"):
-        counted(RuntimeConfig(device="cuda:1,3"))
+        with_gpu_numbers(RuntimeConfig(device="cuda:1,3"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for device in ("cuda:*", "cuda:0,1"):
         with pytest.raises(UnavailableError, match="but this process sees 0 GPUs"):
-            counted(RuntimeConfig(device=device))
-    assert counted(RuntimeConfig(device="cuda")).device == "cuda"  # the runtime checks it
+            with_gpu_numbers(RuntimeConfig(device=device))
+    assert with_gpu_numbers(RuntimeConfig(device="cuda")).device == "cuda"  # the runtime checks it
 
 
 @pytest.mark.parametrize(

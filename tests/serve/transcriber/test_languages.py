@@ -119,7 +119,7 @@ class TestSeveralByDefault(TranscriberTests):
         assert "Send multilingual = true instead of language to detect" in warning
 
     def test_where_no_window_switches_a_clear_one_is_told(self, start, tokenizer, monkeypatch):
-        monkeypatch.setattr(decoding_plan, "SWITCH", 0.0)
+        monkeypatch.setattr(decoding_plan, "SWITCH_PROBABILITY", 0.0)
         answer, _, runtime = self.answer(start, tokenizer, ("en", 0.99), ("es", 0.99))
         assert all(tokenizer.facts.languages["en"] in job.prompt for job in runtime.jobs[1:])
         assert {segment.language for segment in answer.segments} == {None}
@@ -209,9 +209,12 @@ class TestDetection(TranscriberTests):
         asked = {"languages": ["German", "es", "DE"], "multilingual": each}
         known = tokenizer.facts.languages
         # Where each window has a language, none is decoded in another window's.
-        switch = 0.0 if each else decoding_plan.SWITCH
+        switch = 0.0 if each else decoding_plan.SWITCH_PROBABILITY
         expected = Detection(
-            (known["de"], known["es"]), decoding_plan.CERTAINTY, decoding_plan.TRIES, switch
+            (known["de"], known["es"]),
+            decoding_plan.LANGUAGE_CERTAINTY,
+            decoding_plan.MAX_TRIED_LANGUAGES,
+            switch,
         )
         assert self.detections(start, echo, asked, languages=("fr",)) == {expected}
 
@@ -220,7 +223,12 @@ class TestDetection(TranscriberTests):
         assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
             french
         }
-        expected = Detection((), decoding_plan.CERTAINTY, decoding_plan.TRIES, decoding_plan.SWITCH)
+        expected = Detection(
+            (),
+            decoding_plan.LANGUAGE_CERTAINTY,
+            decoding_plan.MAX_TRIED_LANGUAGES,
+            decoding_plan.SWITCH_PROBABILITY,
+        )
         assert self.detections(start, echo, {}) == {expected}
 
     def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):

@@ -102,13 +102,13 @@ def test_a_windows_audio_is_sent_as_it_lies_in_memory():
 def test_so_it_does_of_what_was_said_before():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
     before.add(np.zeros(SAMPLE_RATE, np.float32), speech=False)
-    utterance.follow(before, 24.0)
+    utterance.prepend(before, 24.0)
     assert utterance.window().options.voice == (0.0, 1.0, 2.0, 3.0)
 
 
 def test_what_was_said_before_is_heard_again_and_not_told_again():
     before, utterance = finished("It rains."), spoken("second", 5.0, 1.0)
-    utterance.follow(before, 24.0)
+    utterance.prepend(before, 24.0)
     window, _ = hear(utterance, "It rains. We stay in")
     assert window.duration_s == 2.0 and window.end == 6 * SAMPLE_RATE
     _, told = hear(utterance, "It rains! We stay")
@@ -119,7 +119,7 @@ def test_what_was_said_before_is_heard_again_and_not_told_again():
 def test_of_much_that_was_said_before_the_last_sentence_is_heard_again():
     before = finished("a b c d e f g h i j k l m n " * 3 + "so. It rains all day")
     utterance = spoken("second", 20.0, 1.0)
-    utterance.follow(before, 24.0)
+    utterance.prepend(before, 24.0)
     assert utterance.window().duration_s == pytest.approx(3.05)
     assert utterance.window().options.prompt.endswith("m n so.")
 
@@ -132,7 +132,7 @@ def test_alone_where_the_language_may_be_another_one_or_there_is_no_place_to_cut
     utterance = spoken("second", 20.0, 1.0, language)
     first = finished(before)
     first.agreement.words[:-1] = []
-    utterance.follow(first, 24.0)
+    utterance.prepend(first, 24.0)
     assert utterance.window().duration_s == 1.0
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve.contract.messages import Request, Segment
 from serve.gateway.errors import ApiError
-from serve.gateway.openai.answers import Deltas, body
+from serve.gateway.openai.answers import Deltas, render_transcript
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.speech.windows import join_text
 from tests.fakes import transcript
@@ -196,5 +196,5 @@ def test_json_names_every_language_that_was_heard():
         for segment, code in zip(answer.segments, ("de", "en", "de"), strict=True)
     ]
     answer = dataclasses.replace(answer, language="de", segments=tuple(segments))
-    text, _ = body(answer, read_fields([("model", "whisper")], "transcribe"))
+    text, _ = render_transcript(answer, read_fields([("model", "whisper")], "transcribe"))
     assert json.loads(text)["languages"] == [{"code": "de"}, {"code": "en"}]

@@ -81,7 +81,7 @@ def test_what_is_not_offered(shared, method, path, status):
 
 
 def test_a_fault_of_ours_is_told_apart(shared, monkeypatch, caplog):
-    monkeypatch.setattr("serve.gateway.openai.answers.body", lambda *_: 1 / 0)
+    monkeypatch.setattr("serve.gateway.openai.answers.render_transcript", lambda *_: 1 / 0)
     status, headers, body = shared.ask("POST", TRANSCRIPTIONS, FILE + END, FORM)
     assert status == 500
     assert json.loads(body)["error"]["type"] == "server_error"
