@@ -242,7 +242,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _file_problems(manifest: Manifest) -> Iterator[str]:
     for name in manifest.files:
-        # TensorRT-LLM engines have files in subfolders, so a name may contain "/".
+        # Engines of other runtimes have files in subfolders, so a name may contain "/".
         parts = name.split("/")
         if any(part in (".", "..") or not _FILE_NAME.fullmatch(part) for part in parts):
             yield f"files has {shown(name)}; expected names of files in the engine's folder"

@@ -54,7 +54,7 @@ class Services:
         self.admission = admission = Admission(config.server)
         self.uploads = Uploads(admission)
         self.streams = StreamSlots(config.live)
-        self.watch = LoopWatch(gateway_alive(folder, addresses[0].process))
+        self.watch = LoopWatch(gateway_alive(folder, addresses[0].process_number))
         self.budget = SharedBudget()
         target_s, slots = config.gateway.target_p99_s, config.runtime.slots * len(addresses)
         self.target = LatencyTarget(target_s, slots) if target_s else None

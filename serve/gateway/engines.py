@@ -55,7 +55,7 @@ class Engines:
         target: LatencyTarget | None,
         metrics: UpstreamMetrics,
     ) -> None:
-        process = addresses[0].process
+        process = addresses[0].process_number
         self.uploads = uploads.make_folder(folder, process)
         """The folder in which large audio is spooled; see `serve.wire.uploads`."""
         unloads = config.server.idle_unload_s > 0

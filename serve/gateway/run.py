@@ -58,7 +58,7 @@ class GatewayServer:
     """
 
     def __init__(self, config: Config, folder: Path, engines: Sequence[EngineAddress]) -> None:
-        number, processes = engines[0].process, config.gateway.processes
+        number, processes = engines[0].process_number, config.gateway.processes
         config = share_of(config)
         server, shared = config.server, processes > 1
         self.services = Services(config, folder, engines)
