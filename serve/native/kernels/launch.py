@@ -21,6 +21,11 @@ import triton
 
 _launcher_of = operator.attrgetter("run")  # reading it builds the launcher and loads the kernel
 _MAX_OVERLAPPING_ROWS = 64  # rows; with more, overlapping launches measured slower
+# NOTE: all launchers of a process are modules of one name. When Python loads a launcher's file
+# again, for a kernel with the same argument types, it changes the module that was loaded last. A
+# thread that has not read its `launch` from there yet would get the other kernel's: "function takes
+# exactly 21 arguments (33 given)".
+_LOADING = threading.Lock()
 _only_compiling = contextvars.ContextVar("only_compiling", default=False)
 
 
@@ -55,7 +60,6 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
         super().__init__(
             os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device.index or 0,)
         )
-        self._loading = threading.Lock()
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -64,11 +68,7 @@ class _Compilers(concurrent.futures.ThreadPoolExecutor):
 
         def ready() -> Any:
             kernel = fn(*args, **kwargs)
-            # NOTE: all launchers are modules of one name. When Python loads a launcher's file
-            # again, for a kernel with the same argument types, it changes the module that was
-            # loaded last. A thread that has not read its `launch` from there yet would get the
-            # other kernel's: "function takes exactly 21 arguments (33 given)".
-            with self._loading:
+            with _LOADING:
                 _launcher_of(kernel)
             return kernel
 
