@@ -205,7 +205,8 @@ def test_live_requests_come_first(start, config, monkeypatch):
     claim, claimed = JobTable.claim, []
 
     def noted(table, work, *arguments):
-        claimed.append(work)
+        if table.name.startswith(config.folder):  # the gateways of other tests claim jobs, too
+            claimed.append(work)
         return claim(table, work, *arguments)
 
     monkeypatch.setattr(JobTable, "claim", noted)
