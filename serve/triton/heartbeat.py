@@ -15,12 +15,11 @@ _JOIN_S = 5.0
 
 
 class Heartbeat:
-    """A thread that touches a file every second until it is closed.
+    """A thread that ends this process with its parent and, once started, touches a file.
 
-    The thread also ends this process as soon as the parent has ended. Triton's stub checks the
-    parent as well, three times a second. But the stub takes a zombie for a running process, and its
-    shutdown can hang while Python threads run. The shutdown may even hold the GIL for ever; SIGALRM
-    then ends the process.
+    Triton's stub checks the parent as well, three times a second. But the stub takes a zombie for a
+    running process, it does not check while a model starts, and its shutdown can hang while Python
+    threads run. The shutdown may even hold the GIL for ever; SIGALRM then ends the process.
 
     Args:
         path: the file to touch.
@@ -31,9 +30,15 @@ class Heartbeat:
         self._path = path
         self._parent = parent
         self._stop = os.eventfd(0)
-        touch_heartbeat(path)
+        self._beats = False
         self._thread = threading.Thread(target=self._run, name="earshot-heartbeat", daemon=True)
         self._thread.start()
+
+    def start(self) -> None:
+        """Touch the file now, and every second until this is closed."""
+        touch_heartbeat(self._path)
+        signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
+        self._beats = True
 
     def close(self) -> None:
         """Stop the thread; may be called again. SIGALRM still ends a process that hangs."""
@@ -50,10 +55,10 @@ class Heartbeat:
         events = select.poll()
         events.register(self._stop, select.POLLIN)
         events.register(parent, select.POLLIN)
-        signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
         while not (ready := events.poll(1000 * INTERVAL_S)):
-            touch_heartbeat(self._path)
-            signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
+            if self._beats:
+                touch_heartbeat(self._path)
+                signal.setitimer(signal.ITIMER_REAL, WATCHDOG_S)
         if any(fd == parent for fd, _ in ready):
             os.kill(os.getpid(), signal.SIGKILL)
         os.close(parent)

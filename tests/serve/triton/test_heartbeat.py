@@ -22,6 +22,8 @@ def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "INTERVAL_S", 0.01)
     path = tmp_path / "alive"
     beating = Heartbeat(path, os.getppid())
+    assert not path.exists(), "the model is not ready yet"
+    beating.start()
     for _ in range(2):
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > 0, "it stopped")
@@ -36,7 +38,8 @@ def test_a_heartbeat_goes_on_until_it_is_closed(tmp_path, monkeypatch):
 def test_it_ends_a_process_whose_parent_ends(tmp_path, early):
     code = (
         "import sys, time; from pathlib import Path; from serve.triton.heartbeat import Heartbeat\n"
-        "beating = Heartbeat(Path(sys.argv[1]), int(sys.argv[2])); time.sleep(600)\n"
+        "beating = Heartbeat(Path(sys.argv[1]), int(sys.argv[2]))\n"
+        "Path(sys.argv[1]).touch(); time.sleep(600)\n"
     )
     parent = subprocess.Popen(["sleep", "600"])
     if early:
@@ -45,8 +48,8 @@ def test_it_ends_a_process_whose_parent_ends(tmp_path, early):
     alive = tmp_path / "alive"
     command = [sys.executable, "-c", code, str(alive), str(parent.pid)]
     with subprocess.Popen(command, cwd=ROOT) as child:
-        wait_until(alive.exists, "it does not start")
         if not early:
+            wait_until(alive.exists, "it does not start")
             assert child.poll() is None
             parent.kill()  # and left a zombie
         assert child.wait(WAIT_S) == -signal.SIGKILL
@@ -57,7 +60,7 @@ def test_a_process_that_keeps_the_interpreters_lock_for_good_is_ended(tmp_path):
     code = (
         "import ctypes, os, sys; from pathlib import Path; from serve.triton import heartbeat\n"
         "heartbeat.WATCHDOG_S = 1.0\n"
-        "beating = heartbeat.Heartbeat(Path(sys.argv[1]), os.getppid())\n"
+        "beating = heartbeat.Heartbeat(Path(sys.argv[1]), os.getppid()); beating.start()\n"
         "ctypes.PyDLL(None).sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "alive")], cwd=ROOT) as child:

@@ -54,6 +54,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         folder = Path(parameters["folder"])
+        self._heartbeat = Heartbeat(folder / names.ALIVE, triton)
         try:
             require_numpy_1()
             self._backend = open_backend(parameters)
@@ -64,7 +65,7 @@ class TritonPythonModel:
             (folder / names.FAILURE).write_text(str(error) or repr(error), encoding="utf-8")
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseQueue()
-        self._heartbeat = Heartbeat(folder / names.ALIVE, triton)
+        self._heartbeat.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Start or cancel requests; other threads send the responses."""
