@@ -240,7 +240,7 @@ class AudioDecoderPool:
         """Queue a request if it may be decoded further; the lock is held."""
         waits = task.working or task.active.id in self._waiting
         if not (waits or task.all_decoded or task.n_buffered >= LOOK_AHEAD):
-            rank = rank_of(task.active.priority, task.n_started, task.size)
+            rank = rank_of(task.active.priority, task.n_started, task.size >> 20)  # in MiB
             self._waiting.add(task.active.id, rank, task)
         self._wake()
 

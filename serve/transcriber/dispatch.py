@@ -23,7 +23,7 @@ import torch
 from serve.contract.errors import DeviceError, EarshotError
 from serve.contract.messages import Priority
 from serve.runtime.protocol import Capabilities, Job, JobEvent, Runtime
-from serve.speech.features import HOP_LENGTH, LogMel, with_silence
+from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, LogMel, with_silence
 from serve.speech.windows import AudioWindow
 from serve.transcriber.active import WINDOW_LENGTHS, ActiveRequest
 from serve.transcriber.guard import guarded, runtime_calls
@@ -40,6 +40,9 @@ _MAX_STALE = 64  # minimum number of stale entries at which a queue's heap is re
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
 _STREAMING_S = 5.0  # after a live request, more are expected for this time
 _SLOTS_PER_FREE_ONE = 32  # one of this many slots stays free for urgent windows, and at least one
+# Windows within one step go in order of arrival: if the shortest always went first, those of 30 s
+# would wait eight times as long as those of 10 s on a busy device.
+_SIZE_STEP = 15 * SAMPLE_RATE
 _MIN_SLOTS = 4  # with fewer slots, an empty one costs too much
 
 
@@ -186,7 +189,7 @@ class Dispatcher:
         if active.ready and active.id not in self._ready:
             # A request of several windows ranks as if one window were served already.
             n_windows = 0 if active.is_short else 1 + active.submitted
-            rank = rank_of(active.priority, n_windows, active.next_samples)
+            rank = rank_of(active.priority, n_windows, active.next_samples // _SIZE_STEP)
             self._ready.add(active.id, rank, active)
 
     def submit_windows(self) -> list[tuple[ActiveRequest, EarshotError]]:

@@ -30,12 +30,12 @@ def make(script=lambda job: Play(), **capabilities):
     return Dispatcher(runtime, torch.zeros(80, 201)), runtime
 
 
-def make_active(id, windows, prompt_tokens=1, priority="file"):
+def make_active(id, windows, prompt_tokens=1, priority="file", samples=10):
     options = DecodingOptions(max_tokens=10)
     plan = DecodingPlan((1,) * prompt_tokens, "en", options, False)
     made = ActiveRequest(id, plan, print, 0.0, 1e9, priority=priority)
-    samples = [torch.full((10,), id + i / 100).numpy() for i in range(windows)]
-    for i, part in enumerate(samples):
+    audio = [torch.full((samples,), id + i / 100).numpy() for i in range(windows)]
+    for i, part in enumerate(audio):
         made.add_window(AudioWindow(i * 30.0, part, last=i == windows - 1))
     return made
 
@@ -71,6 +71,14 @@ def test_a_runtime_that_puts_short_ones_first_has_long_ones_waiting():
     dispatcher.enqueue(make_active(2, windows=1))
     dispatcher.submit_windows()
     assert owners(runtime)[12:] == [(2, 0)]
+
+
+def test_short_windows_go_first_and_those_of_like_lengths_in_order_of_arrival():
+    dispatcher, runtime = make()
+    for id, seconds in enumerate((29, 16, 30, 14, 2, 20), 1):
+        dispatcher.enqueue(make_active(id, windows=1, samples=16_000 * seconds))
+    dispatcher.submit_windows()
+    assert [id for id, _ in owners(runtime)] == [4, 5, 1, 2]
 
 
 def test_only_windows_are_urgent_and_stay_so_when_decoded_again():
