@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,17 @@ class VadState:
         self._options = options
         self._end_threshold = max(options.threshold - _HYSTERESIS, _MIN_END_THRESHOLD)
 
+    def runs(self, probabilities: Probabilities) -> Iterator[tuple[int, int]]:
+        """Yield first and last frame of each run of frames that `step` treats alike.
+
+        For the state after a run, `step` needs only its first and its last frame. A window of 30 s
+        has 938 frames and some ten runs.
+        """
+        exact = probabilities.astype(np.float64)
+        level = (exact >= self._options.threshold) * 1 + (exact >= self._end_threshold)
+        changes = np.flatnonzero(np.diff(level)).tolist()
+        return zip([0, *(i + 1 for i in changes)], [*changes, len(level) - 1], strict=True)
+
     def step(self, probability: float, position: int) -> None:
         """Update the state with the probability of the frame that begins at this sample."""
         if probability >= self._options.threshold:
@@ -204,9 +216,11 @@ class SpeechFilter:
         return self._take_speech()
 
     def _detect(self, samples: Samples) -> None:
-        for probability in self._model.probabilities(samples):
-            self._state.step(float(probability), self._n_judged)
-            self._n_judged += FRAME
+        probabilities, begin = self._model.probabilities(samples), self._n_judged
+        for first, last in self._state.runs(probabilities):
+            for frame in (first, last):
+                self._state.step(float(probabilities[frame]), begin + frame * FRAME)
+            self._n_judged = begin + (last + 1) * FRAME
             if self._state.speaking and self._state.quiet_since is None:
                 self._add_current_speech(self._n_judged)
 
