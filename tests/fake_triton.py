@@ -13,8 +13,11 @@ FINAL = 1
 
 class Tensor:
     def __init__(self, name, values):
-        self.name = name
+        self._name = name
         self.values = values
+
+    def name(self):
+        return self._name
 
     def as_numpy(self):
         return self.values
@@ -38,7 +41,7 @@ class TritonModelException(Exception):
 
 class InferenceResponse:
     def __init__(self, output_tensors=(), error=None):
-        self.outputs = {tensor.name: tensor.as_numpy() for tensor in output_tensors}
+        self.outputs = {tensor.name(): tensor.as_numpy() for tensor in output_tensors}
         self.error = error
 
 
@@ -57,9 +60,12 @@ class ResponseSender:
 
 class Request:
     def __init__(self, **inputs):
-        self.inputs = {name: Tensor(name, values) for name, values in inputs.items()}
+        self._inputs = [Tensor(name, values) for name, values in inputs.items()]
         self.sender = ResponseSender()
         self.sent = {}
+
+    def inputs(self):
+        return self._inputs
 
     def parameters(self):
         """JSON text, as in Triton 24.10."""
@@ -110,5 +116,4 @@ def backend_utils():
         TritonModelException=TritonModelException,
         InferenceResponse=InferenceResponse,
         MetricFamily=MetricFamily,
-        get_input_tensor_by_name=lambda request, name: request.inputs.get(name),
     )

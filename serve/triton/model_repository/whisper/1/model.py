@@ -134,5 +134,4 @@ def _key(parameters: Mapping[str, Any]) -> str | None:
 
 def _inputs(request: Any) -> dict[str, tensors.Tensor]:
     """Copy a request's tensors, because Triton frees their memory after `execute`."""
-    inputs = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in tensors.INPUTS)
-    return {name: np.array(tensor.as_numpy()) for name, tensor in inputs if tensor is not None}
+    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
