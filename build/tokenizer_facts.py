@@ -17,8 +17,15 @@ from pydantic import Field
 
 from build.hub import CONFIG, GENERATION_CONFIG
 from serve.contract.codec import from_json, parse_json
-from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
 from serve.contract.errors import CheckpointError, shown
+from serve.contract.manifest import (
+    TOKENIZER_FILE,
+    Dims,
+    Index,
+    TokenId,
+    TokenizerFacts,
+    token_problems,
+)
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
@@ -49,10 +56,10 @@ class StatedFacts:
     task_to_id: dict[str, int] = dataclasses.field(default_factory=dict)
     lang_to_id: dict[str, int] = dataclasses.field(default_factory=dict)  # "<|en|>" -> id
     lang_ids: tuple[int, ...] | None = None  # a key of CTranslate2
-    suppress_tokens: tuple[int, ...] | None = None
-    begin_suppress_tokens: tuple[int, ...] | None = None
+    suppress_tokens: tuple[TokenId, ...] | None = None
+    begin_suppress_tokens: tuple[TokenId, ...] | None = None
     max_initial_timestamp_index: Annotated[int, Field(ge=0, lt=N_TIMESTAMPS)] | None = None
-    alignment_heads: tuple[tuple[int, int], ...] | None = None  # (layer, head)
+    alignment_heads: tuple[tuple[Index, Index], ...] | None = None  # (layer, head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +205,8 @@ def tokenizer_facts(
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX if index is None else index,
         alignment_heads=stated.alignment_heads or (),
     )
-    _check_ranges(files, dims, facts)
+    for problem in token_problems(facts, dims):
+        raise CheckpointError(f"{files.folder}: {problem}")
     notes = [files.repair] if files.repair else []
     notes += [
         f"the checkpoint states no {key}: {default}"
@@ -206,30 +214,6 @@ def tokenizer_facts(
         if getattr(stated, key) is None
     ]
     return facts, tuple(notes)
-
-
-def _check_ranges(files: TokenizerFiles, dims: Dims, facts: TokenizerFacts) -> None:
-    """Check that token ids and alignment heads exist in the network."""
-    special = (facts.eot, facts.sot, facts.sot_prev, facts.no_speech, facts.no_timestamps)
-    tasks = [task for task in (facts.transcribe, facts.translate) if task is not None]
-    tokens = {
-        TOKENIZER_FILE: (*special, *tasks, *facts.languages.values()),
-        "suppress_tokens": facts.suppress_tokens,
-        "begin_suppress_tokens": facts.begin_suppress_tokens,
-    }
-    for key, ids in tokens.items():
-        for token in ids:
-            if not 0 <= token < dims.n_vocab:
-                raise CheckpointError(
-                    f"{files.folder}: {key} has {token}; expected a token id below the "
-                    f"vocabulary's size, {dims.n_vocab}"
-                )
-    for layer, head in facts.alignment_heads:
-        if not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head):
-            raise CheckpointError(
-                f"{files.folder}: alignment_heads has {[layer, head]}; expected [layer, head] "
-                f"below {[dims.n_text_layer, dims.n_text_head]}"
-            )
 
 
 def _timestamp_begin(
