@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
-from build.progress import tracked
 from build.recordings import VerificationAudio, read_clip
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
@@ -99,7 +99,7 @@ def second_moments(
     sums: dict[str, torch.Tensor] = {}
     encoder_names = {name for name in sources.values() if name.startswith("encoder.")}
     decoder_names = set(sources.values()) - encoder_names
-    for window in tracked(windows, "Calibrating", "windows"):
+    for window in tqdm(windows, "Calibrating", unit=" windows", leave=False):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
         features = reference.features_of(window, filters).to(torch_device)
         with _summing_inputs(model, encoder_names, sums):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.decoding import Tokens, WindowInput, agreement, decode_windows, first_windows
 from build.native import in_precision
-from build.progress import progress
 from build.recordings import VerificationAudio, read_clip
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
@@ -117,17 +117,17 @@ def verify(
         config = dataclasses.replace(config, encoder_precision="full")
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
-    with progress("Verifying", total, "windows") as on_window:
+    with tqdm(desc="Verifying", total=total, unit=" windows", leave=False) as bar:
         runtime = NativeRuntime(engine, config)  # first, for its clear errors on a lack of memory
         filters = engine.load_mel_filters()
-        windows = _reference(checkpoint, recordings, config.device, filters, on_window)
-        decoded = _decode(runtime, engine, windows, on_window)
-        logits = _score(runtime, windows, on_window)
+        windows = _reference(checkpoint, recordings, config.device, filters, bar.update)
+        decoded = _decode(runtime, engine, windows, bar.update)
+        logits = _score(runtime, windows, bar.update)
         runtime.close()
         fp16 = decoded
         if rounded:
             runtime = NativeRuntime(in_precision("fp16", engine, checkpoint), config)
-            fp16 = _decode(runtime, engine, windows, on_window)
+            fp16 = _decode(runtime, engine, windows, bar.update)
             runtime.close()
     deviation = _deviation(windows, decoded, fp16, logits)
     _check(deviation, engine, windows, decoded)
@@ -140,7 +140,7 @@ def _reference(
     recordings: Sequence[VerificationAudio],
     device: str,
     mel_filters: torch.Tensor,
-    on_window: Callable[[], None],
+    on_window: Callable[[], object],
 ) -> list[_ReferenceWindow]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
@@ -162,7 +162,7 @@ def _decode(
     runtime: Runtime,
     engine: Engine,
     windows: Sequence[_ReferenceWindow],
-    on_window: Callable[[], None],
+    on_window: Callable[[], object],
 ) -> list[tuple[int, ...]]:
     """Decode the windows with the runtime; return tokens with end of text if it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
@@ -172,7 +172,7 @@ def _decode(
 
 
 def _score(
-    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], None]
+    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], object]
 ) -> list[torch.Tensor]:
     """Compute the runtime's logits of transformers' tokens: float32 (tokens, n_vocab) each."""
     window_logits = []
@@ -273,14 +273,15 @@ def prove_fp8(
         config, slots=_FP8_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
     windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
-    with progress("Verifying FP8", 3 * len(windows), "windows") as on_window:
+    total = 3 * len(windows)
+    with tqdm(desc="Verifying FP8", total=total, unit=" windows", leave=False) as bar:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
             runtime = NativeRuntime(
                 engine, dataclasses.replace(config, encoder_precision=precision)
             )
             try:
-                results = decode_windows(runtime, windows, on_window=on_window)
+                results = decode_windows(runtime, windows, on_window=bar.update)
                 return [result.tokens for result in results]
             finally:
                 runtime.close()

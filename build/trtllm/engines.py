@@ -17,7 +17,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
 from build.trtllm.weights import CONFIG_FILE, write_checkpoint
-from build.writer import BuiltEngineFacts, Log, disk_errors
+from build.writer import BuiltEngineFacts, Log
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
@@ -141,7 +141,8 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         UnavailableError: the library, its builder or the GPU is missing or has a wrong version.
         CheckpointError: a tensor is not finite in float16, or the library cannot run the
             encoder.
-        EngineError: the builder or the disk failed.
+        EngineError: the builder failed.
+        OSError, SafetensorError: the disk failed.
     """
     device = first_of(config.runtime).device
     precision, dims = config.build.precision, checkpoint.dims
@@ -162,16 +163,14 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     def log_file(path: Path) -> None:
         log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)")
 
-    with disk_errors(folder):
-        (work / "checkpoint").mkdir(parents=True)
-        (folder / ENGINES_FOLDER).mkdir()
-        write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint", log_file)
+    (work / "checkpoint").mkdir(parents=True)
+    (folder / ENGINES_FOLDER).mkdir()
+    write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint", log_file)
     for half, command in commands_for(dims, limits, device).items():
         log(shlex.join(command))
         _run(half, command, work, log)
     limits = built_limits(folder, dims, limits, log)
-    with disk_errors(folder):
-        shutil.rmtree(work)
+    shutil.rmtree(work)
     return BuiltEngineFacts(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
 
 

