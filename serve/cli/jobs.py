@@ -18,7 +18,6 @@ from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
 from serve.contract.errors import ConfigError, EarshotError, OverloadedError, UnavailableError
-from serve.contract.flags import message_in_flags
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
@@ -26,8 +25,6 @@ _JOBS = "/v1/audio/jobs"
 FIRST_S, _MAX_PAUSE_S = 0.2, 5.0  # first and longest pause between two polls of a job
 AWAY_S = 120.0  # longest outage of the server while a job is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
-
-_FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
 _FORM_FIELDS: dict[str, Fields] = {  # options with other names as form fields
@@ -108,7 +105,7 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
             line = f"{name}: {id}" if args.wait else id
             print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
-            print(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
+            print(f"error: {name}: {error}", file=sys.stderr)
     failed = len(sources) - len(jobs)
     if args.wait:
         failed += _write_results(api, jobs, file_format)
@@ -192,7 +189,7 @@ def _write_results(
                 write(_lines(text), name, target, titled)
             except EarshotError as error:
                 failed += 1
-                tqdm.write(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
+                tqdm.write(f"error: {name}: {error}", file=sys.stderr)
             bar.update()
     return failed
 
