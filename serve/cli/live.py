@@ -43,10 +43,7 @@ def _run(args: argparse.Namespace) -> int:
     if not 0 <= args.pace <= FASTEST:
         raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds per second")
     settings = {
-        "language": args.language,
-        "languages": args.languages,
-        "phrases": args.phrases,
-        "prompt": args.prompt,
+        name: getattr(args, name) for name in ("language", "languages", "phrases", "prompt")
     }
     transcription = {name: value for name, value in settings.items() if value is not None}
     audio = read_bytes(args.file)
