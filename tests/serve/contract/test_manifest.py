@@ -73,8 +73,8 @@ def test_nonsense_is_refused_by_its_name(folder, value, path, message):
     [
         ("{", "is not JSON"),
         ("[]", r"\[\]"),
-        ("{}", "has format version None"),
-        ('{"format_version": 1}', "has format version 1; expected 2"),
+        ("{}", "format_version is missing"),
+        ('{"format_version": 1}', "format_version = 1; expected 2"),
     ],
 )
 def test_what_is_no_manifest_is_refused(folder, text, message):
