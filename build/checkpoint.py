@@ -258,9 +258,6 @@ def _read_all(files: list[Path]) -> dict[str, Any]:
         part = _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickle(file)
         if not isinstance(part, dict):
             raise CheckpointError(f"{file} holds a {type(part).__name__}; expected tensors by name")
-        duplicates = sorted(tensors.keys() & part.keys())
-        if duplicates:
-            raise CheckpointError(f"{file}: tensor {duplicates[0]} is in another file too")
         tensors |= part
     return tensors
 

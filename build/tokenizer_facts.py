@@ -39,9 +39,7 @@ _DEFAULTS = {  # the end of the note on a missing key
     "alignment_heads": "verifying measures them",
 }
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-# OpenAI's `Whisper.is_multilingual` depends on the vocabulary's size too.
-_OPENAI_ENGLISH_VOCAB = 51_864
-_OPENAI_MULTILINGUAL_VOCABS = (51_865, 51_866)
+_OPENAI_ENGLISH_VOCAB = 51_864  # OpenAI's `Whisper.is_multilingual` depends on this, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +182,10 @@ def tokenizer_facts(
     )
     tasks: dict[str, int] = {}
     languages: dict[str, int] = {}
-    if _is_multilingual(files, dims):
+    multilingual = stated.is_multilingual
+    if multilingual is None:  # English checkpoints have language tokens, too
+        multilingual = bool(stated.lang_to_id) or dims.n_vocab != _OPENAI_ENGLISH_VOCAB
+    if multilingual:
         for task in ("transcribe", "translate"):
             key = f"task_to_id.{task}"
             tasks[task] = token(key, stated.task_to_id.get(task), f"<|{task}|>")
@@ -231,22 +232,6 @@ def _timestamp_begin(
             f"checkpoint's vocabulary of {dims.n_vocab}; name the tokenizer of this checkpoint"
         )
     return begin
-
-
-def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
-    """Return whether the checkpoint is multilingual; English ones have language tokens too."""
-    if files.stated.is_multilingual is not None:
-        return files.stated.is_multilingual
-    if files.stated.lang_to_id:
-        return True
-    if dims.n_vocab == _OPENAI_ENGLISH_VOCAB:
-        return False
-    if dims.n_vocab in _OPENAI_MULTILINGUAL_VOCABS:
-        return True
-    raise CheckpointError(
-        f"{files.folder}: cannot determine whether the checkpoint is multilingual: OpenAI has no "
-        f"vocabulary of {dims.n_vocab} tokens; expected `is_multilingual` in {GENERATION_CONFIG}"
-    )
 
 
 def _languages(files: TokenizerFiles, sot: int, translate: int) -> dict[str, int]:

@@ -170,7 +170,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         _run(half, command, work, log)
     limits = built_limits(folder, dims.n_audio_ctx, limits)
     shutil.rmtree(work)
-    return BuiltEngineFacts(versions=_libraries(limits), runtime_options=dataclasses.asdict(limits))
+    versions = {"tensorrt_llm": version}
+    for library in importlib.metadata.distributions(name="tensorrt"):
+        versions["tensorrt"] = library.version
+    return BuiltEngineFacts(versions=versions, runtime_options=dataclasses.asdict(limits))
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
@@ -237,10 +240,3 @@ def built_limits(folder: Path, n_audio_ctx: int, planned: EngineLimits) -> Engin
         raise EngineError(
             f"{BUILDER} wrote no usable build_config to {paths}: {error!r}"
         ) from error
-
-
-def _libraries(limits: EngineLimits) -> dict[str, str]:
-    libraries = {"tensorrt_llm": limits.tensorrt_llm}
-    for distribution in importlib.metadata.distributions(name="tensorrt"):
-        libraries["tensorrt"] = distribution.version
-    return libraries
