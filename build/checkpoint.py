@@ -80,7 +80,6 @@ class Network:
         source: the id that the user gave (a hub id with its revision), and the SHA-256 of the
             weight files, concatenated in order of file names.
         weight_bytes: the size of the weight files.
-        origin: a message on where a published checkpoint was found; otherwise empty.
     """
 
     path: Path
@@ -89,7 +88,6 @@ class Network:
     tensors: Mapping[str, torch.Tensor]
     source: CheckpointSource
     weight_bytes: int
-    origin: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +184,6 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         tensors=_rename(stored, dims, naming, str(location.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        origin=location.where,
     )
 
 

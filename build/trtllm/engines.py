@@ -146,11 +146,6 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     device = first_of(config.runtime).device
     precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
-    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
-        raise UnavailableError(
-            f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
-            f"{gpu.capability}); build with PRECISION=fp16"
-        )
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "

@@ -244,10 +244,3 @@ def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
-
-
-def test_int8_on_blackwell_is_refused_before_the_build(tmp_path, monkeypatch):
-    install(monkeypatch, tmp_path, capability=(10, 0))
-    with pytest.raises(UnavailableError, match=r"capability 10\.0\); build with PRECISION=fp16"):
-        compile_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e")
-    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
