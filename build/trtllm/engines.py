@@ -153,13 +153,9 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         )
     limits = planned_limits(dims, config, version, gpu)
     work = folder / _WORK
-
-    def log_file(path: Path) -> None:
-        log(f"wrote {path.relative_to(work)} ({path.stat().st_size:,} bytes)")
-
     (work / "checkpoint").mkdir(parents=True)
     (folder / ENGINES_FOLDER).mkdir()
-    write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint", log_file)
+    write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint")
     for half, command in commands_for(dims, limits, device).items():
         log(shlex.join(command))
         _run(half, command, work, log)

@@ -184,12 +184,12 @@ def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, m
     assert not list(tmp_path.glob(".engine*"))
 
 
-def write_old_names(dims, tensors, precision, folder, on_file):
+def write_old_names(dims, tensors, precision, folder):
     from safetensors.torch import load_file, save_file
 
     from build.trtllm.weights import write_checkpoint
 
-    write_checkpoint(dims, tensors, precision, folder, on_file)
+    write_checkpoint(dims, tensors, precision, folder)
     path = folder / "encoder" / "rank0.safetensors"
     renamed = {
         name.replace("transformer.layers", "encoder_layers"): tensor
