@@ -342,7 +342,7 @@ def with_letters(speakers: Iterable[T], names: Mapping[T, str]) -> dict[T, str]:
     """Return `names` with further names for the other speakers, in their order: A to Z, AA, …"""
     named, used = dict(names), set(names.values())
     texts = (itertools.product(string.ascii_uppercase, repeat=n) for n in itertools.count(1))
-    letters = (name for name in map("".join, itertools.chain.from_iterable(texts)))
+    letters = map("".join, itertools.chain.from_iterable(texts))
     for speaker in speakers:
         if speaker not in named:
             named[speaker] = next(name for name in letters if name not in used)

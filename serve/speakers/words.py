@@ -111,7 +111,7 @@ def letter_speakers(segments: Sequence[Segment], known: Collection[str]) -> list
     speakers = (segment.speaker for segment in segments if segment.speaker is not None)
     names = with_letters(speakers, {name: name for name in known})
     return [
-        dataclasses.replace(segment, speaker=names.get(segment.speaker or ""))
+        dataclasses.replace(segment, speaker=segment.speaker and names[segment.speaker])
         for segment in segments
     ]
 
