@@ -6,6 +6,7 @@ compared position by position. The measured deviation is therefore that of the o
 precisions in service. It is stored in the manifest.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -257,14 +258,10 @@ def prove_fp8(
     with tqdm(desc="Verifying FP8", total=total, unit=" windows", leave=False) as bar:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
-            runtime = NativeRuntime(
-                engine, dataclasses.replace(config, encoder_precision=precision)
-            )
-            try:
+            settings = dataclasses.replace(config, encoder_precision=precision)
+            with contextlib.closing(NativeRuntime(engine, settings)) as runtime:
                 results = decode_windows(runtime, windows, on_window=bar.update)
-                return [result.tokens for result in results]
-            finally:
-                runtime.close()
+            return [result.tokens for result in results]
 
         full, fp8 = decoded(engine, "full"), decoded(engine, "fp8")
         other = in_precision(

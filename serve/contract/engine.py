@@ -315,12 +315,9 @@ def _file_problem(folder: Path, file: Path, expected_bytes: int) -> str:
         return "is missing"
     if not file.resolve().is_relative_to(folder.resolve()):
         return f"links to {file.resolve()}, outside the engine; expected a file in the engine"
-    size = file.stat().st_size
-    return (
-        ""
-        if size == expected_bytes
-        else f"has {size} bytes; expected {expected_bytes}, from the manifest"
-    )
+    if (size := file.stat().st_size) != expected_bytes:
+        return f"has {size} bytes; expected {expected_bytes}, from the manifest"
+    return ""
 
 
 def _check_hashes(engine: Engine) -> None:
