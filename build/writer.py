@@ -9,11 +9,9 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
-import fcntl
 import importlib.metadata
 import os
 import platform
-import secrets
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -39,7 +37,7 @@ from serve.contract.engine import (
     sha256_of,
 )
 from serve.contract.errors import CheckpointError, EngineError
-from serve.contract.files import read_text, sync, write_text
+from serve.contract.files import partial_folder, read_text, sync, write_text
 
 Log = Callable[[str], None]
 """A function that is called with each line of a builder's log."""
@@ -149,7 +147,7 @@ def staged(target: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes the engine at `target` if the block succeeds.
 
     If the block raises, even KeyboardInterrupt, the folder is removed and `target` is unchanged.
-    Folders of killed builds of the same target are removed first.
+    Another build of the same target is awaited.
 
     Raises:
         EngineError: `target` exists and is not an engine, or the disk is full or fails.
@@ -163,7 +161,7 @@ def staged(target: Path) -> Iterator[Path]:
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _new_folder(target) as folder:
+        with partial_folder(target) as folder:
             yield folder
             _publish(folder, target)
     except (OSError, SafetensorError) as error:
@@ -173,33 +171,6 @@ def staged(target: Path) -> Iterator[Path]:
         raise EngineError(
             f"cannot write {target}: {reason} ({free_mb:,.0f} MB free there); nothing was changed"
         ) from error
-
-
-@contextlib.contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside `target`, with a lock that the kernel frees if we are killed."""
-    prefix = f".{target.name}.building-"
-    for path in target.parent.iterdir():
-        if path.name.startswith(prefix):
-            _remove_abandoned(path)
-    folder = target.with_name(prefix + secrets.token_hex(4))
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
-    finally:
-        # The folder has the unfinished engine or the replaced one, or does not exist any more.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(BlockingIOError):  # another build of the same target is running
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    os.close(descriptor)
 
 
 def _publish(folder: Path, target: Path) -> None:

@@ -5,8 +5,11 @@ have their own errors.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from serve.contract.errors import FileError
@@ -79,3 +82,20 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target`, to one process at a time, and remove it at the end.
+
+    A folder that a killed process left is removed first. The file of the lock stays.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    with target.with_name(f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
