@@ -279,18 +279,13 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if model.get("type") != "BPE" or not vocabulary or not merges:
         return tokenizer_json, ""
-    merged = {"".join(_pair(merge)) for merge in merges}
-    never_merged = [token for token in vocabulary if len(token) > 1 and token not in merged]
-    never_merged = [token for token in never_merged if not token.startswith("<|")]
-    if (
-        len(never_merged) != 1
-        or len(never_merged[0]) != 2
-        or not set(never_merged[0]) <= set(vocabulary)
-    ):
+    merged = ["".join(_pair(merge)) for merge in merges]
+    longer = {token for token in vocabulary if len(token) > 1 and not token.startswith("<|")}
+    missing = [*longer.difference(merged)]
+    is_first = len(missing) == 1 and vocabulary[missing[0]] < vocabulary[merged[0]]
+    if not is_first or len(missing[0]) != 2 or not set(missing[0]) <= set(vocabulary):
         return tokenizer_json, ""
-    if vocabulary[never_merged[0]] >= vocabulary["".join(_pair(merges[0]))]:
-        return tokenizer_json, ""
-    left, right = never_merged[0]
+    left, right = missing[0]
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()
