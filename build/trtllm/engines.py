@@ -4,7 +4,6 @@ The flags follow TensorRT-LLM's Whisper example for release 1.2. They also set t
 encoder's token budget, which limits its batch; the example's defaults are wrong for serving.
 """
 
-import collections
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -27,7 +26,6 @@ from serve.trtllm.release import library_version
 BUILDER = "trtllm-build"
 _WORK = "work"  # in the staged folder: the checkpoint and the builder's working directory
 _PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language, task, timestamps
-_TAIL_LINES = 15  # lines of the builder's log in the error message
 _STOP_S = 10.0  # time that an interrupted builder gets to end by itself
 
 
@@ -186,27 +184,23 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
 
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
     """Run the builder and log its output line by line; end it if this call is interrupted."""
-    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
     with Popen(
         command, cwd=work, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                tail.append(line.rstrip())
-                log(tail[-1])
+                log(line.rstrip())
         except BaseException:  # including Ctrl-C
             process.terminate()
             with contextlib.suppress(TimeoutExpired):
                 process.wait(_STOP_S)
             process.kill()
             raise
-    status = process.returncode
-    if status != 0:
-        lines = "\n".join(f"    {line}" for line in tail)
+    if process.returncode != 0:
         raise EngineError(
-            f"{BUILDER} failed on the {half} with status {status}; nothing was changed. "
-            f"The end of its log:\n{lines}"
+            f"{BUILDER} failed on the {half} with status {process.returncode}, see its log above; "
+            "nothing was changed"
         )
 
 
