@@ -159,11 +159,18 @@ def staged(target: Path) -> Iterator[Path]:
             f"{target} exists and is not an engine (it has no {MANIFEST_FILE}); "
             "name another folder, or remove it"
         )
-    try:
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial_folder(target) as folder:
             yield folder
             _publish(folder, target)
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn disk errors inside the context into an EngineError."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         existing = next(p for p in (target, *target.parents) if p.exists())
