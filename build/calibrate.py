@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
-from build.recordings import VerificationAudio, read_clip
+from build.recordings import VerificationAudio, read_recording
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Calibration, mel_filters, tensor_kinds
@@ -60,7 +60,8 @@ def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
     """
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
     windows: list[VerificationAudio] = []
-    for recording in map(read_clip, load_clips(manifest)):
+    for clip in load_clips(manifest):
+        recording = read_recording(clip.path, clip.language)
         last = windows[-1] if windows else None
         if last and last.language == recording.language:
             joined = np.concatenate([last.samples, pause, recording.samples])

@@ -14,7 +14,7 @@ from build.builders import BUILDERS
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildProduct, load_config
 from build.draft import with_draft
-from build.recordings import VerificationAudio, read_recordings, recordings_of
+from build.recordings import VerificationAudio, read_recording, recordings_of
 from build.summary import summary
 from build.writer import write_manifest
 from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
@@ -75,7 +75,7 @@ def _verifier(
     from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
     if args.audio:
-        recordings = read_recordings(args.audio)
+        recordings = [read_recording(path) for path in args.audio]
     else:
         recordings = recordings_of(config.build.verify_clips, checkpoint.facts)
     device = args.device or config.build.device

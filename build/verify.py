@@ -18,7 +18,7 @@ from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.decoding import Tokens, WindowInput, agreement, decode_windows, first_windows
 from build.native import in_precision
-from build.recordings import VerificationAudio, read_clip
+from build.recordings import VerificationAudio, read_recording
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts
@@ -279,7 +279,7 @@ def prove_fp8(
 def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     languages = facts.languages if facts.multilingual else ("en",)
     return [
-        read_clip(clip)
+        read_recording(clip.path, clip.language)
         for clip in load_clips(manifest)
         if clip.half != "report" and clip.language in languages
     ]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from build.clips import load_clips
-from build.recordings import read_recordings, recordings_of
+from build.recordings import read_recording, recordings_of
 from serve.contract.config import load_config
 from serve.contract.errors import FileError
 from serve.contract.files import read_bytes, read_text, write_text
@@ -40,7 +40,7 @@ def verified_on(path):
 
 @pytest.mark.parametrize(
     "reader",
-    [load_clips, load_config, verified_on, lambda path: read_recordings([str(path)])],
+    [load_clips, load_config, verified_on, read_recording],
     ids=["clips", "config", "manifest", "audio"],
 )
 def test_every_reader_ends_in_the_same_error(tmp_path, reader):
