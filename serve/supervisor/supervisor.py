@@ -36,7 +36,7 @@ from serve.contract.fields import MAX_BEAMS
 from serve.contract.files import write_text
 from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.control import Control, ReloadRequest
+from serve.supervisor.control import ReloadRequest, serve_requests
 from serve.supervisor.engines import TRITON, EngineManager
 from serve.supervisor.gateway import GatewayProcess, answers_get, check_ports
 from serve.supervisor.processes import SupervisedProcess
@@ -341,7 +341,7 @@ def running_server(
         server = Supervisor(folder, resolved, engines, log, requests_to)
         try:
             server.start()
-            with contextlib.closing(Control(folder, engines.ask)):
+            with serve_requests(folder, engines.ask):
                 yield server
             server.stop()
         finally:
