@@ -172,7 +172,7 @@ class TestFailures:
     def test_an_end_without_a_known_reason_is_an_error(self, fake):
         output = fake.CompletionOutput(0, token_ids=[5, 6], finish_reason="timeout")
         answer = worker.last_message(output, sent=1)
-        assert (answer["finished"], answer["tokens"]) == ("error", [6])
+        assert (answer["finished"], answer["tokens"]) == ("error", (6,))
         assert "unexpected end 'timeout'" in answer["error"]
 
     def test_a_dead_library_is_a_device_error(self, opened, job):
