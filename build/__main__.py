@@ -7,20 +7,19 @@ python -m build verify engines/demo --checkpoint tests/fixture/checkpoint
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import get_args
 
 from serve.contract.config import Precision
-from serve.contract.exits import exit_status, require_text
+from serve.contract.exits import exit_status, require_text, terminated_as_interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code."""
     args = _parser().parse_args(arguments)
 
+    @terminated_as_interrupted()  # an exception, so that unfinished folders are removed
     def run() -> int:
         require_text(sys.argv[1:] if arguments is None else arguments)
         from build import commands  # noqa: PLC0415 - Ctrl-C may arrive during this slow import
@@ -29,10 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
     return exit_status(run, interrupted="interrupted; nothing was changed")
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # an exception, so that unfinished folders are removed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,5 +129,4 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from build.decoding import WindowInput, decode_windows, first_windows
+from build.decoding import decode_windows, first_windows
 from build.recordings import VerificationAudio
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
@@ -30,40 +30,22 @@ _MIN_RELATIVE_SCORE = 0.9  # of the best head's score; worse heads make times le
 Heads = tuple[tuple[int, int], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodedSpeech(WindowInput):
-    """A window of speech and its text."""
+@torch.inference_mode()
+def measure_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> Heads:
+    """Return the heads that give the best word timestamps, in order; none if there is no speech.
 
-    tokens: tuple[int, ...]
-    frames: int  # audio frames
-
-
-def decode_recordings(
-    engine: Engine, recordings: Sequence[VerificationAudio]
-) -> list[DecodedSpeech]:
-    """Decode the first window of each recording greedily on the CPU."""
+    Args:
+        engine: a native engine, which decodes the recordings' first windows greedily on the CPU.
+        recordings: recordings of speech.
+    """
     config = RuntimeConfig(
         slots=1, encoder_batch=1, threads=torch.get_num_threads(), compute_type="float32"
     )
-    runtime, inputs = NativeRuntime(engine, config), first_windows(recordings, engine)
-    decoded = decode_windows(runtime, inputs)
+    runtime, windows = NativeRuntime(engine, config), first_windows(recordings, engine)
+    decoded = decode_windows(runtime, windows)
     runtime.close()
     lengths = [min(len(recording.samples), WINDOW_SAMPLES) for recording in recordings]
     frames = [max(1, length * FRAMES_PER_S // SAMPLE_RATE) for length in lengths]
-    return [
-        DecodedSpeech(window.features, window.prompt, result.tokens, n)
-        for window, result, n in zip(inputs, decoded, frames, strict=True)
-    ]
-
-
-@torch.inference_mode()
-def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
-    """Return the heads that give the best word timestamps, in order; none if no window has text.
-
-    Args:
-        engine: a native engine.
-        windows: decoded windows of speech.
-    """
     dims, facts, cpu = engine.manifest.dims, engine.manifest.tokenizer, torch.device("cpu")
     network = Whisper(dims, engine.load_weights(), cpu)
     cache = network.new_cache(len(windows), len(windows))
@@ -71,9 +53,9 @@ def measure_heads(engine: Engine, windows: Sequence[DecodedSpeech]) -> Heads:
         network.fill_cross(network.encode(window.features), cache, torch.tensor([i]))
     ended = [
         EndedWindow(
-            Job(i, window.features, window.prompt, align_frames=window.frames),
+            Job(i, window.features, window.prompt, align_frames=frames[i]),
             SlotAllocation(i, i, 1),
-            JobEvent(i, window.tokens, "eot"),
+            JobEvent(i, decoded[i].tokens, "eot"),
         )
         for i, window in enumerate(windows)
     ]

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
-from build.progress import tracked
-from build.recordings import VerificationAudio, read_clip
+from build.recordings import VerificationAudio, read_recording
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Calibration, mel_filters, tensor_kinds
@@ -60,7 +60,8 @@ def clip_windows(manifest: str | Path) -> list[VerificationAudio]:
     """
     pause = np.zeros(round(_PAUSE_S * SAMPLE_RATE), np.float32)
     windows: list[VerificationAudio] = []
-    for recording in map(read_clip, load_clips(manifest)):
+    for clip in load_clips(manifest):
+        recording = read_recording(clip.path, clip.language)
         last = windows[-1] if windows else None
         if last and last.language == recording.language:
             joined = np.concatenate([last.samples, pause, recording.samples])
@@ -99,7 +100,7 @@ def second_moments(
     sums: dict[str, torch.Tensor] = {}
     encoder_names = {name for name in sources.values() if name.startswith("encoder.")}
     decoder_names = set(sources.values()) - encoder_names
-    for window in tracked(windows, "Calibrating", "windows"):
+    for window in tqdm(windows, "Calibrating", unit=" windows", leave=False):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
         features = reference.features_of(window, filters).to(torch_device)
         with _summing_inputs(model, encoder_names, sums):

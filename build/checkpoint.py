@@ -29,8 +29,8 @@ from build.hub import (
 from build.known_checkpoints import ORIGINALS
 from build.tensor_names import Naming, source_tensor_name
 from build.tokenizer_facts import read_json, read_tokenizer_files, tokenizer_facts
+from serve.contract.codec import from_table
 from serve.contract.engine import (
-    HEAD_DIM,
     TOKENIZER_FILE,
     CheckpointSource,
     Dims,
@@ -38,7 +38,7 @@ from serve.contract.engine import (
     tensor_kinds,
 )
 from serve.contract.errors import CheckpointError, MissingCheckpointError, shown
-from serve.contract.manifest import MAX_LAYERS, MAX_SIZE
+from serve.contract.manifest import dims_problems
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json
@@ -80,7 +80,6 @@ class Network:
         source: the id that the user gave (a hub id with its revision), and the SHA-256 of the
             weight files, concatenated in order of file names.
         weight_bytes: the size of the weight files.
-        origin: a message on where a published checkpoint was found; otherwise empty.
     """
 
     path: Path
@@ -89,7 +88,6 @@ class Network:
     tensors: Mapping[str, torch.Tensor]
     source: CheckpointSource
     weight_bytes: int
-    origin: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +184,6 @@ def open_network(checkpoint: str, decoder_alone: bool = False) -> Network:
         tensors=_rename(stored, dims, naming, str(location.path), decoder_alone),
         source=source,
         weight_bytes=sum(file.stat().st_size for file in files),
-        origin=location.where,
     )
 
 
@@ -196,19 +193,24 @@ def _read(path: Path, files: list[Path]) -> tuple[Naming, Dims, dict[str, Any]]:
         return "openai", *_read_openai(path)
     if files == [path / CT2_WEIGHTS]:
         sizes, stored = read_ct2(files[0])
-        return "ct2", _dims(sizes, str(files[0]), {field: field for field in sizes}), stored
+        return "ct2", _dims(sizes, str(files[0])), stored
     return "hf", _hf_dims(path), _read_all(files)
 
 
 def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
     """Return an OpenAI checkpoint's sizes, and its tensors by OpenAI's names."""
     content = _load_pickle(path)
-    if not isinstance(content, dict) or not {"dims", "model_state_dict"} <= set(content):
+    try:
+        sizes, tensors = dict(content["dims"]), content["model_state_dict"]
+    except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not an OpenAI Whisper checkpoint: expected `dims` and `model_state_dict`; "
             "name the folder of a checkpoint in another format"
-        )
-    return _openai_dims(content["dims"], str(path)), content["model_state_dict"]
+        ) from error
+    for side in ("audio", "text"):  # a constant in OpenAI's `whisper/model.py`
+        state = sizes.get(f"n_{side}_state")
+        sizes[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
+    return _dims(sizes, str(path)), tensors
 
 
 def folder_files(folder: Path) -> list[Path]:
@@ -253,9 +255,6 @@ def _read_all(files: list[Path]) -> dict[str, Any]:
         part = _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickle(file)
         if not isinstance(part, dict):
             raise CheckpointError(f"{file} holds a {type(part).__name__}; expected tensors by name")
-        duplicates = sorted(tensors.keys() & part.keys())
-        if duplicates:
-            raise CheckpointError(f"{file}: tensor {duplicates[0]} is in another file too")
         tensors |= part
     return tensors
 
@@ -300,47 +299,18 @@ def _hf_dims(folder: Path) -> Dims:
     for key, expected in _HF_FIXED.items():
         if config.get(key, expected) != expected:
             raise CheckpointError(f"{path}: {key} = {shown(config[key])}; expected {expected!r}")
-    return _dims({field: config.get(key) for field, key in HF_DIMS.items()}, str(path), HF_DIMS)
+    return _dims({field: config.get(key) for field, key in HF_DIMS.items()}, str(path))
 
 
-def _openai_dims(declared: Any, where: str) -> Dims:
-    if not isinstance(declared, dict):
-        raise CheckpointError(
-            f"{where}: dims is a {type(declared).__name__}; expected a dictionary"
-        )
-    values = dict(declared)
-    for side in ("audio", "text"):  # a constant in OpenAI's `whisper/model.py`
-        state = values.get(f"n_{side}_state")
-        values[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
-    names = {field.name: field.name for field in dataclasses.fields(Dims)}
-    return _dims({name: values.get(name) for name in names}, where, names)
-
-
-def _dims(values: dict[str, Any], where: str, names: Mapping[str, str]) -> Dims:
-    """Check the sizes that a file states; `names` are the file's keys."""
-    for field, value in values.items():
-        limit = MAX_LAYERS if field.endswith("_layer") else MAX_SIZE
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-            raise CheckpointError(
-                f"{where}: {names[field]} = {shown(value)}; expected 1 to {limit:,}"
-            )
-    dims = Dims(**values)
-    for side in ("audio", "text"):
-        state, heads = values[f"n_{side}_state"], values[f"n_{side}_head"]
-        if state != heads * HEAD_DIM:
-            raise CheckpointError(
-                f"{where}: {names[f'n_{side}_state']} = {state} with {heads} heads; expected "
-                f"heads of {HEAD_DIM} dimensions, as in every Whisper"
-            )
-    if dims.n_audio_state != dims.n_text_state:
-        raise CheckpointError(
-            f"{where}: the widths of encoder ({dims.n_audio_state}) and decoder "
-            f"({dims.n_text_state}) differ; expected equal widths"
-        )
+def _dims(values: dict[str, Any], where: str) -> Dims:
+    """Check the sizes that a file states."""
+    sizes = {field.name: values.get(field.name) for field in dataclasses.fields(Dims)}
+    dims = from_table(Dims, sizes, where, error=CheckpointError)
+    for problem in dims_problems(dims):
+        raise CheckpointError(f"{where}: {problem}")
     if dims.n_audio_ctx != N_FRAMES // 2:
         raise CheckpointError(
-            f"{where}: {names['n_audio_ctx']} = {dims.n_audio_ctx}; expected {N_FRAMES // 2}, "
-            "a window of 30 s"
+            f"{where}: n_audio_ctx = {dims.n_audio_ctx}; expected {N_FRAMES // 2}, a window of 30 s"
         )
     return dims
 

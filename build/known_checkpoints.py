@@ -38,11 +38,6 @@ class KnownCheckpoint:
     original_id: str
     wheels: tuple[Wheel, ...]
 
-    def hub_candidates(self, name: str) -> list[tuple[str, str | None]]:
-        """Return the hub ids that `name` may mean, each with its revision, the best first."""
-        candidates = [(self.hub_id, self.revision), (self.original_id, None)]
-        return [candidate for candidate in candidates if name in (self.name, candidate[0])]
-
     @property
     def wheel_names(self) -> str:
         """The wheels' names and versions, for messages."""

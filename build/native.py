@@ -2,20 +2,19 @@
 
 import dataclasses
 import shutil
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 from build.calibrate import Moments, calibration_of, clip_windows, second_moments
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig, BuildProduct
 from build.draft import draft_facts, engine_tensors
-from build.progress import tracked
 from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
-from build.writer import BuiltEngineFacts, Log, disk_errors, finite
+from build.writer import BuiltEngineFacts, Log, finite
 from serve.contract.config import Precision
 from serve.contract.engine import (
     TOKENIZER_FILE,
@@ -37,7 +36,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     Raises:
         FileError, ConfigError, AudioError: the calibration clips cannot be read.
         CheckpointError: a tensor holds values that are not finite in float16.
-        EngineError: the disk is full or fails.
+        OSError, SafetensorError: the disk is full or fails.
     """
     build = config.build
     moments: Moments = {}
@@ -46,15 +45,11 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         calibration = calibration_of(CALIBRATE_CLIPS)
         windows = clip_windows(CALIBRATE_CLIPS)
         moments = second_moments(checkpoint, windows, build.device)
-    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
-    tensors, quantization = convert(
-        checkpoint, build.precision, tracked(names, f"Building {config.engine}", "tensors"), moments
-    )
-    weights = folder / WEIGHTS_FILE
-    with disk_errors(folder):
-        save_file(tensors, weights)
-        # save_file makes a private file, but the server may run as another user.
-        shutil.copymode(folder / TOKENIZER_FILE, weights)
+    title, weights = f"Building {config.engine}", folder / WEIGHTS_FILE
+    tensors, quantization = convert(checkpoint, build.precision, moments, title)
+    save_file(tensors, weights)
+    # save_file makes a private file, but the server may run as another user.
+    shutil.copymode(folder / TOKENIZER_FILE, weights)
     return BuiltEngineFacts(quantization=quantization, calibration=calibration)
 
 
@@ -77,8 +72,7 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
         CheckpointError: a tensor holds values that are not finite in float16.
     """
     draft = draft_facts(checkpoint)  # None if the checkpoint was opened without a draft
-    names = [name for name, _, _ in tensor_kinds(checkpoint.dims, draft)]
-    weights, _ = convert(checkpoint, precision, names)
+    weights, _ = convert(checkpoint, precision)
     manifest = dataclasses.replace(engine.manifest, precision=precision, draft=draft)
     return _InMemory(engine.path, manifest, weights)
 
@@ -97,16 +91,16 @@ def _calibrates(build: BuildConfig) -> bool:
 def convert(
     checkpoint: Checkpoint,
     precision: Precision,
-    names: Iterable[str],
-    moments: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    moments: Moments = MappingProxyType({}),
+    title: str = "",
 ) -> tuple[Tensors, dict[str, LayerError]]:
     """Convert a checkpoint's tensors to those that `serve.contract.engine.tensor_specs` lists.
 
     Args:
         checkpoint: full-precision tensors.
         precision: "int8" or "fp16".
-        names: the names of all tensors, in any order; an iterator may show progress.
         moments: the result of `second_moments`; a matrix without one is rounded to nearest.
+        title: the title of a progress bar; "": none is shown.
 
     Returns:
         The engine's tensors, and the quantisation error of each matrix.
@@ -114,13 +108,13 @@ def convert(
     Raises:
         CheckpointError: a tensor holds values that are not finite in float16.
     """
-    kinds = {n: kind for n, _, kind in tensor_kinds(checkpoint.dims, draft_facts(checkpoint))}
+    kinds = [*tensor_kinds(checkpoint.dims, draft_facts(checkpoint))]
     weights = engine_tensors(checkpoint)
     tensors: Tensors = {}
     errors: dict[str, LayerError] = {}
-    for name in names:
+    for name, _, kind in tqdm(kinds, title, unit=" tensors", leave=False, disable=not title):
         weight = weights[name]
-        if precision == "int8" and kinds[name] == "quantized":
+        if precision == "int8" and kind == "quantized":
             result = _quantized(weight, moments.get(name))
             tensors[name] = result.codes
             tensors[scale_name(name)] = finite(result.scale, name)

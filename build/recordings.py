@@ -2,10 +2,9 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 
-from build.clips import Clip, load_clips
+from build.clips import load_clips
 from serve.contract.engine import TokenizerFacts
 from serve.contract.errors import AudioError, ConfigError
 from serve.contract.files import read_bytes, read_text
@@ -28,28 +27,19 @@ class VerificationAudio:
     language: str = "en"
 
 
-def read_recordings(paths: Iterable[str]) -> list[VerificationAudio]:
-    """Read audio files.
+def read_recording(path: str | Path, language: str | None = None) -> VerificationAudio:
+    """Read an audio file, by default in English.
 
     Raises:
-        FileError: a file cannot be read.
-        AudioError: a file cannot be decoded; the message names it.
+        FileError: the file cannot be read.
+        AudioError: the file cannot be decoded; the message names it.
     """
-    recordings = []
-    for path in paths:
-        content = read_bytes(path)
-        try:
-            samples = join_blocks(decode(content, AudioLimits(_MAX_AUDIO_S)))
-            recordings.append(VerificationAudio(path, samples))
-        except AudioError as error:
-            raise AudioError(f"{path}: {error}") from error
-    return recordings
-
-
-def read_clip(clip: Clip) -> VerificationAudio:
-    """Read a clip of a manifest; see `read_recordings`."""
-    (recording,) = read_recordings([str(clip.path)])
-    return dataclasses.replace(recording, language=clip.language or recording.language)
+    content = read_bytes(path)
+    try:
+        samples = join_blocks(decode(content, AudioLimits(_MAX_AUDIO_S)))
+    except AudioError as error:
+        raise AudioError(f"{path}: {error}") from error
+    return VerificationAudio(str(path), samples, language or "en")
 
 
 def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
@@ -81,4 +71,5 @@ def recordings_of(manifest: str | Path, facts: TokenizerFacts) -> list[Verificat
             f"{manifest} has no clip to verify on; expected one with text, of at most {WINDOW_S} s "
             f"and in a language of the checkpoint; {_ADVICE}"
         )
-    return [read_clip(clip) for *_, clip in sorted(ranked, key=lambda rank: rank[:3])[:_MAX_CLIPS]]
+    chosen = [clip for *_, clip in sorted(ranked, key=lambda rank: rank[:3])[:_MAX_CLIPS]]
+    return [read_recording(clip.path, clip.language) for clip in chosen]

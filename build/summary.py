@@ -7,17 +7,14 @@ from build.builders import BUILDERS
 from serve.contract.engine import CheckpointSource, Dims, Draft, Engine, Manifest, tensor_kinds
 
 WORST_SHOWN = 5
-_GOOD_AGREEMENT = 0.95  # minimum greedy agreement of an FP16 engine
-_USUAL_AGREEMENT = 0.85  # usual greedy agreement of INT8 engines on clear speech
-_FP16 = "fp16_greedy_agreement"
-_SHARES = ("logits_relative", "token_agreement", "greedy_agreement")
+_NUMBERS = ("logits_max_abs", "tokens", "windows")  # the other values are shares
 _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"}
 
 
 def summary(engine: Engine) -> str:
     """Return lines on an engine's contents, its size, and its agreement with its checkpoint."""
     manifest = engine.manifest
-    rows = [*_contents(manifest), *_verification(manifest), *_other_rows(manifest)]
+    rows = [*_contents(manifest), *_measurements(manifest)]
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"Engine {engine.path}", *(f"  {n:{width}}  {text}" for n, text in rows)])
 
@@ -64,33 +61,15 @@ def _parameters(dims: Dims, draft: Draft | None = None) -> int:
     return sum(math.prod(shape) for _, shape, _ in tensor_kinds(dims, draft))
 
 
-def _verification(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield the deviation, and a verdict on the greedy agreement, compared with FP16 weights."""
-    if manifest.verification is None:
-        yield "verified", f"not yet; run `{BUILDERS[manifest.runtime].compare_command}`"
-        return
-    measured = dict(manifest.verification)
-    fp16 = measured.pop(_FP16, None)  # None: an engine of an earlier version
-    parts = [
-        f"{name.replace('_', ' ')} {value:{'.2%' if name in _SHARES else '.4g'}}"
-        for name, value in measured.items()
-    ]
-    yield "verified", ", ".join(parts)
-    if fp16 is None:
-        return
-    agreement = measured["greedy_agreement"]
-    text = f"{agreement:.0%} of the decoded text equals the checkpoint's"
-    text += f", {fp16:.0%} in FP16" if manifest.precision != "fp16" else ""
-    if agreement >= _GOOD_AGREEMENT:
-        yield "", f"good: {text}"
-    else:
-        verdict = "usual for INT8" if agreement >= _USUAL_AGREEMENT else "less than usual for INT8"
-        yield "", f"{verdict}: {text}; a different token also changes later ones,"
-        yield "", "often without an error: `python -m eval run` counts the errors of both"
-
-
-def _other_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield the FP8 check, the runtime's options, and the largest quantisation errors."""
+def _measurements(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield the deviation from the checkpoint, the FP8 check, and the largest rounding errors."""
+    result = f"not yet; run `{BUILDERS[manifest.runtime].compare_command}`"
+    if manifest.verification is not None:
+        result = ", ".join(
+            f"{name.replace('_', ' ')} {value:{'.4g' if name in _NUMBERS else '.2%'}}"
+            for name, value in manifest.verification.items()
+        )
+    yield "verified", result
     if (proof := manifest.fp8) is not None:
         used = "used on GPUs that have FP8" if proof.holds else "not used"
         shares = f"{proof.agreement:.2%} of the tokens unchanged, INT8 weights "

@@ -17,8 +17,15 @@ from pydantic import Field
 
 from build.hub import CONFIG, GENERATION_CONFIG
 from serve.contract.codec import from_json, parse_json
-from serve.contract.engine import TOKENIZER_FILE, Dims, TokenizerFacts
 from serve.contract.errors import CheckpointError, shown
+from serve.contract.manifest import (
+    TOKENIZER_FILE,
+    Dims,
+    Index,
+    TokenId,
+    TokenizerFacts,
+    token_problems,
+)
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s in steps of 20 ms
 MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptions
@@ -32,9 +39,7 @@ _DEFAULTS = {  # the end of the note on a missing key
     "alignment_heads": "verifying measures them",
 }
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-# OpenAI's `Whisper.is_multilingual` depends on the vocabulary's size too.
-_OPENAI_ENGLISH_VOCAB = 51_864
-_OPENAI_MULTILINGUAL_VOCABS = (51_865, 51_866)
+_OPENAI_ENGLISH_VOCAB = 51_864  # OpenAI's `Whisper.is_multilingual` depends on this, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +54,10 @@ class StatedFacts:
     task_to_id: dict[str, int] = dataclasses.field(default_factory=dict)
     lang_to_id: dict[str, int] = dataclasses.field(default_factory=dict)  # "<|en|>" -> id
     lang_ids: tuple[int, ...] | None = None  # a key of CTranslate2
-    suppress_tokens: tuple[int, ...] | None = None
-    begin_suppress_tokens: tuple[int, ...] | None = None
+    suppress_tokens: tuple[TokenId, ...] | None = None
+    begin_suppress_tokens: tuple[TokenId, ...] | None = None
     max_initial_timestamp_index: Annotated[int, Field(ge=0, lt=N_TIMESTAMPS)] | None = None
-    alignment_heads: tuple[tuple[int, int], ...] | None = None  # (layer, head)
+    alignment_heads: tuple[tuple[Index, Index], ...] | None = None  # (layer, head)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +182,10 @@ def tokenizer_facts(
     )
     tasks: dict[str, int] = {}
     languages: dict[str, int] = {}
-    if _is_multilingual(files, dims):
+    multilingual = stated.is_multilingual
+    if multilingual is None:  # English checkpoints have language tokens, too
+        multilingual = bool(stated.lang_to_id) or dims.n_vocab != _OPENAI_ENGLISH_VOCAB
+    if multilingual:
         for task in ("transcribe", "translate"):
             key = f"task_to_id.{task}"
             tasks[task] = token(key, stated.task_to_id.get(task), f"<|{task}|>")
@@ -198,7 +206,8 @@ def tokenizer_facts(
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX if index is None else index,
         alignment_heads=stated.alignment_heads or (),
     )
-    _check_ranges(files, dims, facts)
+    for problem in token_problems(facts, dims):
+        raise CheckpointError(f"{files.folder}: {problem}")
     notes = [files.repair] if files.repair else []
     notes += [
         f"the checkpoint states no {key}: {default}"
@@ -206,30 +215,6 @@ def tokenizer_facts(
         if getattr(stated, key) is None
     ]
     return facts, tuple(notes)
-
-
-def _check_ranges(files: TokenizerFiles, dims: Dims, facts: TokenizerFacts) -> None:
-    """Check that token ids and alignment heads exist in the network."""
-    special = (facts.eot, facts.sot, facts.sot_prev, facts.no_speech, facts.no_timestamps)
-    tasks = [task for task in (facts.transcribe, facts.translate) if task is not None]
-    tokens = {
-        TOKENIZER_FILE: (*special, *tasks, *facts.languages.values()),
-        "suppress_tokens": facts.suppress_tokens,
-        "begin_suppress_tokens": facts.begin_suppress_tokens,
-    }
-    for key, ids in tokens.items():
-        for token in ids:
-            if not 0 <= token < dims.n_vocab:
-                raise CheckpointError(
-                    f"{files.folder}: {key} has {token}; expected a token id below the "
-                    f"vocabulary's size, {dims.n_vocab}"
-                )
-    for layer, head in facts.alignment_heads:
-        if not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head):
-            raise CheckpointError(
-                f"{files.folder}: alignment_heads has {[layer, head]}; expected [layer, head] "
-                f"below {[dims.n_text_layer, dims.n_text_head]}"
-            )
 
 
 def _timestamp_begin(
@@ -247,22 +232,6 @@ def _timestamp_begin(
             f"checkpoint's vocabulary of {dims.n_vocab}; name the tokenizer of this checkpoint"
         )
     return begin
-
-
-def _is_multilingual(files: TokenizerFiles, dims: Dims) -> bool:
-    """Return whether the checkpoint is multilingual; English ones have language tokens too."""
-    if files.stated.is_multilingual is not None:
-        return files.stated.is_multilingual
-    if files.stated.lang_to_id:
-        return True
-    if dims.n_vocab == _OPENAI_ENGLISH_VOCAB:
-        return False
-    if dims.n_vocab in _OPENAI_MULTILINGUAL_VOCABS:
-        return True
-    raise CheckpointError(
-        f"{files.folder}: cannot determine whether the checkpoint is multilingual: OpenAI has no "
-        f"vocabulary of {dims.n_vocab} tokens; expected `is_multilingual` in {GENERATION_CONFIG}"
-    )
 
 
 def _languages(files: TokenizerFiles, sot: int, translate: int) -> dict[str, int]:
@@ -310,18 +279,13 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if model.get("type") != "BPE" or not vocabulary or not merges:
         return tokenizer_json, ""
-    merged = {"".join(_pair(merge)) for merge in merges}
-    never_merged = [token for token in vocabulary if len(token) > 1 and token not in merged]
-    never_merged = [token for token in never_merged if not token.startswith("<|")]
-    if (
-        len(never_merged) != 1
-        or len(never_merged[0]) != 2
-        or not set(never_merged[0]) <= set(vocabulary)
-    ):
+    merged = ["".join(_pair(merge)) for merge in merges]
+    longer = {token for token in vocabulary if len(token) > 1 and not token.startswith("<|")}
+    missing = [*longer.difference(merged)]
+    is_first = len(missing) == 1 and vocabulary[missing[0]] < vocabulary[merged[0]]
+    if not is_first or len(missing[0]) != 2 or not set(missing[0]) <= set(vocabulary):
         return tokenizer_json, ""
-    if vocabulary[never_merged[0]] >= vocabulary["".join(_pair(merges[0]))]:
-        return tokenizer_json, ""
-    left, right = never_merged[0]
+    left, right = missing[0]
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()

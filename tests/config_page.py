@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.config import EvaluationProduct
-from serve.contract.codec import read_toml, to_json
+from serve.contract.codec import flat, read_toml, to_json
 from serve.contract.config import REMOVED as REMOVED_FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
@@ -27,12 +27,7 @@ _COMMENTED = re.compile(r"((?:^    # .*\n)+)    (\w+):", re.MULTILINE)
 _LARGE = 1e7  # a bound that only keeps numbers finite
 
 
-def _places(table: dict[str, Any], before: str = "") -> Iterator[str]:
-    for key, value in table.items():
-        yield from _places(value, f"{before}{key}.") if isinstance(value, dict) else [before + key]
-
-
-REMOVED = frozenset(_places(read_toml(REMOVED_FILE)))
+REMOVED = frozenset(flat(read_toml(REMOVED_FILE)))
 """Places that a file may not set."""
 
 

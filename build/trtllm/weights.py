@@ -177,7 +177,6 @@ def write_checkpoint(
     tensors: Mapping[str, torch.Tensor],
     precision: Precision,
     folder: Path,
-    on_file: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write both halves below `folder`, which must exist.
 
@@ -185,7 +184,6 @@ def write_checkpoint(
         dims, tensors: a checkpoint's sizes and tensors, by the names of `tensor_kinds`.
         precision: "int8" selects the library's W8A16.
         folder: the parent of the new folders `encoder/` and `decoder/`.
-        on_file: called with each file after it is written.
 
     Raises:
         CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
@@ -199,7 +197,5 @@ def write_checkpoint(
         target.mkdir()
         text = json.dumps(config, indent=2) + "\n"
         (target / CONFIG_FILE).write_text(text, encoding="utf-8")
-        on_file(target / CONFIG_FILE)
         converted = {name: finite(tensor, f"{half} {name}") for name, tensor in make().items()}
         save_file(converted, target / WEIGHTS_FILE)
-        on_file(target / WEIGHTS_FILE)

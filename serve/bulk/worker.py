@@ -25,7 +25,6 @@ from serve.contract.errors import (
     OverloadedError,
     shown,
 )
-from serve.contract.flags import in_flags, message_in_flags
 from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
 from serve.transcriber.decoding_plan import MAX_AUDIO_MB, MIB
@@ -86,7 +85,7 @@ class ShardWorker:
             with contextlib.closing(self._answers(files)) as answers:
                 return self._transcribe_shard(shard, answers)
         except EarshotError as error:  # the output or an option is wrong
-            return ShardReport(number, refused=message_in_flags(error))
+            return ShardReport(number, refused=str(error))
 
     def _transcribe_shard(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
         number = shard.number
@@ -103,10 +102,8 @@ class ShardWorker:
                 self._device_failed = True
                 return ShardReport(number, undone=str(error))
             except EarshotError as error:
-                failures.append(f"{to_json({'file': file, 'error': message_in_flags(error)})}\n")
+                failures.append(f"{to_json({'file': file, 'error': str(error)})}\n")
             else:
-                warnings = tuple(map(in_flags, transcript.warnings))
-                transcript = dataclasses.replace(transcript, warnings=warnings)
                 lines.append(render(transcript, file, "json"))
                 for format in self._output.texts:
                     text = render(transcript, file, format, self._output.cues)

@@ -10,15 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from tqdm import tqdm
-
 from serve.cli.api import ApiClient, ResponseLostError, open_api
 from serve.cli.inputs import InputFile, find_recordings, readable
 from serve.cli.options import add_cue_options, add_options
 from serve.cli.outputs import print_table, targets_of, write
 from serve.contract.config import OPTIONS, load_config
 from serve.contract.errors import ConfigError, EarshotError, OverloadedError, UnavailableError
-from serve.contract.flags import message_in_flags
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import Format
 
@@ -26,8 +23,6 @@ _JOBS = "/v1/audio/jobs"
 FIRST_S, _MAX_PAUSE_S = 0.2, 5.0  # first and longest pause between two polls of a job
 AWAY_S = 120.0  # longest outage of the server while a job is sent or waited for
 _FORMATS = "text, srt, vtt, json, verbose_json or diarized_json"
-
-_FLAGS = OPTIONS | CUE_OPTIONS
 
 Fields = dict[str, str | list[str]]
 _FORM_FIELDS: dict[str, Fields] = {  # options with other names as form fields
@@ -108,7 +103,7 @@ def _submit(api: ApiClient, args: argparse.Namespace) -> int:
             line = f"{name}: {id}" if args.wait else id
             print(line, file=sys.stderr if args.wait else sys.stdout, flush=True)
         except EarshotError as error:
-            print(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
+            print(f"error: {name}: {error}", file=sys.stderr)
     failed = len(sources) - len(jobs)
     if args.wait:
         failed += _write_results(api, jobs, file_format)
@@ -184,27 +179,24 @@ def _write_results(
 ) -> int:
     """Wait for each job and write its result; return the number of jobs without a result."""
     failed, titled = 0, len(jobs) > 1 and format != "json"
-    with tqdm(total=len(jobs), unit="job", leave=False, disable=None, file=sys.stderr) as bar:
-        for name, id, target in jobs:
-            try:
-                _wait(api, id, bar)
-                text = api.text("GET", f"{_path(id)}/result")
-                write(_lines(text), name, target, titled)
-            except EarshotError as error:
-                failed += 1
-                tqdm.write(f"error: {name}: {message_in_flags(error, _FLAGS)}", file=sys.stderr)
-            bar.update()
+    for name, id, target in jobs:
+        try:
+            _wait(api, id)
+            text = api.text("GET", f"{_path(id)}/result")
+            write(_lines(text), name, target, titled)
+        except EarshotError as error:
+            failed += 1
+            print(f"error: {name}: {error}", file=sys.stderr)
     return failed
 
 
-def _wait(api: ApiClient, id: str, bar: Any) -> None:
+def _wait(api: ApiClient, id: str) -> None:
     """Wait until a job ends; the server limits its duration."""
     answered_s = time.monotonic()
     for _ in _attempts():
         try:
             job = api.object("GET", _path(id))
             answered_s = time.monotonic()
-            bar.set_postfix_str(job["status"])
             if job["ended_at"] is not None:
                 return
         except (UnavailableError, OverloadedError):  # a job survives a restart of the server

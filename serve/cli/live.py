@@ -42,13 +42,8 @@ def _run(args: argparse.Namespace) -> int:
     server = server_url(load_config(args.config), "ws")
     if not 0 <= args.pace <= FASTEST:
         raise ConfigError(f"--pace {args.pace:g}; expected 0 to {FASTEST:g} seconds per second")
-    settings = {
-        "language": args.language,
-        "languages": args.languages,
-        "phrases": args.phrases,
-        "prompt": args.prompt,
-    }
-    transcription = {name: value for name, value in settings.items() if value is not None}
+    names = ("language", "languages", "phrases", "prompt")
+    transcription = {name: value for name in names if (value := getattr(args, name)) is not None}
     audio = read_bytes(args.file)
     return asyncio.run(_stream(server, audio, transcription, args.pace))
 

@@ -19,13 +19,12 @@ from collections.abc import Sequence
 
 from serve.cli import bulk, jobs, keys, live, phrases, reload, shadow, start, transcribe, wyoming
 from serve.contract.exits import exit_status, require_text
-from serve.contract.flags import message_in_flags
 from serve.wire import tensors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    return exit_status(lambda: _run(arguments), message_of=message_in_flags)
+    return exit_status(lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -4,7 +4,6 @@ import argparse
 import base64
 import functools
 import os
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,7 +12,6 @@ from serve.contract.codec import nearest
 from serve.contract.config import OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
 from serve.contract.files import read_bytes
-from serve.contract.flags import FLAGS, OTHER_FLAGS, WITHOUT_FLAG, flag_of, in_flags
 from serve.contract.messages import Request
 from serve.contract.options import SWITCH_CHOICES, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -55,10 +53,13 @@ def api_key() -> str | None:
     return key
 
 
-_OTHER_OPTIONS = {
-    name: option for name, option in OPTIONS.items() if name not in {*OTHER_FLAGS, *WITHOUT_FLAG}
-}
-_HELP = {
+_UNSETTABLE = (
+    *("sample_rate", "try_word_timestamps", "voice", "unfinished", "draft"),
+    *("known_speaker_names", "known_speaker_references"),  # of --known-speaker
+)
+_SETTABLE = {name: option for name, option in OPTIONS.items() if name not in _UNSETTABLE}
+# The options with a flag of their own.
+_FLAGS = {
     "language": "such as en, English or en-US; default: detected",
     "task": "transcribe (default), or translate: into English",
     "prompt": "text before the audio: names, spelling, style",
@@ -94,30 +95,24 @@ class _PrintOptions(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print("--option NAME=VALUE sets one of these:\n")
-        print_table([(name, _described(option)) for name, option in _OTHER_OPTIONS.items()])
+        print_table([(name, option.meaning) for name, option in _SETTABLE.items()])
         print("\n--cue NAME=VALUE, for --format srt and vtt:\n")
-        print_table([(name, _described(option)) for name, option in CUE_OPTIONS.items()])
+        print_table([(name, option.meaning) for name, option in CUE_OPTIONS.items()])
         parser.exit()
-
-
-def _described(option: Option) -> str:
-    """Return an option's meaning, with the names of options instead of those of tensors."""
-    names = "|".join(name.upper() for name in OPTIONS)
-    return re.sub(rf"\b({names})\b", lambda match: match[0].lower(), option.meaning)
 
 
 def _parse(option: Option, text: str) -> Any:
     try:
         return parse(option, text)
     except OptionError as error:
-        raise ConfigError(in_flags(str(error), {option.name: option})) from error
+        raise ConfigError(str(error)) from error
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a request: the common ones as flags, the others as --option NAME=VALUE."""
     group = parser.add_argument_group("request options")
-    for name in FLAGS:
-        option = OPTIONS[name]
+    for name, meaning in _FLAGS.items():
+        option, flag = OPTIONS[name], f"--{name.replace('_', '-')}"
         arguments: dict[str, Any] = {"type": functools.partial(_parse, option)}
         arguments["metavar"] = _METAVARS.get(option.kind)
         if option.many:
@@ -126,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             arguments = {"action": "store_true"}
         elif option.choices == SWITCH_CHOICES:
             arguments |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH_CHOICES)}
-        group.add_argument(flag_of(name), default=option.default, help=_HELP[name], **arguments)
+        group.add_argument(flag, default=option.default, help=meaning, **arguments)
     group.add_argument(
         "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
     )
@@ -139,7 +134,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="with --diarize: 2 to 10 s of a voice; may be repeated",
     )
-    _add_table(group, "--option", _OTHER_OPTIONS, "any other option; may be repeated")
+    _add_table(group, "--option", _SETTABLE, "any other option; may be repeated")
     group.add_argument(
         "--help-options", action=_PrintOptions, nargs=0, help="list the NAMEs of --option and --cue"
     )
@@ -173,13 +168,13 @@ def read_cue_options(args: argparse.Namespace, formats: Collection[str]) -> CueO
     for name, value in options.items():
         if not subtitles:
             raise ConfigError(
-                f"{flag_of(name)} needs --format srt or vtt, found {', '.join(formats)}; for word "
+                f"--cue {name} needs --format srt or vtt, found {', '.join(formats)}; for word "
                 "times in json use --word-timestamps"
             )
         try:
             check_bounds(name, value)
         except OptionError as error:
-            raise ConfigError(f"{flag_of(name)} = {error}") from error
+            raise ConfigError(f"--cue {name} = {error}") from error
     cues = CueOptions(**options)
     args.word_timestamps = args.word_timestamps or cues.needs_words
     # The words of a translation do not follow the order of speech.

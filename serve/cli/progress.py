@@ -1,10 +1,9 @@
 """Show the progress over many files: a bar on a terminal, else a line every 30 s."""
 
-import os
 import sys
 import threading
 import time
-from typing import Any, Self
+from typing import Self
 
 from tqdm import tqdm
 
@@ -32,7 +31,7 @@ class Progress:
             disable=None,  # without a terminal
             miniters=0,
             file=sys.stderr,
-            **_size_options(),
+            dynamic_ncols=True,
         )
         self._prints_lines = self._bar.disable
 
@@ -62,10 +61,3 @@ class Progress:
             if self._prints_lines and now_s - self._shown_s >= LINE_EVERY_S:
                 self._shown_s = now_s
                 tqdm.write(str(self), file=sys.stderr)
-
-
-def _size_options() -> dict[str, Any]:
-    """Return tqdm's options of the size; tqdm shows nothing on a terminal with 0 columns."""
-    if sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns == 0:
-        return {"ncols": 80, "nrows": 24}  # for example in a container or under `script`
-    return {"dynamic_ncols": True}

@@ -1,7 +1,6 @@
 """`python -m serve transcribe`: transcribe audio files."""
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from serve.cli.progress import Progress
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, EarshotError, FileError
 from serve.contract.exits import terminated_as_interrupted
-from serve.contract.flags import in_flags, message_in_flags
 from serve.contract.messages import Transcript
 from serve.speech.cues import CueOptions
 from serve.speech.formats import Format, render
@@ -125,7 +123,9 @@ def _transcribe_all(
                     recording, target = futures[future]
                     name = readable(recording.name)
                     try:
-                        transcript = _with_flags(future.result(), name)
+                        transcript = future.result()
+                        for warning in transcript.warnings:
+                            tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
                         text = render(transcript, name, args.format, cues)
                         write(text, name, target, titled)
                         done += 1
@@ -134,7 +134,7 @@ def _transcribe_all(
                         failed += 1
                         # The message of a FileError has the file's name.
                         prefix = "" if isinstance(error, FileError) else f"{name}: "
-                        tqdm.write(f"error: {prefix}{message_in_flags(error)}", file=sys.stderr)
+                        tqdm.write(f"error: {prefix}{error}", file=sys.stderr)
         finally:
             # Do not wait: after Ctrl-C, closing the backend ends the calls.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -167,11 +167,3 @@ def _transcribe_one(
         return transcript
     finally:
         progress.add(1, 0.0)
-
-
-def _with_flags(transcript: Transcript, name: str) -> Transcript:
-    """Print the warnings of a recording's transcript, and name flags in them."""
-    warnings = tuple(map(in_flags, transcript.warnings))
-    for warning in warnings:
-        tqdm.write(f"warning: {name}: {warning}", file=sys.stderr)
-    return dataclasses.replace(transcript, warnings=warnings)

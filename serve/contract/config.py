@@ -6,13 +6,13 @@ their defaults from these fields. The comments above the fields become docs/conf
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from serve.contract.codec import from_table, read_toml
+from serve.contract.codec import flat, from_table, read_toml
 from serve.contract.errors import ConfigError
 from serve.contract.fields import (
     Beams,
@@ -172,10 +172,13 @@ def read_config(path: str | Path, kind: type[C]) -> C:
     """
     path = Path(path)
     table = read_toml(path)
-    _reject_removed_keys(table, read_toml(REMOVED), path)
+    keys = flat(table)
+    for key, advice in flat(read_toml(REMOVED)).items():
+        if key in keys:
+            raise ConfigError(f"{path}: {key} was removed; it {advice}")
     names = {field.name for field in dataclasses.fields(kind)}
-    keys = {key: table[key] for key in table if key in names or key not in OTHER_SECTIONS}
-    config = from_table(kind, {"name": path.stem, **keys}, str(path))
+    table = {key: table[key] for key in table if key in names or key not in OTHER_SECTIONS}
+    config = from_table(kind, {"name": path.stem, **table}, str(path))
     for problem in (*_server_problems(config), *_shadow_problems(config)):
         raise ConfigError(f"{path}: {problem}")
     return config
@@ -183,28 +186,14 @@ def read_config(path: str | Path, kind: type[C]) -> C:
 
 def table_of(config: Config) -> dict[str, Any]:
     """Return a config as a TOML table, without the fields that a file may not set."""
-    return _without_removed_keys(dataclasses.asdict(config), read_toml(REMOVED))
-
-
-def _without_removed_keys(table: Mapping[str, Any], removed: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_removed_keys(value, removed.get(key, {}))
-        if isinstance(value, dict)
-        else value
-        for key, value in table.items()
-        if not isinstance(removed.get(key), str)
-    }
-
-
-def _reject_removed_keys(
-    table: Mapping[str, Any], removed: Mapping[str, Any], path: Path, parents: str = ""
-) -> None:
-    for key, advice in removed.items():
-        dotted, value = f"{parents}{key}", table.get(key)
-        if isinstance(advice, str) and value is not None:
-            raise ConfigError(f"{path}: {dotted} was removed; it {advice}")
-        if isinstance(advice, dict) and isinstance(value, dict):
-            _reject_removed_keys(value, advice, path, f"{dotted}.")
+    table = dataclasses.asdict(config)
+    for key in flat(read_toml(REMOVED)):
+        *sections, name = key.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.get(section, {})
+        inner.pop(name, None)
+    return table
 
 
 def _server_problems(config: Config) -> Iterator[str]:

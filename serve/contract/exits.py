@@ -15,24 +15,19 @@ INTERRUPTED = 128 + signal.SIGINT
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def exit_status(
-    run: Callable[[], int],
-    interrupted: str = "interrupted",
-    message_of: Callable[[EarshotError], str] = str,
-) -> int:
+def exit_status(run: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run a command and return its exit status; print the message of an expected error.
 
     Args:
         run: the command; it returns its own exit status.
         interrupted: the message after Ctrl-C.
-        message_of: returns the message of an error.
     """
     try:
         status = run()
         sys.stdout.flush()
         return status
     except EarshotError as error:
-        sys.stderr.write(f"error: {message_of(error)}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")

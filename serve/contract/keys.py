@@ -21,7 +21,6 @@ import math
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -165,55 +164,50 @@ def add_key(path: Path, name: str, fields: Mapping[str, object]) -> None:
         FileError: the file cannot be read or written.
     """
     table = {"keys": {name: {key: value for key, value in fields.items() if value is not None}}}
-    from_table(_File, table, "the new key")
-    if path.exists() and name in read_keys(path):
+    new = from_table(_File, table, "the new key").keys
+    keys = read_keys(path) if path.exists() else {}
+    if name in keys:
         raise ConfigError(f"{path} already has a key {name}; choose another name, or revoke it")
-    existing = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_text(path, f"{existing}\n{tomli_w.dumps(table)}", mode=_OWNER_ONLY)
+    _write_keys(path, keys | new)
 
 
 def revoke_key(path: Path, name: str) -> None:
     """Remove a key from a file; a running server rejects it within seconds.
 
     Raises:
-        ConfigError: the key does not exist, or the layout differs from that of `add_key`.
+        ConfigError: the key does not exist.
         FileError: the file cannot be read or written.
     """
-    _edit(path, name, None)
+    keys = _keys_with(path, name)
+    del keys[name]
+    _write_keys(path, keys)
 
 
 def expire_key(path: Path, name: str, expires: str) -> None:
     """Set the expiry of a key in a file.
 
     Raises:
-        ConfigError: the key does not exist, `expires` is not a time, or the layout differs from
-            that of `add_key`.
+        ConfigError: the key does not exist, or `expires` is not a time.
         FileError: the file cannot be read or written.
     """
     if _time_of(expires) is None:
         raise ConfigError(f"expires = {shown(expires)}; expected {_TIMES}")
-    _edit(path, name, expires)
+    keys = _keys_with(path, name)
+    keys[name] = dataclasses.replace(keys[name], expires=expires)
+    _write_keys(path, keys)
 
 
-def _edit(path: Path, name: str, expires: str | None) -> None:
-    """Set the expiry of a key, or remove the key; the rest of the file keeps its layout."""
-
-    def edited(match: re.Match[str]) -> str:
-        if expires is None:
-            return ""
-        lines = re.sub(r"(?m)^[ \t]*expires[ \t]*=.*\n?", "", match[0]).rstrip()
-        blank_line = "\n" if match[0].endswith("\n\n") else ""
-        return f'{lines}\nexpires = "{expires}"\n{blank_line}'
-
+def _keys_with(path: Path, name: str) -> dict[str, Key]:
     keys = read_keys(path)
     if name not in keys:
         raise ConfigError(f"{path} has no key {shown(name)}; see `python -m serve keys list`")
-    key = keys.pop(name)
-    if expires is not None:
-        keys[name] = dataclasses.replace(key, expires=expires)
-    header = rf"[ \t]*\[\s*keys\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]"
-    section = re.compile(rf"(?ms)^{header}.*?(?=^[ \t]*\[|\Z)")
-    text, count = section.subn(edited, path.read_text(encoding="utf-8"))
-    if count != 1 or from_table(_File, tomllib.loads(text), str(path)).keys != keys:
-        raise ConfigError(f"{path} has another layout than `keys new` writes; edit it by hand")
-    write_text(path, text, mode=_OWNER_ONLY)
+    return keys
+
+
+def _write_keys(path: Path, keys: Mapping[str, Key]) -> None:
+    """Write a file of keys; comments and fields without a value are dropped."""
+    tables = {
+        name: {field: value for field, value in vars(key).items() if value}
+        for name, key in keys.items()
+    }
+    write_text(path, tomli_w.dumps({"keys": tables}), mode=_OWNER_ONLY)

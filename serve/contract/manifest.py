@@ -4,6 +4,7 @@ The types below check each field; `read_manifest` also checks that the fields ar
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,10 @@ WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 HEAD_DIM = 64
 
-MAX_SIZE = 1_000_000  # maximum of a network's sizes other than its layers
-MAX_LAYERS = 1000  # in an encoder or a decoder
 _MAX_BYTES = 2**24  # maximum size of `engine.json`
 
-Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
-Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+Size = Annotated[int, Field(gt=0, le=1_000_000)]
+Layers = Annotated[int, Field(gt=0, le=1000)]
 Index = Annotated[int, Field(ge=0, le=1000)]
 TokenId = Annotated[int, Field(ge=0, le=1_000_000)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -190,9 +189,9 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class _Versioned:
-    """The key that exists in all versions of the format."""
+    """The key that exists in all versions of the format; it is checked before the others."""
 
-    format_version: int | None = None
+    format_version: Literal[2]
 
 
 def manifest_to_json(manifest: Manifest) -> str:
@@ -220,23 +219,12 @@ def read_manifest(folder: Path) -> Manifest:
     if len(text) > _MAX_BYTES:
         raise EngineError(f"{path} has too many bytes; expected at most {_MAX_BYTES:,}; {_ADVICE}")
     where = str(path)
-    versioned = from_json(
-        _Versioned, text, where, error=EngineError, advice=_ADVICE, extra="ignore"
-    )
-    version = versioned.format_version
-    if version != FORMAT_VERSION:
-        raise EngineError(
-            f"{where} has format version {version}; expected {FORMAT_VERSION}; {_ADVICE}"
-        )
+    from_json(_Versioned, text, where, error=EngineError, advice=_ADVICE, extra="ignore")
     manifest = from_json(Manifest, text, where, error=EngineError, advice=_ADVICE)
-    for find_problems in (
-        _file_problems,
-        _head_problems,
-        _token_problems,
-        _alignment_head_problems,
-    ):
-        for problem in find_problems(manifest):
-            raise EngineError(f"{where}: {problem}; {_ADVICE}")
+    dims, facts = manifest.dims, manifest.tokenizer
+    problems = (_file_problems(manifest), dims_problems(dims), token_problems(facts, dims))
+    for problem in itertools.chain(*problems):
+        raise EngineError(f"{where}: {problem}; {_ADVICE}")
     return manifest
 
 
@@ -252,25 +240,25 @@ def _file_problems(manifest: Manifest) -> Iterator[str]:
             yield f"files lacks {name}; expected it in a {manifest.runtime} engine"
 
 
-def _head_problems(manifest: Manifest) -> Iterator[str]:
-    dims = manifest.dims
+def dims_problems(dims: Dims) -> Iterator[str]:
+    """Yield contradictions between the sizes of a network."""
     for side in ("audio", "text"):
         state, heads = getattr(dims, f"n_{side}_state"), getattr(dims, f"n_{side}_head")
         if state != heads * HEAD_DIM:
             yield (
-                f"dims.n_{side}_head = {heads}; expected n_{side}_state = {state} divided by "
+                f"n_{side}_head = {heads}; expected n_{side}_state = {state} divided by "
                 f"{HEAD_DIM}, the size of a head in every Whisper"
             )
     if dims.n_audio_state != dims.n_text_state:
         yield (
-            f"dims.n_text_state = {dims.n_text_state}; expected n_audio_state = "
+            f"n_text_state = {dims.n_text_state}; expected n_audio_state = "
             f"{dims.n_audio_state}, because the decoder attends to the encoder's output"
         )
 
 
-def _token_problems(manifest: Manifest) -> Iterator[str]:
-    """Report ids beyond the vocabulary, which would be read beyond the end of a tensor."""
-    facts, n_vocab = manifest.tokenizer, manifest.dims.n_vocab
+def token_problems(facts: TokenizerFacts, dims: Dims) -> Iterator[str]:
+    """Yield token ids and alignment heads that the network lacks; they would be read beyond it."""
+    n_vocab = dims.n_vocab
     last = facts.timestamp_begin + facts.max_initial_timestamp_index
     ids = {
         **{name: value for name, value in vars(facts).items() if isinstance(value, int)},
@@ -282,11 +270,7 @@ def _token_problems(manifest: Manifest) -> Iterator[str]:
     for name, id in ids.items():
         if id >= n_vocab:
             yield f"tokenizer.{name} = {id}; expected less than dims.n_vocab = {n_vocab}"
-
-
-def _alignment_head_problems(manifest: Manifest) -> Iterator[str]:
-    dims = manifest.dims
-    for i, (layer, head) in enumerate(manifest.tokenizer.alignment_heads):
+    for i, (layer, head) in enumerate(facts.alignment_heads):
         if layer >= dims.n_text_layer or head >= dims.n_text_head:
             yield (
                 f"tokenizer.alignment_heads[{i}] = {[layer, head]}; expected a layer below "

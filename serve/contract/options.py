@@ -74,7 +74,7 @@ def parse(option: Option, text: str) -> Any:
         return tuple(parse(item, part.strip()) for part in text.split(","))
     if option.choices == SWITCH_CHOICES:
         return as_switch(option.name, text)
-    parse_value, expected = _READERS[option.kind]
+    parse_value, _, expected = _KINDS[option.kind]
     if option.choices:
         expected = f"one of {', '.join(option.choices)}"
     with contextlib.suppress(ValueError, KeyError):
@@ -98,7 +98,7 @@ def checked(option: Option, value: object) -> Any:
         return [checked(item, item_value) for item_value in value]
     if option.choices == SWITCH_CHOICES:
         return as_switch(option.name, value)
-    kind, expected = _TYPES[option.kind]
+    _, kind, expected = _KINDS[option.kind]
     has_type = isinstance(value, kind) and isinstance(value, bool) == (option.kind is bool)
     if has_type and isinstance(value, int) and abs(value) >= _INT32_LIMIT:
         has_type, expected = False, f"{expected} below {_INT32_LIMIT}"
@@ -120,20 +120,13 @@ def _parse_integer(text: str) -> int:
     return int(text)
 
 
-_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
-    str: (str, "text"),
-    float: (_parse_number, "a number"),
-    int: (_parse_integer, "a whole number"),
-    bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
-}
-
-
 _INT32_LIMIT = 2**31  # the first integer that INT32 cannot hold
-_TYPES: dict[type, tuple[type, str]] = {
-    str: (str, "text"),
-    float: (numbers.Real, "a number"),
-    int: (numbers.Integral, "a whole number"),
-    bool: (bool, "true or false"),
+# For each kind of option: the function that reads a text, the type of its values, its name.
+_KINDS: dict[type, tuple[Callable[[str], Any], type, str]] = {
+    str: (str, str, "text"),
+    float: (_parse_number, numbers.Real, "a number"),
+    int: (_parse_integer, numbers.Integral, "a whole number"),
+    bool: (lambda text: _BOOLEANS[text.lower()], bool, "true or false"),
 }
 
 

@@ -198,17 +198,16 @@ class Runtime(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """The options that this runtime supports."""
-        ...
 
     def submit(self, job: Job) -> None:
         """Queue one job, and return at once.
 
         Raises:
-            OptionError: the runtime does not support the job's options, or the prompt leaves no
-                room for a token in the context. Too many max_tokens are no error: the job then
-                ends at the end of the context.
+            OptionError: the runtime does not support a search option, words, phrases or a choice
+                of languages (the transcriber has checked the rest), or the prompt leaves no room
+                for a token in the context. Too many max_tokens are no error: the job then ends at
+                the end of the context.
         """
-        ...
 
     def poll(self, timeout_s: float) -> list[JobEvent]:
         """Advance the work, or wait at most `timeout_s` for events; return the events.
@@ -218,11 +217,9 @@ class Runtime(Protocol):
         Raises:
             DeviceError: the device failed; every unfinished job is lost.
         """
-        ...
 
     def cancel(self, job_id: int) -> None:
         """End a job with a last event "cancelled"; ignore the ids of unknown and ended jobs."""
-        ...
 
     def gauges(self) -> Gauges:
         """Return gauges and counters.
@@ -230,8 +227,6 @@ class Runtime(Protocol):
         Raises:
             DeviceError: the device failed; every unfinished job is lost.
         """
-        ...
 
     def close(self) -> None:
         """Release the device. Unfinished jobs get no further events."""
-        ...

@@ -11,7 +11,9 @@ all pairs is needed.
 
 import dataclasses
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+import string
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from serve.speakers.networks import HOP, OFFSET
 from serve.speech.rate import SAMPLE_RATE
 
 Labels = npt.NDArray[np.int64]
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +126,18 @@ def assign(similarity: npt.NDArray[np.float32], groups: Sequence[Sequence[int]])
     for group in groups:
         if len(group) < 2 or len({int(labels[i]) for i in group}) == len(group):
             continue
-        remaining = similarity[list(group)].copy()
-        for _ in range(min(remaining.shape)):
-            row, voice = map(int, np.unravel_index(remaining.argmax(), remaining.shape))
+        for row, voice in _best_pairs(similarity[list(group)]):
             labels[group[row]] = voice
-            remaining[row], remaining[:, voice] = -np.inf, -np.inf
     return labels
+
+
+def _best_pairs(similarity: npt.NDArray[np.float32]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of a row and a column, most similar first, each row and column once."""
+    remaining = similarity.copy()
+    for _ in range(min(remaining.shape)):
+        row, column = map(int, np.unravel_index(remaining.argmax(), remaining.shape))
+        yield row, column
+        remaining[row], remaining[:, column] = -np.inf, -np.inf
 
 
 def _merges(vectors: Vectors, weights: npt.NDArray[np.float32]) -> list[_ClusterMerge]:
@@ -290,12 +299,12 @@ class Diarizer:
         )
         labels = assign(pieces.vectors @ voices.T, list(_overlapping_pairs(pieces)))
         found = turns(pieces, labels)
-        known_voices = _match_known_speakers(voices, references, _MIN_KNOWN_COSINE)
-        names = {voice: known[index].name for voice, index in known_voices.items()}
-        free_letters = letters(set(names.values()))
-        for _, _, voice in found:
-            if voice not in names:
-                names[voice] = next(free_letters)
+        names = dict[int, str]()
+        if references:
+            cosines = voices @ np.stack(references).T
+            pairs = _best_pairs(cosines)
+            names = {v: known[i].name for v, i in pairs if cosines[v, i] >= _MIN_KNOWN_COSINE}
+        names = with_letters((voice for _, _, voice in found), names)
         return tuple(SpeakerTurn(start_s, end_s, names[voice]) for start_s, end_s, voice in found)
 
     def _reference(self, speaker: KnownSpeaker) -> Vectors:
@@ -329,25 +338,12 @@ def _overlapping_pairs(pieces: SpeakerEmbeddings) -> Iterator[tuple[int, int]]:
                 yield index, other
 
 
-def _match_known_speakers(
-    voices: Vectors, references: Sequence[Vectors], threshold: float
-) -> dict[int, int]:
-    """Map voices to indices of known speakers, most similar pairs first, above a threshold."""
-    matches = dict[int, int]()
-    if not references:
-        return matches
-    similarity = voices @ np.stack(references).T
-    while similarity.max() >= threshold:
-        voice, index = map(int, np.unravel_index(similarity.argmax(), similarity.shape))
-        matches[voice] = index
-        similarity[voice], similarity[:, index] = -np.inf, -np.inf
-    return matches
-
-
-def letters(used: Container[str]) -> Iterator[str]:
-    """Yield A to Z, AA, AB, …, without the names in `used`."""
-    alphabet = [chr(ord("A") + i) for i in range(26)]
-    for length in itertools.count(1):
-        for name in map("".join, itertools.product(alphabet, repeat=length)):
-            if name not in used:
-                yield name
+def with_letters(speakers: Iterable[T], names: Mapping[T, str]) -> dict[T, str]:
+    """Return `names` with further names for the other speakers, in their order: A to Z, AA, …"""
+    named, used = dict(names), set(names.values())
+    texts = (itertools.product(string.ascii_uppercase, repeat=n) for n in itertools.count(1))
+    letters = map("".join, itertools.chain.from_iterable(texts))
+    for speaker in speakers:
+        if speaker not in named:
+            named[speaker] = next(name for name in letters if name not in used)
+    return named

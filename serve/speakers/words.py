@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from serve.contract.messages import Segment, Word
-from serve.speakers.diarize import SpeakerTurn, letters
+from serve.speakers.diarize import SpeakerTurn, with_letters
 from serve.speech.text import sentence_ends
 
 T = TypeVar("T")
@@ -108,15 +108,12 @@ def letter_speakers(segments: Sequence[Segment], known: Collection[str]) -> list
         segments: the segments in order of time; their speakers are letters or known names.
         known: the names of known speakers, which do not change.
     """
-    free_letters, names = letters(known), {name: name for name in known}
-    renamed = list[Segment]()
-    for segment in segments:
-        if segment.speaker is not None:
-            if segment.speaker not in names:
-                names[segment.speaker] = next(free_letters)
-            segment = dataclasses.replace(segment, speaker=names[segment.speaker])
-        renamed.append(segment)
-    return renamed
+    speakers = (segment.speaker for segment in segments if segment.speaker is not None)
+    names = with_letters(speakers, {name: name for name in known})
+    return [
+        dataclasses.replace(segment, speaker=segment.speaker and names[segment.speaker])
+        for segment in segments
+    ]
 
 
 def _parts(

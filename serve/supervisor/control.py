@@ -9,7 +9,7 @@ import queue
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serve.contract.codec import from_json, to_json
@@ -19,7 +19,7 @@ from serve.wire.folder import CONFIG, CONTROL, runs
 
 _REQUEST_BYTES = 2**20
 _CONNECT_S = 5.0
-_POLL_S = 0.1  # longest wait of closing
+_POLL_S = 0.1  # longest wait at the end
 
 
 MAX_CER = 0.25  # character error rate of a new engine on the clips
@@ -62,46 +62,46 @@ def reload_request(
     return ReloadRequest(config, engine, clips, max_cer, in_place)
 
 
-class Control:
-    """A server of reload requests, with a thread for each request, until it is closed.
+@contextlib.contextmanager
+def serve_requests(folder: Path, ask: Callable[[ReloadRequest, Report], object]) -> Iterator[None]:
+    """Accept reload requests inside a `with` block, with a thread for each.
 
     Args:
         folder: the folder of the run.
         ask: receives each request and the function for its reports.
     """
 
-    def __init__(self, folder: Path, ask: Callable[[ReloadRequest, Report], object]) -> None:
-        class ControlHandler(socketserver.StreamRequestHandler):
-            timeout = _CONNECT_S
+    class ControlHandler(socketserver.StreamRequestHandler):
+        timeout = _CONNECT_S
 
-            def handle(self) -> None:
-                reports: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
-                with contextlib.suppress(OSError):  # the client has disconnected
-                    line = self.rfile.readline(_REQUEST_BYTES)
-                    try:
-                        ask(from_json(ReloadRequest, line, "the reload request"), reports.put)
-                    except EarshotError as error:
-                        reports.put(ReloadProgress(str(error), done=True, failed=True))
-                    done = False
-                    while not done:
-                        report = reports.get()
-                        self.wfile.write(f"{to_json(report)}\n".encode())
-                        done = report.done
+        def handle(self) -> None:
+            reports: queue.SimpleQueue[ReloadProgress] = queue.SimpleQueue()
+            with contextlib.suppress(OSError):  # the client has disconnected
+                line = self.rfile.readline(_REQUEST_BYTES)
+                try:
+                    ask(from_json(ReloadRequest, line, "the reload request"), reports.put)
+                except EarshotError as error:
+                    reports.put(ReloadProgress(str(error), done=True, failed=True))
+                done = False
+                while not done:
+                    report = reports.get()
+                    self.wfile.write(f"{to_json(report)}\n".encode())
+                    done = report.done
 
-        self._server = _ControlServer(str(folder / CONTROL), ControlHandler)
-        (folder / CONTROL).chmod(0o600)
-        # A second Ctrl-C may interrupt `close` while it holds a lock that this thread needs. The
-        # process therefore does not wait for this thread.
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="earshot-control", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Accept no more requests."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    server = _ControlServer(str(folder / CONTROL), ControlHandler)
+    (folder / CONTROL).chmod(0o600)
+    # A second Ctrl-C may interrupt the end of the block while it holds a lock that this thread
+    # needs. The process therefore does not wait for this thread.
+    thread = threading.Thread(
+        target=server.serve_forever, args=(_POLL_S,), name="earshot-control", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class _ControlServer(socketserver.ThreadingUnixStreamServer):

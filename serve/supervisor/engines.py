@@ -249,8 +249,10 @@ class EngineManager:
             while not triton.up:
                 triton.poll()
                 yield
+            timeout_s = self._config.server.start_timeout_s
+            future = self._threads.submit(transcribe_clips, launch.folder, clips, timeout_s)
             try:
-                texts = yield from self._transcribe(launch, clips)
+                (texts,) = yield from self._wait([future])
             except EarshotError as error:
                 raise EarshotError(triton.failure() or str(error)) from error
             if clips:
@@ -291,12 +293,6 @@ class EngineManager:
         while time.monotonic() < deadline_s and any(triton.has_requests() for triton in tritons):
             yield
         yield from self._wait([self._threads.submit(triton.stop) for triton in tritons])
-
-    def _transcribe(self, launch: TritonLaunch, clips: Sequence[ReloadClip]) -> Chore[list[str]]:
-        timeout_s = self._config.server.start_timeout_s
-        future = self._threads.submit(transcribe_clips, launch.folder, clips, timeout_s)
-        (texts,) = yield from self._wait([future])
-        return texts
 
     @staticmethod
     def _wait(futures: Sequence[Future[T]]) -> Chore[list[T]]:

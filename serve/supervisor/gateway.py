@@ -1,24 +1,22 @@
 """Run the gateway, which clients connect to, as a child process."""
 
 import contextlib
+import math
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.processes import ManagedProcess
-from serve.wire.folder import gateway_alive, gateway_door
-from serve.wire.liveness import heartbeat_age_s
+from serve.wire.folder import gateway_alive
+from serve.wire.liveness import STALE_S, heartbeat_age_s
 from serve.wire.unix_http import ask
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 2.0
-_INTERVAL_S = 1.0  # seconds between health checks
 _GRACE_S = 5.0  # time beyond the drain timeout, which the gateway itself keeps
-_PORTS = ("http_port", "grpc_port", "metrics_port")
 
 
 class GatewayProcess(ManagedProcess):
@@ -45,31 +43,21 @@ class GatewayProcess(ManagedProcess):
         descriptors = () if requests_to is None else (requests_to,)
         for descriptor in descriptors:
             command += ["--requests-to", str(descriptor)]
-        super().__init__(command, log_path, folder=_ROOT, descriptors=descriptors)
         self._config = config
-        self._socket = gateway_door(folder, number)
         self._heartbeat = gateway_alive(folder, number)
-        self._answers = False
-        self._has_answered = False
-        self._next_check_s = 0.0
+        self._heartbeat.unlink(missing_ok=True)  # that of an earlier process
+        super().__init__(command, log_path, folder=_ROOT, descriptors=descriptors)
 
     def ready(self) -> bool:
-        # Check at most once a second, over a separate socket that clients cannot block.
-        now_s = time.monotonic()
-        if now_s >= self._next_check_s:
-            live = answers_get(self._socket, "/v2/health/live")
-            self._answers = live and (self._has_answered or self._ports_are_open())
-            self._next_check_s = now_s + _INTERVAL_S
-            self._has_answered |= self._answers
-        return self._answers
+        return heartbeat_age_s(self._heartbeat) < STALE_S
 
     def failure(self) -> str | None:
         reason = super().failure()
         if reason is not None:
             errors = [line for line in self.log() if line.startswith("error: ")]
             return errors[-1].removeprefix("error: ") if errors else reason
-        silent_s = heartbeat_age_s(self._heartbeat) if self._has_answered else 0.0
-        if silent_s > self._config.stall_timeout_s:  # a slow loop is not a failure
+        silent_s = heartbeat_age_s(self._heartbeat)
+        if self._config.stall_timeout_s < silent_s < math.inf:  # a slow loop is not a failure
             return f"its event loop was blocked for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 
@@ -78,16 +66,6 @@ class GatewayProcess(ManagedProcess):
         status = self.terminate(self._config.drain_timeout_s + _GRACE_S)
         # If the signal itself ended the process, it did not listen yet and has accepted nothing.
         return status in (0, -signal.SIGTERM)
-
-    def _ports_are_open(self) -> bool:
-        for name in _PORTS:
-            try:
-                socket.create_connection(
-                    (self._config.host, getattr(self._config, name)), _TIMEOUT_S
-                ).close()
-            except OSError:
-                return False
-        return True
 
 
 def answers_get(path: Path, address: str) -> bool:
@@ -104,7 +82,7 @@ def check_ports(server: ServerConfig) -> None:
     Raises:
         UnavailableError: an address is in use, or is not one of this machine.
     """
-    for name in _PORTS:
+    for name in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(server, name)
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,14 +6,13 @@ Before it is opened, its manifest and the free memory are checked; then it trans
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from serve.contract.codec import flat, from_json
 from serve.contract.config import Config, table_of
 from serve.contract.edits import char_edits
 from serve.contract.errors import ConfigError, EngineError, UnavailableError, shown
 from serve.contract.files import read_bytes, read_text
-from serve.contract.manifest import Manifest, read_manifest
+from serve.contract.manifest import read_manifest
 from serve.contract.messages import Request, RequestFinished
 from serve.supervisor.control import ReloadRequest
 from serve.supervisor.processes import free_memory_bytes, memory_bytes
@@ -119,13 +118,16 @@ def check_reload(original: Config, request: ReloadRequest, engine: Path) -> None
                 f"{key} is {shown(new)} in the config and {shown(old)} in the running server; a "
                 "reload replaces only the engine: restart the server"
             )
-    old_facts, new_facts = (_tokens(read_manifest(path)) for path in (engine, Path(request.engine)))
-    for key, old in old_facts.items():
-        if new_facts[key] != old:
-            raise EngineError(
-                f"its {key} is {shown(new_facts[key])}, and {shown(old)} in the present engine; a "
-                "reload cannot change the tokens: restart the server"
-            )
+    manifests = [read_manifest(path) for path in (engine, Path(request.engine))]
+    old_tokens, new_tokens = (
+        (manifest.dims.n_vocab, dataclasses.replace(manifest.tokenizer, alignment_heads=()))
+        for manifest in manifests
+    )
+    if new_tokens != old_tokens:  # clients and live drafts rely on them
+        raise EngineError(
+            "its tokens are not those of the present engine; a reload cannot change them: restart "
+            "the server"
+        )
 
 
 def require_memory(pids: Iterable[int]) -> None:
@@ -141,12 +143,3 @@ def require_memory(pids: Iterable[int]) -> None:
             f"{free_mib} MiB of memory are free, and the present engine uses {needed_mib}; free "
             "some, or reload with --in-place, which stops the old engine first while requests wait"
         )
-
-
-def _tokens(manifest: Manifest) -> dict[str, Any]:
-    """Return the facts of an engine's tokens that clients and live drafts rely on."""
-    facts = dataclasses.asdict(manifest.tokenizer)
-    del facts["alignment_heads"]
-    return {"dims.n_vocab": manifest.dims.n_vocab} | {
-        f"tokenizer.{name}": value for name, value in facts.items()
-    }

@@ -31,11 +31,12 @@ from typing import Any
 
 from serve.contract.config import Config
 from serve.contract.devices import with_gpu_numbers
-from serve.contract.errors import DeadlineError, EarshotError, UnavailableError
+from serve.contract.errors import DeadlineError, EarshotError, FileError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
+from serve.contract.files import write_text
 from serve.contract.manifest import read_manifest
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.control import Control, ReloadRequest
+from serve.supervisor.control import ReloadRequest, serve_requests
 from serve.supervisor.engines import TRITON, EngineManager
 from serve.supervisor.gateway import GatewayProcess, answers_get, check_ports
 from serve.supervisor.processes import SupervisedProcess
@@ -259,16 +260,13 @@ class SupervisorMetrics:
         """Write the file; log the first failure."""
         if page == self._page:
             return
-        new = self._path.with_name(f"{self._path.name}.new")
         try:
-            new.write_text(page, encoding="utf-8")
-            new.replace(self._path)
-        except OSError as error:  # for example a full disk; the next poll tries again
-            if page != self._unwritten:
-                logger.warning("cannot write the supervisor's metrics: %s", error)
-            self._unwritten = page
-        else:
+            write_text(self._path, page, "the server tries again")
             self._page = page
+        except FileError as error:  # for example a full disk; the next poll tries again
+            if page != self._unwritten:
+                logger.warning("%s", error)
+            self._unwritten = page
 
 
 def page_of(
@@ -343,7 +341,7 @@ def running_server(
         server = Supervisor(folder, resolved, engines, log, requests_to)
         try:
             server.start()
-            with contextlib.closing(Control(folder, engines.ask)):
+            with serve_requests(folder, engines.ask):
                 yield server
             server.stop()
         finally:

@@ -7,6 +7,7 @@ neither; use `serve.trtllm.llm_api` for 1.3.
 
 import contextlib
 import datetime
+import functools
 import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ class RulesCallback:
     def __init__(self, facts: TokenizerFacts, dims: Dims) -> None:
         self._facts = facts
         self._dims = dims
-        self._rules: dict[torch.device, TokenRules] = {}
+        self._rules_on = functools.cache(functools.partial(TokenRules, facts, dims))
         self.requests: dict[int, ExecutorRequest] = {}
         """By client id; `CppExecutor` adds and removes them."""
 
@@ -74,7 +75,7 @@ class RulesCallback:
         stream_ptr: int,
         client_ids: Sequence[int | None],
     ) -> None:
-        """Set the logits of forbidden tokens to -inf.
+        """Set the logits of forbidden tokens to -inf, for all requests at once.
 
         Args:
             req_ids: the executor's own ids, which are not used.
@@ -84,7 +85,7 @@ class RulesCallback:
             client_ids: the id that `CppExecutor` gave each request.
         """
         active = [  # without cancelled requests
-            (part, [_window_tokens(beam, request) for beam in beams], request)
+            (part, [list(beam)[len(request.prompt) - request.prefix :] for beam in beams], request)
             for part, beams, client_id in zip(logits, token_ids, client_ids, strict=True)
             if client_id is not None and (request := self.requests.get(client_id)) is not None
         ]
@@ -95,46 +96,31 @@ class RulesCallback:
             if device.type == "cuda":
                 external: Any = torch.cuda.ExternalStream  # has no type hints
                 stack.enter_context(torch.cuda.stream(external(stream_ptr, device=device)))
-            self._apply(active, device)
-
-    def _apply(
-        self,
-        active: list[tuple[torch.Tensor, list[list[int]], ExecutorRequest]],
-        device: torch.device,
-    ) -> None:
-        """Apply `TokenRules` to all requests at once, with one row per request and beam."""
-        rules = self._rules.get(device)
-        if rules is None:
-            rules = self._rules[device] = TokenRules(self._facts, self._dims, device)
-        timestamp_begin = self._facts.timestamp_begin
-        rows = [  # before last, last, highest timestamp, count, timestamps wanted
-            [
-                *[0, 0, *tokens][-2:],
-                max((token for token in tokens if token >= timestamp_begin), default=0),
-                len(tokens),
-                int(request.timestamps),
+            rules = self._rules_on(device)
+            timestamp_begin = self._facts.timestamp_begin
+            rows = [  # before last, last, highest timestamp, count, timestamps wanted
+                [
+                    *[0, 0, *tokens][-2:],
+                    max((token for token in tokens if token >= timestamp_begin), default=0),
+                    len(tokens),
+                    int(request.timestamps),
+                ]
+                for part, beams, request in active
+                for tokens in beams[: part.shape[-2]]
             ]
-            for part, beams, request in active
-            for tokens in beams[: part.shape[-2]]
-        ]
-        table = torch.tensor(rows).to(device)  # one copy to the device
-        state = new_state(len(rows), 2, device)
-        state.tokens.copy_(table[:, :2])
-        state.position.fill_(1)
-        state.last_timestamp.copy_(table[:, 2])
-        state.text_begin.copy_(2 - table[:, 3])
-        state.timestamps.copy_(table[:, 4])
-        logits = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
-        allowed = logits.float()
-        rules.apply(state, torch.arange(len(rows), device=device), allowed)
-        masked = torch.split(allowed.to(logits.dtype), [part.shape[-2] for part, _, _ in active])
-        for request_masked, (part, _, _) in zip(masked, active, strict=True):
-            part.copy_(request_masked.view_as(part))
-
-
-def _window_tokens(tokens: Sequence[int], request: ExecutorRequest) -> list[int]:
-    """Return the tokens of a sequence's text: the prefix and the sampled tokens."""
-    return list(tokens)[len(request.prompt) - request.prefix :]
+            table = torch.tensor(rows).to(device)  # one copy to the device
+            state = new_state(len(rows), 2, device)
+            state.tokens.copy_(table[:, :2])
+            state.position.fill_(1)
+            state.last_timestamp.copy_(table[:, 2])
+            state.text_begin.copy_(2 - table[:, 3])
+            state.timestamps.copy_(table[:, 4])
+            logits = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
+            allowed = logits.float()
+            rules.apply(state, torch.arange(len(rows), device=device), allowed)
+            masked = allowed.to(logits.dtype).split([part.shape[-2] for part, _, _ in active])
+            for request_masked, (part, _, _) in zip(masked, active, strict=True):
+                part.copy_(request_masked.view_as(part))
 
 
 class CppExecutor:
@@ -159,6 +145,12 @@ class CppExecutor:
         self._n_vocab = dims.n_vocab
         self._n_audio_ctx = dims.n_audio_ctx
         self._callback = RulesCallback(facts, dims)
+        ends = self._api.FinishReason
+        self._reasons: dict[Any, FinishReason] = {
+            ends.END_ID: "eot",
+            ends.LENGTH: "length",
+            ends.CANCELLED: "cancelled",
+        }
         self._client_ids = 0
         self._clients: dict[int, int] = {}  # request id -> client id
         self._closed = False
@@ -271,26 +263,17 @@ class CppExecutor:
         if not result.is_final:
             return ExecutorResponse(request_id, tokens)
         self._remove(request_id)
-        reason = self._reason(result.finish_reasons)
-        error = "" if reason != "error" else f"unexpected end {result.finish_reasons}"
+        reason = self._reasons.get(result.finish_reasons[0] if result.finish_reasons else None)
+        error = "" if reason else f"unexpected end {result.finish_reasons}"
         logprobs, logits = result.cum_log_probs, result.generation_logits
         return ExecutorResponse(
             request_id,
             tokens,
-            reason,
+            reason or "error",
             logprob_sum=float(logprobs[0]) if logprobs else None,
             logits=None if logits is None else logits.reshape(-1, self._n_vocab)[0].float().cpu(),
             error=error,
         )
-
-    def _reason(self, reasons: Sequence[Any]) -> FinishReason:
-        api = self._api.FinishReason
-        known: dict[Any, FinishReason] = {
-            api.END_ID: "eot",
-            api.LENGTH: "length",
-            api.CANCELLED: "cancelled",
-        }
-        return known.get(reasons[0], "error") if reasons else "error"
 
     def _remove(self, request_id: int) -> None:
         client_id = self._clients.pop(request_id, None)

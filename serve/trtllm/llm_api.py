@@ -8,9 +8,9 @@ must begin at start of transcript, so there is no previous text.
 
 The library needs another numpy than tritonserver's Python backend. `serve.trtllm.worker` therefore
 runs it with the interpreter `runtime.tensorrt_llm.python`, at the other end of a connection.
-Messages are JSON:
+Messages are dictionaries of plain values, pickled:
 
-- To the worker: the settings; then requests, each followed by its samples as float32 bytes, and
+- To the worker: the settings; then requests, with their samples as float32 bytes, and
   cancellations; an empty message ends it.
 - From the worker: `ready` or `refused`; then the fields of `ExecutorResponse`s; `failed` if the
   library has stopped working.
@@ -19,7 +19,6 @@ Messages are JSON:
 import concurrent.futures
 import contextlib
 import itertools
-import json
 import logging
 import multiprocessing
 import os
@@ -117,7 +116,7 @@ class LlmApiExecutor:
     """
 
     def __init__(self, engine: Engine, config: RuntimeConfig, stop_s: float = 20.0) -> None:
-        facts, dims = engine.manifest.tokenizer, engine.manifest.dims
+        facts, context = engine.manifest.tokenizer, engine.manifest.dims.n_text_ctx
         tokenizer = Tokenizer.open(engine)
         special = (facts.sot, facts.no_timestamps, facts.transcribe, facts.translate)
         self._token_texts = {
@@ -126,9 +125,7 @@ class LlmApiExecutor:
             if token is not None
         }
         width = config.tensorrt_llm.beam_width
-        self.lengths = SequenceLimits(
-            max_prompt_tokens=dims.n_text_ctx - 1, max_seq_len=dims.n_text_ctx
-        )
+        self.lengths = SequenceLimits(max_prompt_tokens=context - 1, max_seq_len=context)
         self.capabilities = Capabilities(
             runtime="tensorrt_llm_api",
             timestamps=False,
@@ -162,12 +159,12 @@ class LlmApiExecutor:
     def _start(self, settings: Mapping[str, Any]) -> str:
         """Send the settings, wait until the library has started, and return its version."""
         try:
-            self._connection.send_bytes(_to_json(settings))
+            self._connection.send(settings)
             if not self._connection.poll(START_TIMEOUT_S):
                 raise UnavailableError(
                     f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; see its log"
                 )
-            answer = json.loads(self._connection.recv_bytes())
+            answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise UnavailableError(f"before it was ready, {self._exit_message()}") from error
         if "refused" in answer:
@@ -194,8 +191,9 @@ class LlmApiExecutor:
             "prompt": "".join(self._token_texts[token] for token in request.prompt),
             "max_tokens": request.max_tokens,
             "beam_size": request.beam_size,
+            "samples": request.features.numpy().tobytes(),
         }
-        self._sender.submit(self._send, _to_json(message), request.features.numpy().tobytes())
+        self._sender.submit(self._send, message)
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
@@ -204,7 +202,7 @@ class LlmApiExecutor:
         return responses
 
     def cancel(self, request_id: int) -> None:
-        self._sender.submit(self._send, _to_json({"cancel": request_id}))
+        self._sender.submit(self._send, {"cancel": request_id})
 
     def steps(self) -> tuple[int, int, float]:
         """Return zeros, since the API reports its steps only to a blocking call.
@@ -218,7 +216,7 @@ class LlmApiExecutor:
     def close(self) -> None:
         if self._connection.closed:
             return
-        self._sender.submit(self._send, _to_json({}))
+        self._sender.submit(self._send, {})
         deadline_s = time.monotonic() + self._stop_s
         while not self._has_ended():
             if time.monotonic() > deadline_s:
@@ -250,20 +248,18 @@ class LlmApiExecutor:
         self._check()
         try:
             while self._connection.poll(0.0 if self._received else timeout_s):
-                message = json.loads(self._connection.recv_bytes())
+                message = self._connection.recv()
                 if "failed" in message:
                     self._failure = message["failed"]
                     break
-                tokens = tuple(message.pop("tokens", ()))
-                self._received.append(ExecutorResponse(tokens=tokens, **message))
+                self._received.append(ExecutorResponse(**message))
         except (EOFError, OSError):
             self._failure = self._exit_message()
         self._check()
 
-    def _send(self, *parts: bytes) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # `_receive` reports a lost connection
-            for part in parts:
-                self._connection.send_bytes(part)
+            self._connection.send(message)
 
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
@@ -273,7 +269,6 @@ def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
         "model": str((engine.path / CHECKPOINT_FOLDER).resolve()),
         "slots": config.slots,
         "beam_width": trtllm.beam_width,
-        "streaming": trtllm.beam_width == 1,
         "length_penalty": LENGTH_PENALTY,
         "sample_rate": SAMPLE_RATE,
         "window_tokens": engine.manifest.dims.n_audio_ctx,
@@ -283,7 +278,3 @@ def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:
         "kv_cache_fraction": trtllm.kv_cache_fraction,
         "cross_kv_fraction": CROSS_KV_FRACTION,
     }
-
-
-def _to_json(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message).encode()

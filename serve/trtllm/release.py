@@ -5,17 +5,16 @@ imports packages that the library's own environment may lack, either.
 """
 
 import importlib.metadata
-import importlib.util
 import sys
-from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from serve.contract.errors import UnavailableError
 
 RELEASE = (1, 2)  # the last release that compiles engines; checkpoints use its tensor names
 API_RELEASE = (1, 3)  # the first release with Whisper in the PyTorch backend
-WHISPER_MODEL = "_torch/models/modeling_whisper.py"  # in the package since 1.3.0rc25
+_FIRST_WITH_WHISPER = Version("1.3.0rc25")
 _ADVICE = (
     "use the image of deploy/images/trtllm.Dockerfile, which has 1.2.1, or build with "
     "build.runtime = 'native'"
@@ -32,15 +31,15 @@ def library_version() -> str:
     Raises:
         UnavailableError: it is not installed, or its release is not 1.2.
     """
-    version, release = _installed("release 1.2", _ADVICE)
-    if release != RELEASE:
+    version = _installed("release 1.2", _ADVICE)
+    if version.release[:2] != RELEASE:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed; expected 1.2, the last release that has "
             "trtllm-build and the engine executor (1.3.0rc20 is the last candidate), and the one "
             "whose tensor names checkpoints use; build with build.runtime = 'tensorrt_llm_api' for "
             f"1.3 and later, or {_ADVICE}"
         )
-    return version
+    return str(version)
 
 
 def api_version() -> str:
@@ -50,36 +49,24 @@ def api_version() -> str:
         UnavailableError: it is not installed, older than 1.3, an early 1.3 without Whisper, or
             needs another numpy.
     """
-    version, release = _installed("release 1.3 or later", _ADVICE_API)
-    spec = importlib.util.find_spec("tensorrt_llm")
-    folders = (spec and spec.submodule_search_locations) or []
-    if release < API_RELEASE or not any((Path(f) / WHISPER_MODEL).is_file() for f in folders):
+    version = _installed("release 1.3 or later", _ADVICE_API)
+    if version < _FIRST_WITH_WHISPER:
         raise UnavailableError(
-            f"TensorRT-LLM {version} is installed, but its PyTorch backend has no Whisper "
-            f"({WHISPER_MODEL}); expected 1.3.0rc25 or later; build with build.runtime = "
-            f"'tensorrt_llm' for 1.2, or {_ADVICE_API}"
+            f"TensorRT-LLM {version} is installed, but its PyTorch backend has no Whisper; "
+            f"expected {_FIRST_WITH_WHISPER} or later; build with build.runtime = 'tensorrt_llm' "
+            f"for 1.2, or {_ADVICE_API}"
         )
-    _check_numpy(version)
-    return version
-
-
-def _check_numpy(version: str) -> None:
-    """Check numpy's version, since the import of the library would fail with an obscure error.
-
-    Raises:
-        UnavailableError: the library's metadata requires another numpy than the installed one.
-    """
+    # With another numpy than required, the import of the library would fail with an obscure error.
     numpy = importlib.metadata.version("numpy")
-    for line in importlib.metadata.requires("tensorrt_llm") or []:
-        requirement = Requirement(line)
-        is_numpy = requirement.name == "numpy"
-        if is_numpy and not requirement.specifier.contains(numpy, prereleases=True):
+    for requirement in map(Requirement, importlib.metadata.requires("tensorrt_llm") or []):
+        if requirement.name == "numpy" and numpy not in requirement.specifier:
             raise UnavailableError(
                 f"TensorRT-LLM {version} needs numpy{requirement.specifier}, but the environment "
                 f"of {sys.executable} has {numpy}, as tritonserver's Python backend requires; set "
                 "runtime.tensorrt_llm.python to the python of a separate environment, such as that "
                 "of NVIDIA's image tensorrt-llm/release"
             )
+    return str(version)
 
 
 def installed_release() -> tuple[int, ...]:
@@ -88,20 +75,19 @@ def installed_release() -> tuple[int, ...]:
     Raises:
         UnavailableError: it is not installed.
     """
-    return _installed("release 1.2 or later", _ADVICE)[1]
+    return _installed("release 1.2 or later", _ADVICE).release[:2]
 
 
-def _installed(expected: str, advice: str) -> tuple[str, tuple[int, ...]]:
-    """Return the installed version as text and as (major, minor).
+def _installed(expected: str, advice: str) -> Version:
+    """Return the installed version.
 
     Raises:
         UnavailableError: the library is not installed.
     """
     try:
-        version = importlib.metadata.version("tensorrt_llm")
+        return Version(importlib.metadata.version("tensorrt_llm"))
     except importlib.metadata.PackageNotFoundError as error:
         raise UnavailableError(
             f"TensorRT-LLM is not installed in the environment of {sys.executable}, expected "
             f"{expected}; {advice}"
         ) from error
-    return version, tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

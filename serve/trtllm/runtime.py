@@ -17,7 +17,6 @@ import torch
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import EarshotError, OptionError
 from serve.runtime.protocol import Capabilities, FinishReason, Gauges, Job, JobEvent, Scores
-from serve.speech.features import WINDOW_SAMPLES
 from serve.trtllm.limits import SequenceLimits
 
 LENGTH_PENALTY = 1.0  # of beam searches, as everywhere in Earshot; the library's default is none
@@ -64,7 +63,6 @@ class Executor(Protocol):
         Raises:
             DeviceError: TensorRT-LLM does not accept requests any more.
         """
-        ...
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
         """Wait at most `timeout_s` for responses.
@@ -72,11 +70,9 @@ class Executor(Protocol):
         Raises:
             DeviceError: TensorRT-LLM failed.
         """
-        ...
 
     def cancel(self, request_id: int) -> None:
         """Stop a request. Responses to it may still arrive."""
-        ...
 
     def steps(self) -> tuple[int, int, float]:
         """Return (steps, requests summed over the steps, seconds) since the last call.
@@ -84,11 +80,9 @@ class Executor(Protocol):
         Raises:
             DeviceError: TensorRT-LLM failed.
         """
-        ...
 
     def close(self) -> None:
         """End every request and free the GPU."""
-        ...
 
 
 @dataclasses.dataclass
@@ -119,7 +113,6 @@ class TensorRTLLMRuntime:
         self.capabilities = executor.capabilities
         self._lengths = executor.lengths
         self._facts = engine.manifest.tokenizer
-        self._dims = engine.manifest.dims
         self._executor = executor
         self._windows: dict[int, _Window] = {}  # by request id
         self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
@@ -168,37 +161,13 @@ class TensorRTLLMRuntime:
         self._executor.close()
 
     def _check(self, job: Job) -> None:
-        limits, options, capabilities = self._lengths, job.options, self.capabilities
-        shape: tuple[int, ...] = tuple(job.features.shape)
-        if capabilities.input_kind == "samples":
-            fits = len(shape) == 1 and 1 <= shape[0] <= WINDOW_SAMPLES
-            expected = f"1 to {WINDOW_SAMPLES} samples"
-        else:
-            window = (self._dims.n_mels, 2 * self._dims.n_audio_ctx)
-            fits, expected = shape == window, str(window)
-        if not fits:
-            raise OptionError(
-                f"{capabilities.input_kind} have the shape {shape}; expected {expected}"
-            )
-        has_text = bool(job.prefix) or job.prompt[:1] != (self._facts.sot,)
-        unsupported = {
-            "timestamps": options.timestamps and not capabilities.timestamps,
-            "language detection": DETECT_LANGUAGE in job.prompt
-            and not capabilities.detect_language,
-            "previous text in the prompt": has_text and not capabilities.previous_text,
-            "temperature > 0": options.temperature > 0 and not capabilities.sampling,
-        }
-        refusals = [
-            f"the runtime {capabilities.runtime} does not support {option}; leave it out"
-            for option, refused in unsupported.items()
-            if refused
-        ]
-        if refusal := next(iter(refusals), capabilities.refusal_of(job)):
+        if refusal := self.capabilities.refusal_of(job):
             raise OptionError(refusal)
+        limits, max_tokens = self._lengths, job.options.max_tokens
         room = limits.max_seq_len - len(job.prompt)
-        if len(job.prompt) > limits.max_prompt_tokens or room < 1 or options.max_tokens < 1:
+        if len(job.prompt) > limits.max_prompt_tokens or room < 1 or max_tokens < 1:
             raise OptionError(
-                f"a prompt of {len(job.prompt)} tokens and max_tokens {options.max_tokens} do not "
+                f"a prompt of {len(job.prompt)} tokens and max_tokens {max_tokens} do not "
                 f"fit this engine; expected at most {limits.max_prompt_tokens} tokens in the "
                 f"prompt and {limits.max_seq_len} in total"
             )
@@ -254,8 +223,9 @@ class TensorRTLLMRuntime:
             return [JobEvent(window.job.id, tokens)] if tokens else []
         if response.finished == "cancelled":
             return [JobEvent(window.job.id, tokens, "cancelled")]
+        total = response.logprob_sum
         scores = Scores(
-            avg_logprob=_mean(response.logprob_sum, window.sampled),
+            avg_logprob=total / window.sampled if total is not None and window.sampled else None,
             no_speech_prob=window.no_speech_prob,
             language=window.language,
             language_prob=window.language_prob,
@@ -278,7 +248,3 @@ class TensorRTLLMRuntime:
         window.prompt = tuple(
             language if token == DETECT_LANGUAGE else token for token in window.job.prompt
         )
-
-
-def _mean(total: float | None, count: int) -> float | None:
-    return None if total is None or count == 0 else total / count

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import json
 import os
 import signal
 import threading
@@ -21,7 +20,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from serve.contract.errors import EarshotError
 from serve.trtllm.release import api_version
@@ -30,8 +28,6 @@ EXIT_LIMIT_S = 60
 """Seconds after which the kernel ends this process once its parent is gone."""
 
 _REASONS = {"stop": "eot", "length": "length", "cancelled": "cancelled"}
-
-Samples = npt.NDArray[np.float32]
 
 
 def run(descriptor: int) -> None:
@@ -49,27 +45,21 @@ def serve(connection: Connection, on_disconnect: Callable[[], object]) -> None:
         connection: the connection to `serve.trtllm.llm_api`.
         on_disconnect: called on another thread when the other side closes or asks to end.
     """
-    settings = json.loads(connection.recv_bytes())
+    settings = connection.recv()
     try:
         version = api_version()
         # Import it only now: it is large, and the version check gives a clearer error.
         api = importlib.import_module("tensorrt_llm.llmapi")
         llm = _start(api, settings)
     except EarshotError as error:
-        _send_message(connection, refused=str(error))
+        connection.send({"refused": str(error)})
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        _send_message(
-            connection,
-            refused=f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}",
-        )
+        reason = f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}"
+        connection.send({"refused": reason})
     else:
         session = _Session(connection, on_disconnect, api, llm, settings)
         asyncio.run(session.serve(version))
     connection.close()
-
-
-def _send_message(connection: Connection, **message: Any) -> None:
-    connection.send_bytes(json.dumps(message).encode())
 
 
 def _start(api: Any, settings: Mapping[str, Any]) -> Any:
@@ -112,7 +102,6 @@ class _Session:
     def __post_init__(self) -> None:
         self._closing = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outputs: dict[int, Any] = {}
 
     async def serve(self, version: str) -> None:
         """Report that the library is ready, and answer requests until the connection ends."""
@@ -120,19 +109,19 @@ class _Session:
         self._send(ready=version)
         threading.Thread(target=self._read, name="earshot-requests", daemon=True).start()
         await self._closing.wait()
-        for request_id in list(self._tasks):
+        for request_id in self._tasks:
             self._abort(request_id)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self.llm.shutdown()  # NOTE: before the loop closes, since its threads post to the loop
 
     def _read(self) -> None:
         """Read messages and pass them to the event loop; runs on its own thread."""
         try:
-            while message := json.loads(self.connection.recv_bytes()):
+            while message := self.connection.recv():
                 if "cancel" in message:
                     self._loop.call_soon_threadsafe(self._abort, message["cancel"])
                 else:
-                    samples = np.frombuffer(self.connection.recv_bytes(), np.float32).copy()
-                    self._loop.call_soon_threadsafe(self._begin, message, samples)
+                    self._loop.call_soon_threadsafe(self._begin, message)
         except (EOFError, OSError):
             pass  # a lost connection means the same as a request to end
         self.on_disconnect()
@@ -141,33 +130,37 @@ class _Session:
 
     def _send(self, **message: Any) -> None:
         try:
-            _send_message(self.connection, **message)
+            self.connection.send(message)
         except OSError:
             self._closing.set()
 
-    def _begin(self, request: Mapping[str, Any], samples: Samples) -> None:
-        task = self._loop.create_task(self._stream_tokens(request, samples))
+    def _begin(self, request: Mapping[str, Any]) -> None:
+        task = self._loop.create_task(self._stream_tokens(request))
         self._tasks[request["id"]] = task
         task.add_done_callback(functools.partial(self._end, request["id"]))
 
-    async def _stream_tokens(self, request: Mapping[str, Any], samples: Samples) -> None:
+    async def _stream_tokens(self, request: Mapping[str, Any]) -> None:
         """Send a request's tokens as they arrive, and its last message."""
+        samples = np.frombuffer(request["samples"], np.float32).copy()
         output = self.llm.generate_async(
             {
                 "prompt": request["prompt"],
                 "multi_modal_data": {"audio": [(samples, self.settings["sample_rate"])]},
             },
             sampling_params=self._sampling(request["max_tokens"], request["beam_size"]),
-            streaming=self.settings["streaming"],
+            streaming=self.settings["beam_width"] == 1,
         )
-        self._outputs[request["id"]] = output
         sent = 0
-        async for update in output:
-            if update.finished:
-                break
-            tokens = list(update.outputs[0].token_ids[sent:])
-            sent += len(tokens)
-            self._send(id=request["id"], tokens=tokens)
+        try:
+            async for update in output:
+                if update.finished:
+                    break
+                tokens = tuple(update.outputs[0].token_ids[sent:])
+                sent += len(tokens)
+                self._send(id=request["id"], tokens=tokens)
+        except asyncio.CancelledError:
+            output.abort()
+            raise
         self._send(id=request["id"], **last_message(output.outputs[0], sent))
 
     def _sampling(self, max_tokens: int, beam_size: int) -> Any:
@@ -181,15 +174,12 @@ class _Session:
         return self.api.SamplingParams(max_tokens=max_tokens, detokenize=False, **options)
 
     def _abort(self, request_id: int) -> None:
-        if request_id in self._outputs:
-            self._outputs[request_id].abort()
         if request_id in self._tasks:
             self._tasks[request_id].cancel()
 
     def _end(self, request_id: int, task: asyncio.Task[None]) -> None:
         """Report a failed task: a rejected request alone ends, any other error ends the library."""
         del self._tasks[request_id]
-        self._outputs.pop(request_id, None)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -203,7 +193,7 @@ def last_message(result: Any, sent: int) -> dict[str, Any]:
     """Make a request's last message from its `CompletionOutput`; skip the first `sent` tokens."""
     reason = _REASONS.get(result.finish_reason, "error")
     return {
-        "tokens": list(result.token_ids[sent:]),
+        "tokens": tuple(result.token_ids[sent:]),
         "finished": reason,
         "logprob_sum": _logprob_sum(result),
         "error": "" if reason != "error" else f"unexpected end {result.finish_reason!r}",

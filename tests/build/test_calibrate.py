@@ -79,7 +79,7 @@ def test_every_quantised_matrix_has_a_moment(checkpoint, windows, few_tokens):
 def test_a_moment_is_of_the_inputs(checkpoint, windows, few_tokens):
     """The encoder's output is what cross-attention's keys are made of."""
     found = second_moments(checkpoint, windows)["decoder.layers.0.cross.k.weight"]
-    tensors, _ = convert(checkpoint, "fp16", checkpoint.tensors)
+    tensors, _ = convert(checkpoint, "fp16")
     network = Whisper(checkpoint.dims, tensors, torch.device("cpu"))
     filters = calibrate.mel_filters(checkpoint.dims.n_mels)
     encoded = torch.cat([network.encode(features_of(w, filters))[0] for w in windows])

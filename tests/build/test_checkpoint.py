@@ -193,10 +193,10 @@ def test_damaged_files(folder, content):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"encoder_attention_heads": 2}, "d_model = 64 with 2 heads; expected heads of 64"),
+        ({"encoder_attention_heads": 2}, "n_audio_head = 2; expected n_audio_state = 64 divided"),
         ({"model_type": "wav2vec2"}, "model_type = 'wav2vec2'; expected 'whisper'"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False; expected True"),
-        ({"max_source_positions": 750}, "max_source_positions = 750; expected 1500"),
+        ({"max_source_positions": 750}, "n_audio_ctx = 750; expected 1500"),
     ],
 )
 def test_networks_that_are_not_ours(folder, change, expected):

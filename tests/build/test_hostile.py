@@ -30,7 +30,7 @@ def tokens(entry):
 
 
 HOSTILE = [
-    ("config.json", set_key("encoder_layers", "1000000000"), "encoder_layers = 1000000000"),
+    ("config.json", set_key("encoder_layers", "1000000000"), "n_audio_layer = 1000000000"),
     ("config.json", set_key("d_model", "1" + "0" * 5000), "not valid JSON"),
     ("config.json", set_key("model_type", f'"{"x" * 100_000}"'), "model_type = 'xxx"),
     ("config.json", lambda text: DEEP, "not valid JSON"),

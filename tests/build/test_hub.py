@@ -162,15 +162,3 @@ def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
         (folder / name).write_bytes(b"")
     checkpoint_folder(HUB_ID)
     assert {"model.bin", "vocabulary.txt", "config.json", "tokenizer.json"} <= {*hub.downloaded}
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("bse", "base"), ("small", "openai/whisper-small"), ("openai/whisper-bas", "")],
-)
-def test_a_name_that_is_nearly_right(hub, name, meant):
-    hub.failure = http(errors.RepositoryNotFoundError)
-    expected = f"or one of base, tiny.en; did you mean {meant}?"
-    with pytest.raises(MissingCheckpointError) as caught:
-        checkpoint_folder(name)
-    assert str(caught.value).endswith(expected if meant else "; did you mean openai/whisper-base?")

@@ -58,7 +58,7 @@ def test_values_that_float16_cannot_hold_are_refused(checkpoint, bad, name):
     broken.view(-1)[3] = bad * 127
     damaged = dataclasses.replace(checkpoint, tensors=dict(checkpoint.tensors) | {name: broken})
     with pytest.raises(CheckpointError, match=f"{name} holds NaN, infinity or values beyond"):
-        convert(damaged, "int8", damaged.tensors)
+        convert(damaged, "int8")
 
 
 def test_other_users_can_read_the_engine(checkpoint, target):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
-from build.recordings import VerificationAudio, read_recordings, recordings_of
+from build.recordings import VerificationAudio, read_recording, recordings_of
 from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError
 from serve.native import resources
@@ -51,16 +51,6 @@ def test_a_wrong_tensor_is_caught(checkpoint, tmp_path, recordings, damaged):
     wrong = dataclasses.replace(checkpoint, tensors=tensors)
     engine = write_engine(wrong, tmp_path / "engine", "fp16")
     with pytest.raises(EngineError, match=r"does not match its checkpoint, .*: logits deviate by"):
-        verify.verify(engine, checkpoint, recordings)
-
-
-def test_the_first_difference_is_named(checkpoint, tmp_path, recordings):
-    tensors = dict(checkpoint.tensors)
-    tensors["decoder.tokens"] = tensors["decoder.tokens"].flip(0)
-    wrong = dataclasses.replace(checkpoint, tensors=tensors)
-    engine = write_engine(wrong, tmp_path / "engine", "fp16")
-    pattern = rf"first difference in {recordings[0].name}, token \d+: expected id \d+, got \d+"
-    with pytest.raises(EngineError, match=pattern):
         verify.verify(engine, checkpoint, recordings)
 
 
@@ -139,7 +129,7 @@ def test_a_checkpoint_is_verified_on_languages_that_it_knows(checkpoint):
 def test_audio_that_cannot_be_read(tmp_path, checkpoint):
     (tmp_path / "text.wav").write_text("no audio")
     with pytest.raises(AudioError, match=r"text.wav: audio is text, not a recording"):
-        read_recordings([str(tmp_path / "text.wav")])
+        read_recording(tmp_path / "text.wav")
     write_json(tmp_path / "manifest.jsonl", {"file": "a.wav"})
     with pytest.raises(ConfigError, match=r"manifest.jsonl:1: text is missing; has file"):
         recordings_of(tmp_path / "manifest.jsonl", checkpoint.facts)

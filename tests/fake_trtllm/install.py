@@ -158,7 +158,6 @@ def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
         tokenizer_json=b"{}",
         source=CheckpointSource("random", "0" * 64),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        origin="",
         notes=(),
     )
 

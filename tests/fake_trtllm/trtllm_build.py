@@ -1,8 +1,8 @@
 """A stand-in for `trtllm-build` 1.2: the real flags, the loader's checks, no compiler.
 
 Unknown flags and values are refused as argparse does; a checkpoint with a missing, misnamed or
-misshapen tensor as the real loader does. The "engine" it writes is the checkpoint itself, with
-INT8 weights rounded as W8A16 rounds them. No torch, so that it starts at once.
+misshapen tensor as the real loader does. The "engine" it writes is the checkpoint itself. No torch,
+so that it starts at once.
 """
 
 import argparse
@@ -43,16 +43,6 @@ def check_checkpoint(config, tensors):
     assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
 
 
-def quantised(name, weight):
-    """Round as W8A16 does: per output row, scale max|w| / 128 in float16."""
-    if not name.endswith(("qkv.weight", "dense.weight", "fc.weight", "proj.weight")):
-        return weight
-    largest = np.abs(weight.astype(np.float32)).max(axis=1, keepdims=True)
-    scale = np.maximum((largest / 128).astype(np.float16).astype(np.float32), 1e-7)
-    codes = np.clip(np.round(weight / scale), -128, 127)
-    return (codes * scale).astype(np.float16)
-
-
 def main():
     args = make_parser().parse_args()
     source, target = Path(args.checkpoint_dir), Path(args.output_dir)
@@ -60,9 +50,7 @@ def main():
     tensors = load_file(source / "rank0.safetensors")
     print(f"[TRT-LLM] [I] building {config['architecture']} from {source}", flush=True)
     check_checkpoint(config, tensors)
-    if config["quantization"]["quant_algo"] == "W8A16":
-        tensors = {name: quantised(name, tensor) for name, tensor in tensors.items()}
-    elif config["quantization"]["quant_algo"] is not None:
+    if config["quantization"]["quant_algo"] not in (None, "W8A16"):
         raise SystemExit(f"unknown quant_algo {config['quantization']['quant_algo']}")
     target.mkdir(parents=True)
     save_file(tensors, target / "rank0.engine")

@@ -1,5 +1,6 @@
 """The TensorRT-LLM checkpoint: a plain network computes from it what transformers computes."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from build.tensor_names import source_tensor_name
+from build.checkpoint import open_checkpoint
 from build.trtllm.weights import decoder_config, write_checkpoint
-from serve.contract.engine import Dims, tensor_kinds
+from serve.contract.engine import Dims
 from serve.contract.errors import CheckpointError
+from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_trtllm.install import DIMS, random_tensors
 from tests.fake_trtllm.plain_whisper import PlainWhisper
 
@@ -48,44 +50,18 @@ def test_a_tensor_beyond_float16_is_refused_by_name(tmp_path):
         write_checkpoint(DIMS, tensors, "fp16", tmp_path)
 
 
-def hugging_face_network(dims):
-    torch.manual_seed(0)
-    config = transformers.WhisperConfig(
-        vocab_size=dims.n_vocab,
-        num_mel_bins=dims.n_mels,
-        d_model=dims.n_text_state,
-        encoder_layers=dims.n_audio_layer,
-        encoder_attention_heads=dims.n_audio_head,
-        encoder_ffn_dim=dims.n_audio_ffn,
-        decoder_layers=dims.n_text_layer,
-        decoder_attention_heads=dims.n_text_head,
-        decoder_ffn_dim=dims.n_text_ffn,
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
-        decoder_start_token_id=0,
-        init_std=0.1,
-    )
-    network = transformers.WhisperForConditionalGeneration(config).eval()
-    for parameter in network.parameters():  # what float16 can hold, so that rounding is no issue
-        parameter.data = (parameter.data + 0.05 * torch.randn_like(parameter)).half().float()
-    return network
-
-
-@pytest.mark.parametrize(("heads", "mels"), [(2, 80), (3, 128)])
-def test_a_plain_network_from_the_written_tensors_equals_transformers(tmp_path, heads, mels):
-    d = 64 * heads
-    sizes = {"n_audio_state": d, "n_text_state": d, "n_audio_head": heads, "n_text_head": heads}
-    ffn = {"n_audio_ffn": 4 * d, "n_text_ffn": 4 * d}
-    dims = Dims(**{**vars(DIMS), **sizes, **ffn, "n_mels": mels})
-    network = hugging_face_network(dims)
-    theirs = network.state_dict()
-    tensors = {name: theirs[source_tensor_name(name, "hf")] for name, _, _ in tensor_kinds(dims)}
-    write_checkpoint(dims, tensors, "fp16", tmp_path)
+@pytest.mark.parametrize(("width", "mels"), [(128, 80), (192, 128)])
+def test_a_plain_network_from_the_written_tensors_equals_transformers(tmp_path, width, mels):
+    shape = dataclasses.replace(NANO, width=width, n_mels=mels, decoder_layers=2)
+    folder = write_hf(tmp_path / "hf", shape, random_weights(shape))
+    kind = transformers.WhisperForConditionalGeneration
+    network = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    checkpoint = open_checkpoint(str(folder))
+    write_checkpoint(checkpoint.dims, checkpoint.tensors, "fp16", tmp_path)
     plain = PlainWhisper(*(read_half(tmp_path / half) for half in ("encoder", "decoder")))
 
     features = torch.randn(2, mels, 3000, generator=torch.Generator().manual_seed(1))
-    tokens = torch.randint(0, dims.n_vocab, (2, 9), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, shape.n_vocab, (2, 9), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         expected = network(input_features=features, decoder_input_ids=tokens)
         encoded = plain.encode(features.transpose(1, 2))

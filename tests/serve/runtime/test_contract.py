@@ -179,14 +179,6 @@ def test_scores_are_probabilities(runtime, job):
         assert scores.decode_s >= 0
 
 
-def test_a_language_that_cannot_be_detected_is_refused(runtime, job):
-    if runtime.capabilities.detect_language:
-        runtime.submit(job(1, language=None))
-    else:
-        with pytest.raises(OptionError, match="language"):
-            runtime.submit(job(1, language=None))
-
-
 @of_subjects(DETECTING)
 def test_the_language_is_told_where_it_was_asked_for(runtime, job, facts):
     jobs = [job(id, language=None if id % 2 else "en") for id in range(6)]
@@ -280,12 +272,8 @@ def test_a_draft_changes_nothing(open_runtime, job):
         assert ended.result == expected[id % 10]
 
 
-def test_sampling_follows_its_seed_or_is_refused(runtime, job):
-    if not runtime.capabilities.sampling:
-        with pytest.raises(OptionError, match="temperature"):
-            runtime.submit(job(1, temperature=1.0, seed=3))
-        return
-
+@of_subjects(SAMPLING)
+def test_sampling_follows_its_seed(runtime, job):
     def sample(id, seed):
         made = job(id, key=5, temperature=1.0, seed=seed, max_tokens=25)
         return run(runtime, [made])[id].tokens

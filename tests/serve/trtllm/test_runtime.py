@@ -205,17 +205,10 @@ def test_a_broken_executor_is_a_device_error(opened):
         runtime.submit(make_job(2))
 
 
-@pytest.mark.parametrize(
-    ("job", "words"),
-    [
-        (make_job(1, (5,) * 300 + TIMED), "at most 228 tokens"),
-        (dataclasses.replace(make_job(1), features=torch.zeros(80, 2999)), r"\(80, 2999\)"),
-    ],
-)
-def test_jobs_beyond_the_build_are_refused(opened, job, words):
+def test_jobs_beyond_the_build_are_refused(opened):
     runtime, _ = opened()
-    with pytest.raises(OptionError, match=words):
-        runtime.submit(job)
+    with pytest.raises(OptionError, match="at most 228 tokens"):
+        runtime.submit(make_job(1, (5,) * 300 + TIMED))
     assert runtime.poll(0.0) == []
 
 
@@ -224,7 +217,6 @@ def test_jobs_beyond_the_build_are_refused(opened, job, words):
     [
         ({"slots": 5}, r"runtime\.slots = 5, but the engine was built for at most 4"),
         ({"beam_width": 2}, r"beam_width = 2, but the engine was built for at most 1"),
-        ({"python": "/usr/bin/python3"}, r"python = '.*' is for engines of the LLM API, .*; leave"),
     ],
 )
 def test_settings_beyond_the_build_are_refused(engine, change, words):

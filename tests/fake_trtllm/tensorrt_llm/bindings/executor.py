@@ -1,8 +1,9 @@
 """A stand-in for `tensorrt_llm.bindings.executor` 1.2: refusals, in-flight batching.
 
-Signatures are those that `facts` states. Like nanobind, a wrong type raises TypeError; like the
-library, a bad setting raises RuntimeError and a bad request answers with an error. One call of
-`await_responses` runs at most one step. Of beams only the greedy one is searched.
+Signatures were read in executorConfig.cpp, request.cpp and executor.cpp of
+cpp/tensorrt_llm/nanobind/executor; they have the arguments that Earshot passes, the real ones take
+more. Like the library, a bad setting raises RuntimeError and a bad request answers with an error.
+One call of `await_responses` runs at most one step. Of beams only the greedy one is searched.
 """
 
 import dataclasses
@@ -14,7 +15,6 @@ import time
 import typing
 from pathlib import Path
 
-import facts
 import torch
 from plain_whisper import PlainWhisper
 from safetensors.torch import load_file
@@ -24,14 +24,6 @@ BatchingType = enum.Enum("BatchingType", "STATIC INFLIGHT")
 FinishReason = enum.Enum(
     "FinishReason", "NOT_FINISHED END_ID STOP_WORDS LENGTH TIMED_OUT CANCELLED"
 )
-
-
-class Bound:
-    """A class of the bindings: takes what `facts` says that the real one takes, and keeps it."""
-
-    def __init__(self, *arguments, **options):
-        for name, value in facts.bind(type(self).__name__, arguments, options).items():
-            setattr(self, name, None if value is ... else value)
 
 
 class Vector:
@@ -52,48 +44,77 @@ class Vector:
     __hash__ = None
 
 
-class KvCacheConfig(Bound):
-    pass
+@dataclasses.dataclass(kw_only=True)
+class KvCacheConfig:
+    enable_block_reuse: bool = True
+    free_gpu_memory_fraction: float | None = None
+    cross_kv_cache_fraction: float | None = None
 
 
-class ParallelConfig(Bound):
-    pass
+@dataclasses.dataclass(kw_only=True)
+class ParallelConfig:
+    device_ids: list | None = None
 
 
-class LogitsPostProcessorConfig(Bound):
-    pass
+@dataclasses.dataclass(kw_only=True)
+class LogitsPostProcessorConfig:
+    processor_batched: typing.Callable | None = None
 
 
-class ExecutorConfig(Bound):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.kv_cache_config = self.kv_cache_config or KvCacheConfig()
-        if self.normalize_log_probs is None:
-            self.normalize_log_probs = True
-        self.max_beam_width = self.max_beam_width or 1
+@dataclasses.dataclass(kw_only=True)
+class ExecutorConfig:
+    max_beam_width: int = 1
+    kv_cache_config: KvCacheConfig = dataclasses.field(default_factory=KvCacheConfig)
+    normalize_log_probs: bool = True
+    batching_type: BatchingType = BatchingType.INFLIGHT
+    max_batch_size: int | None = None
+    parallel_config: ParallelConfig | None = None
+    logits_post_processor_config: LogitsPostProcessorConfig | None = None
+    gather_generation_logits: bool = False
 
 
-class SamplingConfig(Bound):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.beam_width = self.beam_width or 1
+@dataclasses.dataclass
+class SamplingConfig:
+    beam_width: int = 1
+    _: dataclasses.KW_ONLY
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    length_penalty: float | None = None
+
+    def __post_init__(self):
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise RuntimeError("Assertion failed: topP.value() > 0.f && topP.value() <= 1.f")
 
 
-class OutputConfig(Bound):
-    pass
+@dataclasses.dataclass(kw_only=True)
+class OutputConfig:
+    return_log_probs: bool = False
+    return_generation_logits: bool = False
+    exclude_input_from_output: bool = False
 
 
-class Request(Bound):
-    BATCHED_POST_PROCESSOR_NAME = "batched"
+@dataclasses.dataclass
+class Request:
+    BATCHED_POST_PROCESSOR_NAME: typing.ClassVar[str] = "batched"
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
+    input_token_ids: list
+    max_tokens: int
+    _: dataclasses.KW_ONLY
+    streaming: bool = False
+    sampling_config: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    output_config: OutputConfig = dataclasses.field(default_factory=OutputConfig)
+    end_id: int | None = None
+    pad_id: int | None = None
+    logits_post_processor_name: str | None = None
+    client_id: int | None = None
+    encoder_input_features: torch.Tensor | None = None
+    encoder_output_length: int | None = None
+
+    def __post_init__(self):
         if self.max_tokens < 1:
             raise RuntimeError("Assertion failed: mMaxNewTokens > 0")
-        self.sampling_config = self.sampling_config or SamplingConfig()
-        self.output_config = self.output_config or OutputConfig()
 
 
 @dataclasses.dataclass
@@ -143,8 +164,6 @@ class Executor:
     instances: typing.ClassVar[list] = []  # every one made, for tests to look into
 
     def __init__(self, encoder_model_path, decoder_model_path, model_type, executor_config):
-        given = (encoder_model_path, decoder_model_path, model_type, executor_config)
-        facts.bind("Executor", given, {})
         if model_type is not ModelType.ENCODER_DECODER:
             raise RuntimeError("two model paths need ModelType.ENCODER_DECODER")
         if executor_config.kv_cache_config.cross_kv_cache_fraction is None:
@@ -182,7 +201,6 @@ class Executor:
         return config["build_config"], config["pretrained_config"], tensors
 
     def enqueue_request(self, request):
-        facts.bind("Executor.enqueue_request", (request,), {})
         if not self.running:
             raise RuntimeError("executor is shut down")
         request_id = next(self.ids)
@@ -226,7 +244,6 @@ class Executor:
         return next((message for message, fault in faults.items() if fault), "")
 
     def await_responses(self, timeout=None):
-        facts.bind("Executor.await_responses", (), {"timeout": timeout})
         if self.broken:
             raise RuntimeError(self.broken)
         if not self.responses and (self.queue or self.active):
@@ -237,7 +254,6 @@ class Executor:
         return responses
 
     def cancel_request(self, id=None):
-        facts.bind("Executor.cancel_request", (id,), {})
         found = self.queue.pop(id, None) or self.active.pop(id, None)
         if found is not None:  # the real one, too, sends a last response
             self.responses.append(

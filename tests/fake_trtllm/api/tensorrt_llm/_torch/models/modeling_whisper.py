@@ -1,1 +1,0 @@
-"""Only its presence tells: releases without this file have no Whisper."""
