@@ -12,13 +12,16 @@ between timestamps, so that a transcript has the file's times. Time 0 is the beg
 whatever its first timestamp is.
 """
 
+import contextlib
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import av
 import numpy as np
 from av.codec import codecs_available
+from av.container import InputContainer
 from av.stream import Disposition
 
 from serve.contract.errors import AudioError, EarshotError, OptionError, shown
@@ -258,6 +261,8 @@ _NOT_MAIN = (
 )
 _FRAME_FORMATS = ("mp3", "aac", "ac3", "eac3")
 """Formats that consist of frames only, so that a part of a stream is a valid file."""
+_MIN_MP3_FRAMES = 3  # minimum frames of a kind that damaged data does not contain
+_MP3_BUFFER_BYTES = 1 << 20  # bytes per read of a whole MP3; the meter counts reads
 
 
 class FFmpegFile:
@@ -266,7 +271,7 @@ class FFmpegFile:
     Args:
         audio: the file.
         meter: measures the cost of reading.
-        demuxers: the formats to try; by default all of `DEMUXERS`.
+        demuxers: the formats to try.
 
     Raises:
         AudioError: the file has no audio that can be decoded.
@@ -277,16 +282,11 @@ class FFmpegFile:
     tolerance_s = 0.25  # codec delay makes lengths inexact
     present_s: float | None = None
 
-    def __init__(self, audio: Bytes, meter: DecodeBudget, *demuxers: str) -> None:
-        options = {
-            "format_whitelist": ",".join(demuxers or DEMUXERS),
-            "codec_whitelist": ",".join(_DECODERS + _PCM_DECODERS),
-            "protocol_whitelist": "none",
-        }
+    def __init__(
+        self, audio: Bytes, meter: DecodeBudget, demuxers: Sequence[str] = DEMUXERS
+    ) -> None:
         self._meter = meter
-        self._file = av.open(
-            MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
-        )
+        self._file = _open(audio, meter, demuxers)
         self.format = self._file.format.name
         try:
             self._stream = self._choose_stream()
@@ -405,6 +405,35 @@ class FFmpegFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def mp3_changes(audio: Bytes, meter: DecodeBudget) -> bool:
+    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do.
+
+    Damaged data may look like a frame, so a kind of frame counts only if it is frequent.
+    """
+    kinds = Counter[tuple[int, int, bool]]()
+    with (
+        contextlib.suppress(av.FFmpegError),
+        _open(audio, meter, ["mp3"], _MP3_BUFFER_BYTES) as file,
+    ):
+        for packet in file.demux(audio=0):
+            header = bytes(packet)[:4]
+            if len(header) == 4 and header[0] == 0xFF:  # version and layer, rate, mono
+                kinds[header[1] & 0x1E, header[2] & 0x0C, header[3] >= 0xC0] += 1
+    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()) > 1
+
+
+def _open(
+    audio: Bytes, meter: DecodeBudget, demuxers: Sequence[str], buffer_bytes: int = 1 << 15
+) -> InputContainer:
+    options = {
+        "format_whitelist": ",".join(demuxers),
+        "codec_whitelist": ",".join(_DECODERS + _PCM_DECODERS),
+        "protocol_whitelist": "none",
+    }
+    file = MeteredFile(audio, meter)
+    return av.open(file, "r", options=options, metadata_errors="ignore", buffer_size=buffer_bytes)
 
 
 def _layout(layout: av.AudioLayout) -> channels.Layout:
