@@ -502,15 +502,12 @@ class ActiveRequest:
         if self._languages.is_mixed:
             code = self._languages.common_code
             segments = [dataclasses.replace(s, language=s.language or code) for s in segments]
-        timelines = {
-            index: (self._windows[index].audio.timeline, self._windows[index].duration_s)
-            for index in self._order
-            if decoded[index].pieces
-        }
-        times = {
-            i: (timeline.start(0.0), timeline.end(end_s))
-            for i, (timeline, end_s) in timelines.items()
-        }
+        times = dict[int, tuple[float, float]]()
+        for index in self._order:
+            if decoded[index].pieces:
+                window = self._windows[index]
+                timeline = window.audio.timeline
+                times[index] = timeline.start(0.0), timeline.end(window.duration_s)
         for text in self._languages.warnings(times):
             self.warn(text)
         now_s = time.monotonic()

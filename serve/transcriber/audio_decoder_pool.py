@@ -83,7 +83,7 @@ class AudioDecoderPool:
         slots: int,
         on_window: Callable[[ActiveRequest, AudioWindow], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
-        prepare: Callable[[ActiveRequest, Request], None],
+        prepare: Callable[[ActiveRequest], None],
         device: str = "cpu",
     ) -> None:
         self._device = device
@@ -195,7 +195,7 @@ class AudioDecoderPool:
 
         Yields None if a block of audio completed no window, so that workers can switch requests.
         """
-        self._prepare(active, request)
+        self._prepare(active)
         if not active.plan.channels:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)

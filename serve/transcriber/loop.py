@@ -47,7 +47,6 @@ from serve.transcriber.audio_decoder_pool import AudioDecoderPool
 from serve.transcriber.decoding_plan import audio_bytes, check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
-from serve.transcriber.prompts import texts_of
 from serve.transcriber.request_tracker import Outcome, RequestTracker, Stats
 
 logger = logging.getLogger(__name__)
@@ -229,18 +228,15 @@ class Transcriber:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tokenize(self, active: ActiveRequest, request: Request) -> None:
+    def _tokenize(self, active: ActiveRequest) -> None:
         """Add a request's texts to its plan before its first window; runs on a worker.
 
         Raises:
-            OptionError: a text holds special tokens or is too long, or the texts leave too little
-                room for `max_tokens`.
+            OptionError: see `with_texts`.
         """
-        texts = texts_of(request, self.tokenizer, self._config)
-        if texts != active.plan.texts:
-            n_text_ctx = self._manifest.dims.n_text_ctx
-            plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
-            self._inbox.put(functools.partial(active.set_plan, plan))
+        n_text_ctx = self._manifest.dims.n_text_ctx
+        plan = with_texts(active.plan, self.tokenizer, self._config, n_text_ctx)
+        self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _run_phase(
         self,

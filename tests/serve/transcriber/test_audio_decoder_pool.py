@@ -42,9 +42,7 @@ class Harness:
     def __init__(self, workers):
         self.said = []  # (request, window or error), in order
         config = TranscriberConfig(decode_workers=workers)
-        self.intake = AudioDecoderPool(
-            config, SLOTS, self.record, self.record, lambda active, request: None
-        )
+        self.intake = AudioDecoderPool(config, SLOTS, self.record, self.record, lambda active: None)
 
     def record(self, active, news):
         self.said.append((active.id, news))

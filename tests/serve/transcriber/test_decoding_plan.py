@@ -12,7 +12,7 @@ from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import decoding_plan
 from serve.transcriber.decoding_plan import MIB, check_config, plan_request, with_texts
-from serve.transcriber.prompts import texts_of, trie_of
+from serve.transcriber.prompts import PromptTexts, trie_of
 from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 
 N_TEXT_CTX = 448
@@ -41,8 +41,7 @@ def plan(tokenizer, engine):
         config = config or TranscriberConfig()
         manifest = dataclasses.replace(engine.manifest, confidence=confidence)
         made = plan_request(request, tokenizer, capabilities, config, manifest)
-        n_text_ctx = manifest.dims.n_text_ctx
-        return with_texts(made, texts_of(request, tokenizer, config), request, config, n_text_ctx)
+        return with_texts(made, tokenizer, config, manifest.dims.n_text_ctx)
 
     return plan
 
@@ -214,13 +213,7 @@ def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer, engine)
     """Its bounds too: they are tighter once the prompt's tokens are known."""
     request = Request(audio=b"x", prompt="word " * 400, max_tokens=224)
     made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest)
-    assert (
-        made.texts
-        == plan_request(
-            dataclasses.replace(request, prompt=""),
-            *(tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest),
-        ).texts
-    )
+    assert made.texts == PromptTexts()
 
 
 def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(plan):
