@@ -26,7 +26,7 @@ from av.stream import Disposition
 
 from serve.contract.errors import AudioError, EarshotError, OptionError, shown
 from serve.contract.messages import Samples
-from serve.speech import channels, file_types
+from serve.speech import channels
 from serve.speech.audio import BLOCK_VALUES
 from serve.speech.containers import Bytes
 from serve.speech.file_types import EXPECTED
@@ -312,7 +312,8 @@ class FFmpegFile:
         index = choose_track(tracks, requested)
         if not tracks[index].readable:
             codec = streams[index].codec_context
-            raise AudioError(file_types.undecoded("unknown" if codec is None else codec.name))
+            name = "unknown" if codec is None else codec.name
+            raise AudioError(f"audio's codec is {name}, which is not supported; {EXPECTED}")
         if len(tracks) > 1 and not requested:
             self._meter.warn(other_tracks_warning(tracks, index))
         return streams[index]

@@ -161,14 +161,6 @@ def test_not_audio(data: bytes, message: str):
     assert not re.search(r"\b[0-9a-f]{2}( [0-9a-f]{2})+\b", str(refused.value)), "hex bytes"
 
 
-def test_compressed_sphere_is_told_how_to_be_unpacked():
-    data = encode(tone(), "NIST").replace(
-        b"sample_coding -s3 pcm", b"sample_coding -s26 pcm,embedded-shorten-v2.00"
-    )
-    with pytest.raises(AudioError, match=r"with Shorten, as some SPHERE files are.*sph2pipe"):
-        decode(data, LIMIT_S)
-
-
 def test_sound_of_an_unknown_kind_is_named():
     with pytest.raises(AudioError, match="audio's codec is g726le, which is not supported"):
         decode(encode_ffmpeg("au", "g726le", 8_000, "mono", 32_000), LIMIT_S)
