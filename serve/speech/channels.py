@@ -397,10 +397,8 @@ class _OwnChannel:
 
 def _downsample(window: Samples, rate: int) -> _Signals:
     """Downsample the channels and remove their mean; returns float64 (m, channels)."""
-    step = max(1, rate // _RATE)
-    n_steps = max(1, len(window) // step)
-    if len(window) < step:
-        step = len(window)
+    step = min(max(1, rate // _RATE), len(window))
+    n_steps = len(window) // step
     blocks = window[: n_steps * step].reshape(n_steps, step, -1)
     downsampled: _Signals = blocks.mean(axis=1, dtype=np.float64)
     downsampled -= downsampled.mean(axis=0)

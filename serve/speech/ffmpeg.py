@@ -148,7 +148,6 @@ class Track:
     language: str  # the file's language tag; empty: none
     kind: str  # codec and channels
     default: bool = False
-    main: bool = True  # neither commentary nor audio description
     readable: bool = True
 
 
@@ -198,8 +197,8 @@ def other_tracks_warning(tracks: Sequence[Track], chosen: int) -> str:
     )
 
 
-def _rank(track: Track) -> tuple[bool, bool, bool]:
-    return (not track.readable, not track.default, not track.main)
+def _rank(track: Track) -> tuple[bool, bool]:
+    return (not track.readable, not track.default)
 
 
 def _code(language: str) -> str | None:
@@ -251,14 +250,6 @@ _TIMESTAMPED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
 """Formats with timestamps in packets. In others FFmpeg computes times from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
 """Files with fewer bytes per second have gaps, so their declared length includes silence."""
-_NOT_MAIN = (
-    Disposition.comment
-    | Disposition.visual_impaired
-    | Disposition.descriptions
-    | Disposition.karaoke
-    | Disposition.clean_effects
-    | Disposition.dependent
-)
 _FRAME_FORMATS = ("mp3", "aac", "ac3", "eac3")
 """Formats that consist of frames only, so that a part of a stream is a valid file."""
 _MIN_MP3_FRAMES = 3  # minimum frames of a kind that damaged data does not contain
@@ -443,14 +434,8 @@ def _layout(layout: av.AudioLayout) -> channels.Layout:
 
 def _track(stream: av.AudioStream) -> Track:
     codec = stream.codec_context
-    readable = codec is not None and codec.codec.name in _DECODERS + _PCM_DECODERS
-    name = "unknown" if codec is None else codec.codec.name
-    count = 0 if codec is None else codec.channels
+    name, count = ("unknown", 0) if codec is None else (codec.codec.name, codec.channels)
     sound = {0: "", 1: ", mono", 2: ", stereo"}.get(count, f", {count} channels")
-    return Track(
-        stream.language or "",
-        name + sound,
-        bool(stream.disposition & Disposition.default),
-        not stream.disposition & _NOT_MAIN,
-        readable,
-    )
+    is_default = bool(stream.disposition & Disposition.default)
+    readable = name in _DECODERS + _PCM_DECODERS
+    return Track(stream.language or "", name + sound, is_default, readable)

@@ -8,12 +8,14 @@ and tokens do not move.
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 import opencc
 
-from serve.contract.messages import Segment
+from serve.contract.messages import Segment, TokenLogprob, Word
+
+T = TypeVar("T", Word, TokenLogprob)
 
 # Entries: code, English name, other names; _ stands for a space within a name.
 _NAMES = """
@@ -148,27 +150,24 @@ def rewrite(segment: Segment, script: Script) -> Segment:
     text = convert(segment.text, script)
     if text == segment.text:
         return segment
-    words, scored = segment.words, segment.token_logprobs
-    if words is not None:
-        texts = _cut_like(text, [word.word for word in words])
-        words = tuple(
-            dataclasses.replace(word, word=part) for word, part in zip(words, texts, strict=True)
-        )
-    if scored is not None:
-        texts = _cut_like(text, [piece.token for piece in scored])
-        scored = tuple(
-            dataclasses.replace(piece, token=part)
-            for piece, part in zip(scored, texts, strict=True)
-        )
-    return dataclasses.replace(segment, text=text, words=words, token_logprobs=scored)
+    return dataclasses.replace(
+        segment,
+        text=text,
+        words=_with_parts_of(text, segment.words, "word"),
+        token_logprobs=_with_parts_of(text, segment.token_logprobs, "token"),
+    )
 
 
-def _cut_like(text: str, parts: Iterable[str]) -> Iterator[str]:
-    """Cut a converted text into parts with the lengths of the original parts."""
-    offset = 0
-    for part in parts:
-        yield text[offset : offset + len(part)]
-        offset += len(part)
+def _with_parts_of(text: str, items: Sequence[T] | None, field: str) -> tuple[T, ...] | None:
+    """Replace the texts of words or tokens by the parts of a converted text of the same length."""
+    if items is None:
+        return None
+    converted, offset = list[T](), 0
+    for item in items:
+        begin, offset = offset, offset + len(getattr(item, field))
+        change: dict[str, Any] = {field: text[begin:offset]}
+        converted.append(dataclasses.replace(item, **change))
+    return tuple(converted)
 
 
 def _count_script_chars(text: str) -> Sequence[int]:
