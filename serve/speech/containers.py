@@ -169,26 +169,6 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
         offset += size
 
 
-def last_ogg_page_is_whole(audio: Bytes) -> bool:
-    """Return whether an OGG file ends with a complete page, according to the page's header."""
-    tail = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    begin = tail.rfind(b"OggS")
-    page = tail[begin:] if begin >= 0 else b""
-    if len(page) < OGG_HEADER:
-        return False
-    segments = page[OGG_HEADER - 1]
-    lengths = page[OGG_HEADER : OGG_HEADER + segments]
-    return OGG_HEADER + segments + sum(lengths) <= len(page)
-
-
-def id3_bytes(audio: Bytes) -> int:
-    """Return the length of the ID3 tag at a file's beginning; 0 if there is none."""
-    if audio[:3] != b"ID3" or len(audio) < _ID3_HEADER:
-        return 0
-    a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
-    return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
-
-
 def mp3_declares_length(audio: Bytes) -> bool:
     """Return whether an MP3's first frame declares the length (a Xing or Info header)."""
     _, tag = _xing(audio)
@@ -215,7 +195,10 @@ def another_mp3_follows(audio: Bytes) -> bool | None:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
-    offset = id3_bytes(audio)
+    offset = 0
+    if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
+        a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
+        offset = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
     frame = audio[offset : offset + 64]
     index = max(frame.find(b"Xing"), frame.find(b"Info"))
     return offset, frame[index:] if index >= 0 else b""
@@ -242,6 +225,18 @@ def is_cut_off(audio: Bytes) -> bool:
     head = audio[:16]
     check = next((check for offset, magic, check in _KNOWN if head.startswith(magic, offset)), None)
     return check is not None and check(audio)
+
+
+def _ogg(audio: Bytes) -> bool:
+    """Return whether the last page ends early, according to its header."""
+    tail = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    begin = tail.rfind(b"OggS")
+    page = tail[begin:] if begin >= 0 else b""
+    if len(page) < OGG_HEADER:
+        return True
+    segments = page[OGG_HEADER - 1]
+    lengths = page[OGG_HEADER : OGG_HEADER + segments]
+    return OGG_HEADER + segments + sum(lengths) > len(page)
 
 
 def _mp4(audio: Bytes) -> bool:
@@ -309,10 +304,9 @@ def _elements_fit(
             break
         head = audio[offset : offset + 12]
         id_bytes = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
-        if id_bytes > 4:
-            return True  # no element: the file is damaged or padded
-        if id_bytes >= len(head):
-            return True  # only the id is present, as in slices that Chrome sends
+        # More: no element, because the file is damaged or padded. Chrome's slices end after an id.
+        if id_bytes > 4 or id_bytes >= len(head):
+            return True
         size_bytes = 9 - head[id_bytes].bit_length()
         if size_bytes > 8 or id_bytes + size_bytes > len(head):
             return True
@@ -327,7 +321,7 @@ def _elements_fit(
 
 
 _KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
-    (0, b"OggS", lambda audio: not last_ogg_page_is_whole(audio)),
+    (0, b"OggS", _ogg),
     (4, b"ftyp", _mp4),
     (4, b"moov", _mp4),
     (4, b"mdat", _mp4),

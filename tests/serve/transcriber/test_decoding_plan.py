@@ -56,11 +56,6 @@ def test_audio_that_is_too_large_is_refused(plan, as_file, monkeypatch):
     plan(**too_large | {"audio": too_large["audio"][:-4]})
 
 
-def test_a_request_lets_audio_be_cut_short(plan):
-    assert not plan().request.partial
-    assert plan(partial=True).request.partial
-
-
 def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
     assert plan(language="auto", languages=["de-DE", "es"]) == plan(languages=["de", "es"])
     assert plan(language=" Auto ", multilingual=True).request.multilingual
