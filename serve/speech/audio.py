@@ -84,13 +84,13 @@ class Pcm16:
     tolerance_s = 0.0
     layout = UNKNOWN
 
-    def __init__(self, audio: Bytes, header: containers.Pcm16Header) -> None:
+    def __init__(self, audio: Bytes, header: containers.WavHeader) -> None:
         channels = header.channels
-        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
+        present = min(header.declared, len(audio) - header.begin) // (2 * channels)
         self._audio, self._begin = audio, header.begin
         self._end = header.begin + present * 2 * channels
         self.rate, self.channels = header.rate, channels
-        declared = header.declared_bytes // (2 * channels)
+        declared = header.declared // (2 * channels)
         self.declared_s = declared / header.rate if header.rate else None
         self.present_s = present / header.rate if header.rate else None
 

@@ -24,14 +24,13 @@ size.
 import contextlib
 import itertools
 import re
-import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from serve.contract.messages import Samples
-from serve.speech.containers import Bytes
+from serve.speech.containers import Bytes, read_wav_header
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import FRAME, Probabilities, VadModel
 
@@ -70,13 +69,10 @@ _WEIGHTS = {
 
 def wav_layout(audio: Bytes, channels: int) -> Layout:
     """Return a WAV file's layout from the channel mask of WAVE_FORMAT_EXTENSIBLE."""
-    head = audio[:_HEAD_BYTES]
-    offset = head.find(b"fmt ", 12)
-    if offset < 0 or len(head) < offset + 32:
+    header = read_wav_header(audio)
+    if header is None or header.tag != _EXTENSIBLE or len(header.format) < 24:
         return UNKNOWN
-    (tag,) = struct.unpack("<H", head[offset + 8 : offset + 10])
-    (mask,) = struct.unpack("<I", head[offset + 28 : offset + 32])
-    return _of_mask(mask, channels) if tag == _EXTENSIBLE else UNKNOWN
+    return _of_mask(int.from_bytes(header.format[20:24], "little"), channels)
 
 
 def flac_layout(audio: Bytes, channels: int) -> Layout:

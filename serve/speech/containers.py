@@ -62,6 +62,8 @@ CAF = ChunkLayout(struct.Struct(">4sq"), 8, 1)
 
 STREAM_BYTES = 0x7FFF0000
 """Chunk sizes of this value or more are written by streams and mean "read to the end"."""
+_MAX_FORMAT_BYTES = 1 << 10  # maximum bytes of a WAV file's format chunk
+WAV_TYPES = (b"RIFF", b"RF64", b"BW64")
 MAX_CHUNKS = 1000
 """Maximum chunks of a WAV or AIFF file to read; ordinary files have about ten."""
 
@@ -74,30 +76,70 @@ _XING_FRAMES, _XING_BYTES = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Pcm16Header:
-    """The header of a WAV file of 16-bit samples."""
+class WavHeader:
+    """The header of a WAV or RF64 file."""
 
     begin: int  # offset of the samples
-    declared_bytes: int  # bytes of samples; a truncated file has fewer
+    declared: int  # bytes of samples; a truncated file has fewer
+    file_bytes: int  # the declared size of the whole file
+    is_stream: bool  # the declared sizes mean "up to the end"
+    format: bytes  # the content of the format chunk
+    tag: int  # the samples' coding
     channels: int
     rate: int
+    byte_rate: int  # bytes of samples per second; 0: unknown
+    frame_bytes: int
+    bits: int  # per sample
+
+    @property
+    def end(self) -> int:
+        """The declared end of the samples."""
+        return self.begin + self.declared
 
 
-def pcm16_header(audio: Bytes) -> Pcm16Header | None:
-    """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
-    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
+def read_wav_header(audio: Bytes) -> WavHeader | None:
+    """Read a WAV or RF64 file's header; None for another file, or if the header has no samples.
+
+    Raises:
+        AudioError: the header has too many chunks.
+    """
+    if audio[:4] not in WAV_TYPES or audio[8:12] != b"WAVE":
         return None
-    offset, size = find_chunk(audio, b"fmt ", RIFF)
-    if size < 16 or offset + size > len(audio):
-        return None
-    tag, channels, rate, _, frame_bytes, bits = struct.unpack(
-        "<HHIIHH", audio[offset : offset + 16]
-    )
+    position, size = find_chunk(audio, b"fmt ", RIFF)
     begin, declared = find_chunk(audio, b"data", RIFF)
-    plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
-    if not plain or begin < offset or not 0 < declared < STREAM_BYTES:
+    format = audio[position : position + min(size, _MAX_FORMAT_BYTES)]
+    if len(format) < 16 or size > _MAX_FORMAT_BYTES or not position <= begin <= len(audio):
         return None
-    return Pcm16Header(begin, declared, channels, rate)
+    riff = int.from_bytes(audio[4:8], "little")
+    is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
+    if audio[:4] != b"RIFF" and declared == 0xFFFFFFFF:
+        position, size = find_chunk(audio, b"ds64", RIFF)
+        if size >= 16 and position + 16 <= len(audio):
+            riff, declared = struct.unpack("<QQ", audio[position : position + 16])
+            is_stream = declared >> 40 > 0 or (declared == 0 and riff == 0)
+    fields = struct.unpack("<HHIIHH", format[:16])
+    return WavHeader(begin, declared, riff + 8, is_stream, format, *fields)
+
+
+def new_wav_header(format: bytes, size: int) -> bytes:
+    """Return the header of a WAV file.
+
+    Args:
+        format: the content of the format chunk.
+        size: bytes of the samples.
+    """
+    padded = format + b"\0" * (len(format) % 2)
+    riff = struct.pack("<4sI8sI", b"RIFF", 20 + len(padded) + size, b"WAVEfmt ", len(format))
+    return riff + padded + struct.pack("<4sI", b"data", size)
+
+
+def pcm16_header(audio: Bytes) -> WavHeader | None:
+    """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
+    header = read_wav_header(audio) if audio[:4] == b"RIFF" else None
+    if header is None or header.is_stream or not header.declared or not header.channels:
+        return None
+    is_plain = (header.tag, header.bits, header.frame_bytes) == (1, 16, 2 * header.channels)
+    return header if is_plain else None
 
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:

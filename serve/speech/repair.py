@@ -26,11 +26,9 @@ does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because 
 frames are one stream. Sizes and offsets are in bytes.
 """
 
-import dataclasses
 import itertools
 import re
 import string
-import struct
 from collections.abc import Callable
 
 from serve.contract.errors import AudioError
@@ -38,87 +36,29 @@ from serve.speech.containers import (
     MAX_CHUNKS,
     OGG_HEADER,
     RIFF,
-    STREAM_BYTES,
+    WAV_TYPES,
     Bytes,
     FileSlice,
+    WavHeader,
     boxes,
     chunks,
-    find_chunk,
+    new_wav_header,
+    read_wav_header,
 )
 
 _MIN_PLACEHOLDER_BYTES = 100_000_000
 _MIN_REST_S = 0.02
 _MAX_WAV_BYTES = 0xFFFFFF00
-_MAX_CODING_BYTES = 1 << 10  # maximum bytes of a format chunk
 _BLANK_BYTES = 1 << 20  # bytes per read
 _TEXT_BYTES = 256
 _TEXT = frozenset(string.printable.encode())
 _TAGS = (b"TAG", b"ID3", b"APETAGEX")
-_WAV_TYPES = (b"RIFF", b"RF64", b"BW64")
 _CHUNKS = frozenset(
     b"LIST,list,id3 ,ID3 ,bext,fact,cue ,smpl,inst,PEAK,JUNK,junk,FLLR,PAD ,_PMX,iXML,aXML,axml,"
-    b"chna,cart,afsp,DISP,plst,labl,note,adtl,levl,umid,minf,elm1,regn,slnt,acid,strc,olym".split(
-        b","
-    )
+    b"chna,cart,afsp,DISP,plst,labl,note,adtl,levl,umid,minf,elm1,regn,slnt,acid,strc,"
+    b"olym".split(b",")
 )
 """Known chunk names, which count even if the chunk does not end within the file."""
-
-
-@dataclasses.dataclass(frozen=True)
-class WavHeader:
-    """The header of a WAV or RF64 file, and the place of its samples."""
-
-    begin: int  # offset of the samples
-    declared: int  # bytes of samples
-    file_bytes: int  # the declared size of the whole file
-    is_stream: bool  # the declared size means "up to the end"
-    coding: bytes  # the content of the format chunk
-
-    @property
-    def end(self) -> int:
-        """The declared end of the samples."""
-        return self.begin + self.declared
-
-    @property
-    def byte_rate(self) -> int:
-        """Bytes of samples per second; 0: unknown."""
-        return int.from_bytes(self.coding[8:12], "little")
-
-    def with_size(self, size: int) -> bytes:
-        """Return a WAV header for a number of bytes of samples; b"" if that is too large."""
-        if size > _MAX_WAV_BYTES:
-            return b""
-        size -= size % max(1, int.from_bytes(self.coding[12:14], "little"))
-        coding = self.coding + b"\0" * (len(self.coding) % 2)
-        return (
-            struct.pack("<4sI4s", b"RIFF", 20 + len(coding) + size, b"WAVE")
-            + struct.pack("<4sI", b"fmt ", len(self.coding))
-            + coding
-            + struct.pack("<4sI", b"data", size)
-        )
-
-
-def _header_of(audio: Bytes) -> WavHeader | None:
-    """Read a WAV file's header; None for another file, or if the header has no samples.
-
-    Raises:
-        AudioError: the header has too many chunks.
-    """
-    if audio[:4] not in _WAV_TYPES or audio[8:12] != b"WAVE":
-        return None
-    position, size = find_chunk(audio, b"fmt ", RIFF)
-    begin, declared = find_chunk(audio, b"data", RIFF)
-    coding = audio[position : position + min(size, _MAX_CODING_BYTES)]
-    if len(coding) < 16 or size > _MAX_CODING_BYTES or not position <= begin <= len(audio):
-        return None
-    riff = int.from_bytes(audio[4:8], "little")
-    is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
-    if audio[:4] != b"RIFF" and declared == 0xFFFFFFFF:
-        position, size = find_chunk(audio, b"ds64", RIFF)
-        if size >= 16 and position + 16 <= len(audio):
-            riff, declared = struct.unpack("<QQ", audio[position : position + 16])
-            is_stream = declared >> 40 > 0 or (declared == 0 and riff == 0)
-    return WavHeader(begin, declared, riff + 8, is_stream, coding)
 
 
 def has_right_size(audio: Bytes) -> bool:
@@ -129,7 +69,7 @@ def has_right_size(audio: Bytes) -> bool:
 
 def _header_of_whole(audio: Bytes) -> WavHeader | None:
     """Read a WAV file's header; None if not all declared samples are present."""
-    header = _header_of(audio)
+    header = read_wav_header(audio)
     is_whole = header is not None and 0 < header.declared <= len(audio) - header.begin
     return header if is_whole else None
 
@@ -146,16 +86,13 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
     Raises:
         AudioError: the header has too many chunks.
     """
-    header = _header_of(audio)
+    header = read_wav_header(audio)
     if header is None:
         return audio, ""
     present = len(audio) - header.begin
-    if present <= 0 or _is_size_right(audio, header, present):
+    if not 0 < present <= _MAX_WAV_BYTES or _is_size_right(audio, header, present):
         return audio, ""
-    new_header = header.with_size(present)
-    if not new_header:
-        return audio, ""
-    file = FileSlice(audio, header.begin, len(audio), new_header)
+    file = FileSlice(audio, header.begin, len(audio), _with_size(header, present))
     if header.is_stream:
         return file, ""
     declared, found = (
@@ -166,6 +103,12 @@ def corrected(audio: Bytes) -> tuple[Bytes, str]:
         f"the audio's header is incomplete: it declares {declared} of audio, but the file has "
         f"{found}; all of it is transcribed"
     )
+
+
+def _with_size(header: WavHeader, size: int) -> bytes:
+    """Return a header for a number of bytes of samples."""
+    size = min(size, _MAX_WAV_BYTES)
+    return new_wav_header(header.format, size - size % max(1, header.frame_bytes))
 
 
 def _is_size_right(audio: Bytes, header: WavHeader, present: int) -> bool:
@@ -200,7 +143,7 @@ def _chunks_reach_the_end(audio: Bytes, position: int) -> bool:
         position = begin + size
         if position > len(audio) + 1:
             return False
-        if not all(0x20 <= byte < 0x7F for byte in name) or name in (b"data", *_WAV_TYPES):
+        if not all(0x20 <= byte < 0x7F for byte in name) or name in (b"data", *WAV_TYPES):
             return False
         if number == MAX_CHUNKS:
             return True
@@ -270,7 +213,7 @@ def _split_data_chunks(audio: Bytes) -> list[Bytes]:
     for name, begin, size in itertools.islice(chunks(audio, RIFF, header.end), MAX_PARTS):
         if name == b"data":
             end = begin + size if size else len(audio)
-            parts.append(FileSlice(audio, begin, end, header.with_size(size)))
+            parts.append(FileSlice(audio, begin, end, _with_size(header, size)))
         if not size or begin + size > len(audio) or not name.isascii():
             break
     return parts if len(parts) > 1 else [audio]
