@@ -379,7 +379,7 @@ def test_stitch_leaves_out_blank_text():
     assert join_text([]) == ""
 
 
-FIFTY = settings(max_examples=50, derandomize=True, deadline=None, database=None)
+FIFTY = settings(FIXED, max_examples=50)
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
 
 

@@ -63,12 +63,6 @@ class TestAnswers(TranscriberTests):
         assert shorter.tokens[1:-1] == shorter.segments[0].tokens
         assert [job.draft for job in runtime.jobs] == [(), shorter.tokens, ()]
 
-    def test_what_never_was_a_request_can_be_counted_as_rejected(self, start, echo):
-        transcriber, runtime = start(echo)
-        transcriber.reject()
-        assert transcriber.stats().rejected == 1
-        quiescent(transcriber, runtime)
-
     def test_without_timestamps_a_window_is_one_segment(self, start, echo):
         transcriber, runtime = start(echo)
         answer = transcriber.transcribe(request("one two", audio=noise(3.0), timestamps=False))
