@@ -21,7 +21,7 @@ first part, or apply its header to all parts. Here each part is found by its hea
 a separate file.
 
 A WAV file with its correct size in the header is not searched. Any other file is searched once, in
-time proportional to its length. The headers have at least seven constant bytes, which audio data
+time proportional to its length. The headers have at least six constant bytes, which audio data
 does not contain by chance. MP3, AAC, AC3 and MPEG are not listed here, because joined streams of
 frames are one stream. Sizes and offsets are in bytes.
 """
@@ -235,11 +235,6 @@ def _after_wav(part: Bytes) -> int:
     return len(part) if has_right_size(part) else 0
 
 
-def _after_riff(part: Bytes) -> int:
-    end = 8 + int.from_bytes(part[4:8], "little")
-    return end if end <= len(part) else 0
-
-
 def _after_boxes(part: Bytes) -> int:
     """Return the offset of an MP4's second `ftyp` box, or the end of the boxes."""
     position, moov = 0, False
@@ -284,19 +279,9 @@ _OGG_MARK = _compiled(rb"OggS\0[\x02\x06]")
 # Header patterns, and functions that return how many bytes of a part cannot hold another header.
 _JOINABLE: tuple[tuple[re.Pattern[bytes], Callable[[Bytes], int] | None], ...] = (
     (_compiled(rb"(?:RIFF|RF64|BW64)....WAVE"), _after_wav),
-    (_compiled(rb"FORM....AIF[FC]"), None),
-    (_compiled(rb"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0.{8}wave"), None),
-    (_compiled(rb"caff\0\x01..desc"), None),
-    (_compiled(rb"\.snd\0\0.{6}\0\0\0[\x01-\x1b]\0[\0-\x05]..\0\0\0[\x01-\xff]"), None),
     (_compiled(rb"fLaC[\x00\x80]\0\0\x22"), None),
     (_OGG_MARK, _after_ogg_begin),
     (_compiled(rb"#!AMR(?:-WB)?(?:_MC1\.0)?\n"), None),
     (_compiled(rb"\0\0..ftyp"), _after_boxes),
     (_compiled(rb"\x1a\x45\xdf\xa3.{1,60}?\x42\x82.(?:webm|matroska)"), _after_segment),
-    (_compiled(rb"RIFF....AVI LIST"), _after_riff),
-    (_compiled(rb"FLV\x01[\x01\x04\x05]\0\0\0\x09\0\0\0\0"), None),
-    (_compiled(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\0\xaa\0\x62\xce\x6c"), None),
-    (_compiled(rb"NIST_1A\n +[0-9]+\n"), None),
-    (_compiled(rb"Creative Voice File\x1a\x1a\0"), None),
-    (_compiled(rb"TTA1[\x01\x02]\0[\x01-\x20]\0[\x08\x10\x18\x20]\0"), None),
 )

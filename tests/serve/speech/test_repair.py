@@ -152,12 +152,11 @@ def encode_part(fmt: str, subtype: str | None, hertz: int, rate: int, channels: 
 
 
 APPENDED = """
-WAV-PCM_16 WAV-FLOAT WAVEX-PCM_24 RF64-PCM_16 W64-PCM_16 AIFF-PCM_16 AU-PCM_16 CAF-PCM_16
-CAF-ALAC_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS MP3-MPEG_LAYER_III NIST-PCM_16 VOC-PCM_16
+WAV-PCM_16 WAV-FLOAT WAVEX-PCM_24 RF64-PCM_16 FLAC-PCM_16 OGG-VORBIS OGG-OPUS MP3-MPEG_LAYER_III
 """.split()
 
 
-@pytest.mark.parametrize("name", sample(APPENDED, 5))
+@pytest.mark.parametrize("name", sample(APPENDED, 3))
 def test_parts_of_other_rates_and_channels_are_heard_in_order(name: str):
     rates = [(300, 8_000, 1), (500, 48_000, 2), (700, 16_000, 1)]
     samples, warnings = decode(b"".join(encode_part(*name.split("-"), *part) for part in rates))
@@ -168,15 +167,15 @@ def test_parts_of_other_rates_and_channels_are_heard_in_order(name: str):
 
 APPENDED_BY_FFMPEG = """
 mp4-aac mp4-aac-fragments mov-pcm_s16le webm-libopus webm-libopus-live adts-aac ac3-ac3
-mpegts-aac mp3-libmp3lame mp3-libmp3lame-endless avi-libmp3lame flv-aac asf-wmav2 tta-tta
+mpegts-aac mp3-libmp3lame mp3-libmp3lame-endless
 """.split()
 
 
-@pytest.mark.parametrize("name", sample(APPENDED_BY_FFMPEG, 7))
+@pytest.mark.parametrize("name", sample(APPENDED_BY_FFMPEG, 5))
 def test_parts_of_ffmpegs_formats_are_heard_in_order(name: str):
     rates = [(48_000, "mono"), (48_000, "stereo")]
     if "libopus" not in name:
-        rates = [(44_100, "mono"), (22_050 if name == "flv-aac" else 48_000, "stereo")]
+        rates = [(44_100, "mono"), (48_000, "stereo")]
     parts = [
         encode_variant(name, rate, layout, hertz)
         for hertz, (rate, layout) in zip((300, 500), rates, strict=True)
