@@ -23,7 +23,6 @@ size.
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
@@ -52,8 +51,6 @@ _FLAC_LAYOUTS: dict[int, Layout] = {
     7: ("FL", "FR", "FC", "LFE", "BC", "SL", "SR"),
     8: ("FL", "FR", "FC", "LFE", "BL", "BR", "SL", "SR"),
 }
-_FLAC_MASK = re.compile(rb"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x([0-9a-f]{1,8})", re.IGNORECASE)
-_HEAD_BYTES = 1 << 14
 _EXTENSIBLE = 0xFFFE
 
 # ITU-R BS.775: centre and surrounds are attenuated by 3 dB, and the LFE channel is dropped.
@@ -67,19 +64,16 @@ _WEIGHTS = {
 }
 
 
-def wav_layout(audio: Bytes, channels: int) -> Layout:
-    """Return a WAV file's layout from the channel mask of WAVE_FORMAT_EXTENSIBLE."""
+def declared_layout(file_format: str, audio: Bytes, channels: int) -> Layout:
+    """Return the layout of a WAV file with a channel mask, or the default of FLAC."""
+    if file_format == "FLAC":
+        return _FLAC_LAYOUTS.get(channels, UNKNOWN)
     header = read_wav_header(audio)
     if header is None or header.tag != _EXTENSIBLE or len(header.format) < 24:
         return UNKNOWN
-    return _of_mask(int.from_bytes(header.format[20:24], "little"), channels)
-
-
-def flac_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a FLAC file, from its comment or else the format's default."""
-    if mask := _FLAC_MASK.search(audio[:_HEAD_BYTES]):
-        return _of_mask(int(mask[1], 16), channels)
-    return _FLAC_LAYOUTS.get(channels, UNKNOWN)
+    mask = int.from_bytes(header.format[20:24], "little")
+    names = tuple(name for bit, name in enumerate(_MASK_NAMES) if mask >> bit & 1)
+    return names if len(names) == channels else UNKNOWN
 
 
 def known_layout(names: Layout) -> Layout:
@@ -109,11 +103,6 @@ def centre(layout: Layout, channels: int) -> int | None:
     if len(layout) == channels:
         return layout.index(CENTRE) if CENTRE in layout else None
     return _GUESSED_CENTRE if channels in _GUESSED_COUNTS else None
-
-
-def _of_mask(mask: int, channels: int) -> Layout:
-    names = tuple(name for bit, name in enumerate(_MASK_NAMES) if mask >> bit & 1)
-    return names if len(names) == channels else UNKNOWN
 
 
 Block = tuple[int, Layout, Samples]

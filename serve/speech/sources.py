@@ -36,7 +36,6 @@ _ORDERED = ("OGG", "CAF")
 """Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
-_LAYOUTS = {"WAV": channels.wav_layout, "WAVEX": channels.wav_layout, "FLAC": channels.flac_layout}
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -140,8 +139,7 @@ class _SndFile:
         self._file = file
         self.rate: int = file.samplerate
         self.channels: int = file.channels
-        layout_of = _LAYOUTS.get(file.format)
-        self.layout = layout_of(audio, file.channels) if layout_of else channels.UNKNOWN
+        self.layout = channels.declared_layout(file.format, audio, file.channels)
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # For compressed formats libsndfile repeats the declaration of the header.
