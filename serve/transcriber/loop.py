@@ -237,11 +237,7 @@ class Transcriber:
         self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _run_phase(
-        self,
-        phase: str,
-        active: ActiveRequest,
-        work: Callable[[], T],
-        record: Callable[[T], None],
+        self, phase: str, active: ActiveRequest, work: Callable[[], T], record: Callable[[T], None]
     ) -> None:
         """Run a phase of a request on this thread, and record its result on the device thread."""
         if active.ended:

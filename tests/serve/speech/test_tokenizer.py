@@ -32,22 +32,11 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_prompt_order(tokenizer: Tokenizer):
     facts = tokenizer.facts
     spanish, english = facts.languages["es"], facts.languages["en"]
-    assert tokenizer.prompt_ids("es", "transcribe", True, "") == (
-        facts.sot,
-        spanish,
-        facts.transcribe,
-    )
-    assert tokenizer.prompt_ids("en", "translate", False, "") == (
-        facts.sot,
-        english,
-        facts.translate,
-        facts.no_timestamps,
-    )
-    assert tokenizer.prompt_ids(None, "transcribe", True, "") == (
-        facts.sot,
-        DETECT_LANGUAGE,
-        facts.transcribe,
-    )
+    prompt = tokenizer.prompt_ids
+    assert prompt("es", "transcribe", True, "") == (facts.sot, spanish, facts.transcribe)
+    translated = (facts.sot, english, facts.translate, facts.no_timestamps)
+    assert prompt("en", "translate", False, "") == translated
+    assert prompt(None, "transcribe", True, "") == (facts.sot, DETECT_LANGUAGE, facts.transcribe)
 
 
 def test_english_only_prompts_have_no_language_and_no_task(english: Tokenizer):
@@ -140,10 +129,7 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
 
 @pytest.mark.parametrize(
     ("language", "message"),
-    [
-        ("englsh", "'englsh' is unknown; expected a code"),
-        ("", "'' is unknown; expected a code"),
-    ],
+    [("englsh", "'englsh' is unknown; expected a code"), ("", "'' is unknown; expected a code")],
 )
 def test_unknown_languages(tokenizer: Tokenizer, language: str, message: str):
     with pytest.raises(OptionError, match=message):

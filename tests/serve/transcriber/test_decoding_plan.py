@@ -105,10 +105,7 @@ def known(names, *references):
         ({**FILE, "audio_track": "es;"}, "audio_track = 'es;'; expected a track number"),
         ({**FILE, "audio_track": " "}, "audio_track = ''; expected a track number"),
         ({"hallucination_silence_threshold": float("inf")}, "threshold = inf; expected a number"),
-        (
-            {"channels": "split"},
-            "channels = 'split', but raw samples have one channel",
-        ),
+        ({"channels": "split"}, "channels = 'split', but raw samples have one channel"),
         ({**FILE, "channels": "split", "diarize": True}, "channels = .*; expected one"),
         ({"num_speakers": 2}, "num_speakers = 2 needs diarize = true"),
         ({"diarize": True, **TRANSLATED}, "diarize = true, but a translation's words"),
@@ -223,11 +220,7 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
         (CONFIDENCE, {"low_confidence": "0.5"}, "= '0.5'; expected a number"),
         (CONFIDENCE, {"low_confidence": 0.5}, "= 0.5 needs word_timestamps = true"),
         (None, {"low_confidence": 0.5, **words}, "= 0.5, but the engine has no confidence"),
-        (
-            CONFIDENCE,
-            {"low_confidence": 0.5, **words, **TRANSLATED},
-            "= 0.5, but a translation",
-        ),
+        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but a translation"),
     ):
         with pytest.raises(OptionError, match=f"^low_confidence {message}"):
             plan({"words": True}, confidence=confidence, **options)

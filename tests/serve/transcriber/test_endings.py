@@ -228,8 +228,7 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.speech.cutting.cut_and_listen",
-            lambda blocks, _: go_on.wait(WAIT_S),
+            "serve.speech.cutting.cut_and_listen", lambda blocks, _: go_on.wait(WAIT_S)
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())

@@ -11,15 +11,7 @@ from serve.contract.errors import CancelledError
 from serve.contract.messages import SegmentReady
 from serve.speech.judging import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play
-from tests.harness import (
-    UNSURE,
-    Client,
-    TranscriberTests,
-    noise,
-    quiescent,
-    request,
-    until,
-)
+from tests.harness import UNSURE, Client, TranscriberTests, noise, quiescent, request, until
 
 
 class TestAnswers(TranscriberTests):
