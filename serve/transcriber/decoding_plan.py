@@ -168,7 +168,7 @@ def plan_request(
         audio_track=request.audio_track.strip() if request.audio_track else None,
     )
     _check_audio(request)
-    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
+    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps)
     search = _from_request(request, _search(config, capabilities))
     vad = _vad(request, config)
     for refusal in (
