@@ -30,7 +30,7 @@ from serve.speech import channels
 from serve.speech.audio import BLOCK_VALUES
 from serve.speech.containers import Bytes
 from serve.speech.file_types import EXPECTED
-from serve.speech.languages import language_code
+from serve.speech.languages import FROM_ISO_639_2, language_code
 from serve.speech.meter import DecodeBudget, MeteredFile
 
 _MIN_GAP_S = 0.25  # between two frames; the jitter of timestamps is smaller
@@ -121,23 +121,6 @@ class FileClock:
 _MAX_SHOWN = 16  # maximum tracks in a message
 _MAX_LANGUAGE_CHARS = 16  # maximum characters of a language tag, which comes from the file
 
-# Whisper's codes and the ISO 639-2 codes that video files use; the second of two is bibliographic.
-_THREE_LETTERS = """
-    en:eng zh:zho,chi de:deu,ger es:spa ru:rus ko:kor fr:fra,fre ja:jpn pt:por tr:tur pl:pol
-    ca:cat nl:nld,dut ar:ara sv:swe it:ita id:ind hi:hin fi:fin vi:vie he:heb uk:ukr el:ell,gre
-    ms:msa,may cs:ces,cze ro:ron,rum da:dan hu:hun ta:tam no:nor,nob th:tha ur:urd hr:hrv bg:bul
-    lt:lit la:lat mi:mri,mao ml:mal cy:cym,wel sk:slk,slo te:tel fa:fas,per lv:lav bn:ben sr:srp
-    az:aze sl:slv kn:kan et:est mk:mkd,mac br:bre eu:eus,baq is:isl,ice hy:hye,arm ne:nep mn:mon
-    bs:bos kk:kaz sq:sqi,alb sw:swa gl:glg mr:mar pa:pan si:sin km:khm sn:sna yo:yor so:som af:afr
-    oc:oci ka:kat,geo be:bel tg:tgk sd:snd gu:guj am:amh yi:yid lo:lao uz:uzb fo:fao ht:hat ps:pus
-    tk:tuk nn:nno mt:mlt sa:san lb:ltz my:mya,bur bo:bod,tib tl:tgl,fil mg:mlg as:asm tt:tat haw:haw
-    ln:lin ha:hau ba:bak jw:jav su:sun yue:yue
-"""
-_CODES = {
-    name: code
-    for code, _, names in (entry.partition(":") for entry in _THREE_LETTERS.split())
-    for name in names.split(",")
-}
 _UNKNOWN = ("", "und", "mis", "mul", "zxx")
 
 
@@ -206,7 +189,7 @@ def _code(language: str) -> str | None:
     first = language.strip().lower().replace("_", "-").partition("-")[0]
     if first in _UNKNOWN:
         return None
-    return _CODES.get(first) or language_code(language) or first
+    return FROM_ISO_639_2.get(first) or language_code(language) or first
 
 
 def _list_tracks(tracks: Sequence[Track], indices: Sequence[int] | None = None) -> str:

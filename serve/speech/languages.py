@@ -1,14 +1,14 @@
 """List Whisper's languages with their names, and convert Chinese scripts.
 
-The languages are those of OpenAI's `whisper/tokenizer.py`. OpenCC chooses Chinese characters by the
-phrases around them. Conversions here keep the number of characters, so that the boundaries of words
-and tokens do not move.
+OpenCC chooses Chinese characters by the phrases around them. Conversions here keep the number of
+characters, so that the boundaries of words and tokens do not move.
 """
 
 import dataclasses
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import opencc
@@ -17,34 +17,24 @@ from serve.contract.messages import Segment, TokenLogprob, Word
 
 T = TypeVar("T", Word, TokenLogprob)
 
-# Entries: code, English name, other names; _ stands for a space within a name.
-_NAMES = """
-    en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
-    fr french, ja japanese, pt portuguese, tr turkish, pl polish, ca catalan valencian,
-    nl dutch flemish, ar arabic, sv swedish, it italian, id indonesian, hi hindi, fi finnish,
-    vi vietnamese, he hebrew, uk ukrainian, el greek, ms malay, cs czech,
-    ro romanian moldavian moldovan, da danish, hu hungarian, ta tamil, no norwegian, th thai,
-    ur urdu, hr croatian, bg bulgarian, lt lithuanian, la latin, mi maori, ml malayalam, cy welsh,
-    sk slovak, te telugu, fa persian, lv latvian, bn bengali, sr serbian, az azerbaijani,
-    sl slovenian, kn kannada, et estonian, mk macedonian, br breton, eu basque, is icelandic,
-    hy armenian, ne nepali, mn mongolian, bs bosnian, kk kazakh, sq albanian, sw swahili,
-    gl galician, mr marathi, pa punjabi panjabi, si sinhala sinhalese, km khmer, sn shona,
-    yo yoruba, so somali, af afrikaans, oc occitan, ka georgian, be belarusian, tg tajik,
-    sd sindhi, gu gujarati, am amharic, yi yiddish, lo lao, uz uzbek, fo faroese,
-    ht haitian_creole haitian, ps pashto pushto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit,
-    lb luxembourgish letzeburgesch, my myanmar burmese, bo tibetan, tl tagalog, mg malagasy,
-    as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir, jw javanese,
-    su sundanese, yue cantonese
-"""
-_WORDS = [entry.split() for entry in _NAMES.split(",")]
+# The languages of OpenAI's `whisper/tokenizer.py` in the order of the tokens: Whisper's code,
+# English names, and the ISO 639-2 codes that video files use.
+_ROWS = [
+    (code, names.split("|"), iso_codes.split("|"))
+    for line in Path(__file__).with_name("languages.csv").read_text("utf-8").splitlines()[1:]
+    for code, names, iso_codes in [line.split(",")]
+]
 
-LANGUAGE_NAMES: dict[str, str] = {code: name.replace("_", " ") for code, name, *_ in _WORDS}
+LANGUAGE_NAMES: dict[str, str] = {code: names[0] for code, names, _ in _ROWS}
 """Whisper's 100 languages in the order of the tokens: code -> English name."""
 
 TO_LANGUAGE_CODE: dict[str, str] = {
-    word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
+    name: code for code, names, _ in _ROWS for name in (code, *names)
 }
 """Every code and every English name, in lower case -> code."""
+
+FROM_ISO_639_2 = {iso: code for code, _, iso_codes in _ROWS for iso in iso_codes}
+"""ISO 639-2 code, terminological or bibliographic -> code."""
 
 _AUTO = "auto"
 # Locales with language, script and region: en-US, pt_BR, zh-Hans-CN.
