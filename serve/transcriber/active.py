@@ -488,7 +488,7 @@ class ActiveRequest:
         plan, segments = self.plan, self._segments
         if self._turns is not None and plan.speakers is not None:
             by_speaker = list(split(segments, self._turns, tokenizer.decode))
-            segments = letter_speakers(by_speaker, plan.speakers.names)
+            segments = letter_speakers(by_speaker, [name for name, _ in plan.speakers.known])
             segments = segments if plan.returns_words else _without_words(segments)
         if plan.channels:
             segments = sorted(segments, key=lambda segment: segment.start)

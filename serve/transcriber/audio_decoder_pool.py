@@ -150,11 +150,6 @@ class AudioDecoderPool:
         with self._lock:
             return set(self._tasks)
 
-    def held_windows(self) -> int:
-        """Count the windows that are decoded or in decoding, but not submitted."""
-        with self._lock:
-            return sum(task.n_buffered for task in self._tasks.values())
-
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.
 

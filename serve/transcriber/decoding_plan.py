@@ -64,11 +64,6 @@ class Speakers:
     max_count: int | None = None  # None: no limit
     known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each known speaker
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The known speakers' names."""
-        return tuple(name for name, _ in self.known)
-
 
 @dataclasses.dataclass(frozen=True)
 class DecodingPlan:
