@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 
+import numpy as np
+
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
 from serve.contract.messages import AudioFile, Request, Samples
@@ -195,8 +197,6 @@ class AudioDecoderPool:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
-        # Each window is yielded after the next one, because only the last one may have `last` set.
-        previous: AudioWindow | None = None
         for channel in itertools.count():
             with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
@@ -204,13 +204,12 @@ class AudioDecoderPool:
                 except ChannelError:
                     break
                 for window in _cut(active, itertools.chain([first], blocks)):
-                    if window is None:
+                    # A silent channel gives no window, except the first, which tells the duration.
+                    if window is not None and (len(window.samples) or not channel):
+                        yield dataclasses.replace(window, channel=channel, last=False)
+                    else:
                         yield None
-                        continue
-                    if previous is not None:
-                        yield dataclasses.replace(previous, last=False)
-                    previous = dataclasses.replace(window, channel=channel)
-        yield previous
+        yield AudioWindow(0.0, np.zeros(0, np.float32), last=True, channel=channel)
 
     def _blocks(
         self,
