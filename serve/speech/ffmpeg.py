@@ -382,12 +382,15 @@ class FFmpegFile:
         self._file.close()
 
 
-def mp3_changes(audio: Bytes, meter: DecodeBudget) -> bool:
-    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do.
+def mp3_frames(audio: Bytes, meter: DecodeBudget) -> tuple[int, float]:
+    """Find the frames of an MP3.
 
-    Damaged data may look like a frame, so a kind of frame counts only if it is frequent.
+    Returns:
+        The number of kinds of frames: joined files may change their rate, or between mono and
+        stereo. Damaged data may look like a frame, so a kind counts only if it is frequent. And the
+        share of the bytes that are frames.
     """
-    kinds = Counter[tuple[int, int, bool]]()
+    kinds, size = Counter[tuple[int, int, bool]](), 0
     with (
         contextlib.suppress(av.FFmpegError),
         _open(audio, meter, ["mp3"], _MP3_BUFFER_BYTES) as file,
@@ -396,7 +399,8 @@ def mp3_changes(audio: Bytes, meter: DecodeBudget) -> bool:
             header = bytes(packet)[:4]
             if len(header) == 4 and header[0] == 0xFF:  # version and layer, rate, mono
                 kinds[header[1] & 0x1E, header[2] & 0x0C, header[3] >= 0xC0] += 1
-    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()) > 1
+                size += packet.size
+    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()), size / len(audio)
 
 
 def _open(

@@ -23,7 +23,7 @@ from serve.contract.errors import AudioError, EarshotError
 from serve.contract.messages import Samples
 from serve.speech import channels, containers, ffmpeg, file_types, repair
 from serve.speech.audio import BLOCK_VALUES, AudioSource, Pcm16, samples_of
-from serve.speech.containers import Bytes
+from serve.speech.containers import Bytes, FileSlice
 from serve.speech.ffmpeg import FFmpegFile
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile, ignore, never
 
@@ -36,6 +36,9 @@ _ORDERED = ("OGG", "CAF")
 """Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
+# A file of unknown format is an MP3 stream if at least this share of its first bytes is frames.
+_MIN_STREAM_SHARE = 0.5
+_STREAM_BYTES = 1 << 20
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -111,7 +114,7 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:
-        return FFmpegFile(audio, meter)
+        return _ffmpeg_file(audio, meter)
     if file.format not in _SNDFILE_FORMATS:
         demuxers = ffmpeg.DEMUXERS
     elif file.format == "MP3" and _is_joined_mp3(audio, meter):
@@ -125,9 +128,22 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     return FFmpegFile(audio, meter, demuxers)
 
 
+def _ffmpeg_file(audio: Bytes, meter: DecodeBudget) -> AudioSource:
+    """Open a file with FFmpeg, even if it is an MP3 stream that begins inside a frame."""
+    try:
+        return FFmpegFile(audio, meter)
+    except (EarshotError, MemoryError):
+        raise
+    except Exception:
+        _, share = ffmpeg.mp3_frames(FileSlice(audio, 0, _STREAM_BYTES), meter)
+        if share < _MIN_STREAM_SHARE:
+            raise
+    return FFmpegFile(audio, meter, ["mp3"])
+
+
 def _is_joined_mp3(audio: Bytes, meter: DecodeBudget) -> bool:
     is_followed = containers.another_mp3_follows(audio)
-    return ffmpeg.mp3_changes(audio, meter) if is_followed is None else is_followed
+    return ffmpeg.mp3_frames(audio, meter)[0] > 1 if is_followed is None else is_followed
 
 
 class _SndFile:
