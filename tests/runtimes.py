@@ -169,7 +169,9 @@ def job_maker(engine, audio_of, stamped):
 
     def job(id, key=None, language="en", timestamps=stamped, prompt="", **options):
         audio = audio_of(torch.Generator().manual_seed(id if key is None else key))
-        ids = tokenizer.prompt_ids(language, "transcribe", timestamps, prompt)
+        before = tokenizer.previous_text(prompt)
+        ids = (tokenizer.facts.sot_prev, *before) if before else ()
+        ids += tokenizer.prompt_ids(language, "transcribe", timestamps)
         options = {"max_tokens": 12, **options}
         return Job(id, audio, ids, DecodingOptions(timestamps=timestamps, **options))
 

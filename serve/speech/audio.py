@@ -11,9 +11,8 @@ malicious file harms no other request.
 
 A file may consist of several joined files (`serve.speech.repair`). A stream may change its sample
 rate and its channels. Each part is resampled separately, and the limits apply to all parts
-together. An audio size that a recorder left incomplete is corrected with a warning
-(`serve.speech.repair`). A stream may begin inside a frame, which gives a warning
-(`serve.speech.containers`), or with an HTTP header (`serve.speech.sources`).
+together. An audio size that a WAV recorder left incomplete is corrected with a warning
+(`serve.speech.repair`).
 
 A truncated file is rejected if the truncation can be detected, because its text would look
 complete. With `AudioLimits.partial` the remaining audio is decoded, with a warning. Detection by
@@ -85,13 +84,13 @@ class Pcm16:
     tolerance_s = 0.0
     layout = UNKNOWN
 
-    def __init__(self, audio: containers.Bytes, header: containers.Pcm16Header) -> None:
+    def __init__(self, audio: Bytes, header: containers.WavHeader) -> None:
         channels = header.channels
-        present = min(header.declared_bytes, len(audio) - header.begin) // (2 * channels)
+        present = min(header.declared, len(audio) - header.begin) // (2 * channels)
         self._audio, self._begin = audio, header.begin
         self._end = header.begin + present * 2 * channels
         self.rate, self.channels = header.rate, channels
-        declared = header.declared_bytes // (2 * channels)
+        declared = header.declared // (2 * channels)
         self.declared_s = declared / header.rate if header.rate else None
         self.present_s = present / header.rate if header.rate else None
 

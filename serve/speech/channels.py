@@ -23,15 +23,13 @@ size.
 
 import contextlib
 import itertools
-import re
-import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from serve.contract.messages import Samples
-from serve.speech.containers import Bytes
+from serve.speech.containers import Bytes, read_wav_header
 from serve.speech.rate import SAMPLE_RATE
 from serve.speech.vad import FRAME, Probabilities, VadModel
 
@@ -53,8 +51,6 @@ _FLAC_LAYOUTS: dict[int, Layout] = {
     7: ("FL", "FR", "FC", "LFE", "BC", "SL", "SR"),
     8: ("FL", "FR", "FC", "LFE", "BL", "BR", "SL", "SR"),
 }
-_FLAC_MASK = re.compile(rb"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x([0-9a-f]{1,8})", re.IGNORECASE)
-_HEAD_BYTES = 1 << 14
 _EXTENSIBLE = 0xFFFE
 
 # ITU-R BS.775: centre and surrounds are attenuated by 3 dB, and the LFE channel is dropped.
@@ -68,22 +64,16 @@ _WEIGHTS = {
 }
 
 
-def wav_layout(audio: Bytes, channels: int) -> Layout:
-    """Return a WAV file's layout from the channel mask of WAVE_FORMAT_EXTENSIBLE."""
-    head = audio[:_HEAD_BYTES]
-    offset = head.find(b"fmt ", 12)
-    if offset < 0 or len(head) < offset + 32:
+def declared_layout(file_format: str, audio: Bytes, channels: int) -> Layout:
+    """Return the layout of a WAV file with a channel mask, or the default of FLAC."""
+    if file_format == "FLAC":
+        return _FLAC_LAYOUTS.get(channels, UNKNOWN)
+    header = read_wav_header(audio)
+    if header is None or header.tag != _EXTENSIBLE or len(header.format) < 24:
         return UNKNOWN
-    (tag,) = struct.unpack("<H", head[offset + 8 : offset + 10])
-    (mask,) = struct.unpack("<I", head[offset + 28 : offset + 32])
-    return _of_mask(mask, channels) if tag == _EXTENSIBLE else UNKNOWN
-
-
-def flac_layout(audio: Bytes, channels: int) -> Layout:
-    """Return the layout of a FLAC file, from its comment or else the format's default."""
-    if mask := _FLAC_MASK.search(audio[:_HEAD_BYTES]):
-        return _of_mask(int(mask[1], 16), channels)
-    return _FLAC_LAYOUTS.get(channels, UNKNOWN)
+    mask = int.from_bytes(header.format[20:24], "little")
+    names = tuple(name for bit, name in enumerate(_MASK_NAMES) if mask >> bit & 1)
+    return names if len(names) == channels else UNKNOWN
 
 
 def known_layout(names: Layout) -> Layout:
@@ -113,11 +103,6 @@ def centre(layout: Layout, channels: int) -> int | None:
     if len(layout) == channels:
         return layout.index(CENTRE) if CENTRE in layout else None
     return _GUESSED_CENTRE if channels in _GUESSED_COUNTS else None
-
-
-def _of_mask(mask: int, channels: int) -> Layout:
-    names = tuple(name for bit, name in enumerate(_MASK_NAMES) if mask >> bit & 1)
-    return names if len(names) == channels else UNKNOWN
 
 
 Block = tuple[int, Layout, Samples]
@@ -397,10 +382,8 @@ class _OwnChannel:
 
 def _downsample(window: Samples, rate: int) -> _Signals:
     """Downsample the channels and remove their mean; returns float64 (m, channels)."""
-    step = max(1, rate // _RATE)
-    n_steps = max(1, len(window) // step)
-    if len(window) < step:
-        step = len(window)
+    step = min(max(1, rate // _RATE), len(window))
+    n_steps = len(window) // step
     blocks = window[: n_steps * step].reshape(n_steps, step, -1)
     downsampled: _Signals = blocks.mean(axis=1, dtype=np.float64)
     downsampled -= downsampled.mean(axis=0)

@@ -5,13 +5,10 @@ declare their parts' sizes, so a truncation inside a part is detected even if th
 declared. A browser's recorder, for example, writes WebM without a duration, but with the size of
 each block. A file that ends between two parts looks complete.
 
-Each frame of MP3 and AAC (ADTS) begins with a header that declares its format and length, and thus
-the next header's offset. Audio data may look like a header by chance, so a frame counts only if two
-more follow it. Sizes and offsets are in bytes.
+Sizes and offsets are in bytes.
 """
 
 import dataclasses
-import re
 import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -57,16 +54,16 @@ class ChunkLayout(NamedTuple):
     head: struct.Struct  # name and size
     first: int  # offset of the first chunk
     pad: int  # alignment of chunks in bytes
-    included: int = 0  # bytes of the head that the size includes
 
 
 RIFF = ChunkLayout(struct.Struct("<4sI"), 12, 2)
 AIFF = ChunkLayout(struct.Struct(">4sI"), 12, 2)
-W64 = ChunkLayout(struct.Struct("<16sQ"), 40, 8, included=24)
 CAF = ChunkLayout(struct.Struct(">4sq"), 8, 1)
 
 STREAM_BYTES = 0x7FFF0000
 """Chunk sizes of this value or more are written by streams and mean "read to the end"."""
+_MAX_FORMAT_BYTES = 1 << 10  # maximum bytes of a WAV file's format chunk
+WAV_TYPES = (b"RIFF", b"RF64", b"BW64")
 MAX_CHUNKS = 1000
 """Maximum chunks of a WAV or AIFF file to read; ordinary files have about ten."""
 
@@ -79,30 +76,70 @@ _XING_FRAMES, _XING_BYTES = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Pcm16Header:
-    """The header of a WAV file of 16-bit samples."""
+class WavHeader:
+    """The header of a WAV or RF64 file."""
 
     begin: int  # offset of the samples
-    declared_bytes: int  # bytes of samples; a truncated file has fewer
+    declared: int  # bytes of samples; a truncated file has fewer
+    file_bytes: int  # the declared size of the whole file
+    is_stream: bool  # the declared sizes mean "up to the end"
+    format: bytes  # the content of the format chunk
+    tag: int  # the samples' coding
     channels: int
     rate: int
+    byte_rate: int  # bytes of samples per second; 0: unknown
+    frame_bytes: int
+    bits: int  # per sample
+
+    @property
+    def end(self) -> int:
+        """The declared end of the samples."""
+        return self.begin + self.declared
 
 
-def pcm16_header(audio: Bytes) -> Pcm16Header | None:
-    """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
-    if audio[:4] != b"RIFF" or audio[8:12] != b"WAVE":
+def read_wav_header(audio: Bytes) -> WavHeader | None:
+    """Read a WAV or RF64 file's header; None for another file, or if the header has no samples.
+
+    Raises:
+        AudioError: the header has too many chunks.
+    """
+    if audio[:4] not in WAV_TYPES or audio[8:12] != b"WAVE":
         return None
-    offset, size = find_chunk(audio, b"fmt ", RIFF)
-    if size < 16 or offset + size > len(audio):
-        return None
-    tag, channels, rate, _, frame_bytes, bits = struct.unpack(
-        "<HHIIHH", audio[offset : offset + 16]
-    )
+    position, size = find_chunk(audio, b"fmt ", RIFF)
     begin, declared = find_chunk(audio, b"data", RIFF)
-    plain = (tag, bits, frame_bytes) == (1, 16, 2 * channels) and channels > 0
-    if not plain or begin < offset or not 0 < declared < STREAM_BYTES:
+    format = audio[position : position + min(size, _MAX_FORMAT_BYTES)]
+    if len(format) < 16 or size > _MAX_FORMAT_BYTES or not position <= begin <= len(audio):
         return None
-    return Pcm16Header(begin, declared, channels, rate)
+    riff = int.from_bytes(audio[4:8], "little")
+    is_stream = declared >= STREAM_BYTES or (declared == 0 and riff in (0, 0xFFFFFFFF))
+    if audio[:4] != b"RIFF" and declared == 0xFFFFFFFF:
+        position, size = find_chunk(audio, b"ds64", RIFF)
+        if size >= 16 and position + 16 <= len(audio):
+            riff, declared = struct.unpack("<QQ", audio[position : position + 16])
+            is_stream = declared >> 40 > 0 or (declared == 0 and riff == 0)
+    fields = struct.unpack("<HHIIHH", format[:16])
+    return WavHeader(begin, declared, riff + 8, is_stream, format, *fields)
+
+
+def new_wav_header(format: bytes, size: int) -> bytes:
+    """Return the header of a WAV file.
+
+    Args:
+        format: the content of the format chunk.
+        size: bytes of the samples.
+    """
+    padded = format + b"\0" * (len(format) % 2)
+    riff = struct.pack("<4sI8sI", b"RIFF", 20 + len(padded) + size, b"WAVEfmt ", len(format))
+    return riff + padded + struct.pack("<4sI", b"data", size)
+
+
+def pcm16_header(audio: Bytes) -> WavHeader | None:
+    """Read the header of a 16-bit WAV file that declares its length; None for any other file."""
+    header = read_wav_header(audio) if audio[:4] == b"RIFF" else None
+    if header is None or header.is_stream or not header.declared or not header.channels:
+        return None
+    is_plain = (header.tag, header.bits, header.frame_bytes) == (1, 16, 2 * header.channels)
+    return header if is_plain else None
 
 
 def sample_bytes(audio: Bytes) -> tuple[int, int]:
@@ -134,7 +171,7 @@ def chunks(
         if len(head) < layout.head.size:
             return
         name, size = layout.head.unpack(head)
-        begin, size = offset + layout.head.size, size - layout.included
+        begin = offset + layout.head.size
         yield name, begin, size
         if size < 0:
             return
@@ -174,26 +211,6 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
         offset += size
 
 
-def last_ogg_page_is_whole(audio: Bytes) -> bool:
-    """Return whether an OGG file ends with a complete page, according to the page's header."""
-    tail = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
-    begin = tail.rfind(b"OggS")
-    page = tail[begin:] if begin >= 0 else b""
-    if len(page) < OGG_HEADER:
-        return False
-    segments = page[OGG_HEADER - 1]
-    lengths = page[OGG_HEADER : OGG_HEADER + segments]
-    return OGG_HEADER + segments + sum(lengths) <= len(page)
-
-
-def id3_bytes(audio: Bytes) -> int:
-    """Return the length of the ID3 tag at a file's beginning; 0 if there is none."""
-    if audio[:3] != b"ID3" or len(audio) < _ID3_HEADER:
-        return 0
-    a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
-    return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
-
-
 def mp3_declares_length(audio: Bytes) -> bool:
     """Return whether an MP3's first frame declares the length (a Xing or Info header)."""
     _, tag = _xing(audio)
@@ -220,130 +237,13 @@ def another_mp3_follows(audio: Bytes) -> bool | None:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
-    offset = id3_bytes(audio)
+    offset = 0
+    if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
+        a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
+        offset = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
     frame = audio[offset : offset + 64]
     index = max(frame.find(b"Xing"), frame.find(b"Info"))
     return offset, frame[index:] if index >= 0 else b""
-
-
-SEARCH_BYTES = 1 << 16
-"""Number of bytes to search for a stream's first frame; a frame has at most 8,191."""
-
-_MAX_FRAME_BYTES = 1 << 13
-_MAX_GAPS = 1_000  # maximum gaps in an MP3, such as tags between joined files
-_PIECE_BYTES = 1 << 20  # bytes per read
-_CHAIN = 3  # minimum number of consecutive frames
-_SYNC = re.compile(rb"\xff[\xe2-\xff]")
-_ADTS, _MP3 = "aac", "mp3"  # names of FFmpeg's demuxers
-_MPEG_1, _MPEG_2 = 3, 2
-_KBITS = {  # by version and layer; other versions are like MPEG 2
-    (_MPEG_1, 3): (0, 32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
-    (_MPEG_1, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
-    (_MPEG_1, 1): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (_MPEG_2, 3): (0, 32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256),
-    (_MPEG_2, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (_MPEG_2, 1): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-_RATES = (44_100, 48_000, 32_000)
-_RESERVED = 1
-_MONO = 3
-_ADTS_RATES = 13
-
-
-class Frame(NamedTuple):
-    """The declarations of a frame's header."""
-
-    demuxer: str  # name of FFmpeg's demuxer for the stream
-    kind: tuple[int, ...]  # equal for all frames of a file
-    size: int  # bytes up to the next header
-
-
-def first_frame(audio: Bytes) -> tuple[int, str] | None:
-    """Find the first frame of a stream that may begin inside a frame or after other bytes.
-
-    Returns:
-        The frame's offset, and the name of FFmpeg's demuxer for the stream. None if no frame begins
-        within `SEARCH_BYTES` of the file's beginning or of the ID3 tag's end.
-    """
-    begin = id3_bytes(audio)
-    data = audio[begin : begin + SEARCH_BYTES + _CHAIN * _MAX_FRAME_BYTES]
-    at_end = begin + len(data) == len(audio)
-    for found in _SYNC.finditer(data, 0, SEARCH_BYTES):
-        if (frame := _chain(data, found.start(), at_end)) is not None:
-            return begin + found.start(), frame.demuxer
-    return None
-
-
-def mp3_changes(audio: Bytes) -> bool:
-    """Return whether an MP3 changes its rate or between mono and stereo, as joined files do."""
-    kinds = (frame.kind for frame in _mp3_frames(audio))
-    first = next(kinds, None)
-    return any(kind != first for kind in kinds)
-
-
-def _mp3_frames(audio: Bytes) -> Iterator[Frame]:
-    """Yield the frames of an MP3, and skip other bytes between them."""
-    offset, gaps = id3_bytes(audio), 0
-    data, begin = b"", 0  # a piece of the file, and its offset
-    while offset < len(audio) and gaps < _MAX_GAPS:
-        at_end = begin + len(data) == len(audio)
-        if not at_end and offset > begin + len(data) - _CHAIN * _MAX_FRAME_BYTES:
-            data, begin = audio[offset : offset + _PIECE_BYTES], offset
-            at_end = begin + len(data) == len(audio)
-        frame = _frame(data, offset - begin)
-        if frame is not None and frame.demuxer == _MP3:
-            yield frame
-            offset += frame.size
-            continue
-        gaps += 1
-        found = next(
-            (
-                found.start()
-                for found in _SYNC.finditer(data, offset - begin + 1)
-                if (frame := _chain(data, found.start(), at_end)) and frame.demuxer == _MP3
-            ),
-            None,
-        )
-        offset = begin + (found if found is not None else max(len(data) - 1, offset - begin + 1))
-
-
-def _chain(data: bytes, offset: int, at_end: bool) -> Frame | None:
-    """Return the frame at an offset if frames of the same kind follow it, or the data ends."""
-    if (first := _frame(data, offset)) is None:
-        return None
-    offset += first.size
-    for _ in range(_CHAIN - 1):
-        if at_end and offset == len(data):
-            break
-        following = _frame(data, offset)
-        if following is None or following[:2] != first[:2]:
-            return None
-        offset += following.size
-    return first
-
-
-def _frame(data: bytes, offset: int) -> Frame | None:
-    """Parse the frame header at an offset; None if it is not a header."""
-    head = data[offset : offset + 6]
-    if len(head) < 6 or head[0] != 0xFF or head[1] < 0xE2:
-        return None
-    layer, rate = head[1] >> 1 & 3, head[2] >> 2 & 3
-    if not layer:
-        rate, size = head[2] >> 2 & 15, (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
-        if head[1] < 0xF0 or rate >= _ADTS_RATES or size < 7:
-            return None
-        return Frame(_ADTS, (head[1] & 8, head[2] >> 6, rate), size)
-    version, bits, padding = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 1 & 1
-    if version == _RESERVED or bits in (0, 15) or rate >= len(_RATES):
-        return None
-    kbits = _KBITS[max(version, _MPEG_2), layer][bits]
-    hertz = _RATES[rate] >> _MPEG_1 - max(version, 1)
-    if layer == 3:
-        size = (12_000 * kbits // hertz + padding) * 4
-    else:
-        half = layer == 1 and version != _MPEG_1
-        size = (72_000 if half else 144_000) * kbits // hertz + padding
-    return Frame(_MP3, (version, layer, rate, int(head[3] >> 6 == _MONO)), size)
 
 
 _MAX_ELEMENTS = 100_000  # maximum parts to read; hours of audio have fewer
@@ -367,6 +267,18 @@ def is_cut_off(audio: Bytes) -> bool:
     head = audio[:16]
     check = next((check for offset, magic, check in _KNOWN if head.startswith(magic, offset)), None)
     return check is not None and check(audio)
+
+
+def _ogg(audio: Bytes) -> bool:
+    """Return whether the last page ends early, according to its header."""
+    tail = audio[max(0, len(audio) - _OGG_PAGE) : len(audio)]
+    begin = tail.rfind(b"OggS")
+    page = tail[begin:] if begin >= 0 else b""
+    if len(page) < OGG_HEADER:
+        return True
+    segments = page[OGG_HEADER - 1]
+    lengths = page[OGG_HEADER : OGG_HEADER + segments]
+    return OGG_HEADER + segments + sum(lengths) > len(page)
 
 
 def _mp4(audio: Bytes) -> bool:
@@ -434,10 +346,9 @@ def _elements_fit(
             break
         head = audio[offset : offset + 12]
         id_bytes = 9 - head[0].bit_length()  # bytes of the id, encoded in its leading zeros
-        if id_bytes > 4:
-            return True  # no element: the file is damaged or padded
-        if id_bytes >= len(head):
-            return True  # only the id is present, as in slices that Chrome sends
+        # More: no element, because the file is damaged or padded. Chrome's slices end after an id.
+        if id_bytes > 4 or id_bytes >= len(head):
+            return True
         size_bytes = 9 - head[id_bytes].bit_length()
         if size_bytes > 8 or id_bytes + size_bytes > len(head):
             return True
@@ -452,7 +363,7 @@ def _elements_fit(
 
 
 _KNOWN: tuple[tuple[int, bytes, Callable[[Bytes], bool]], ...] = (
-    (0, b"OggS", lambda audio: not last_ogg_page_is_whole(audio)),
+    (0, b"OggS", _ogg),
     (4, b"ftyp", _mp4),
     (4, b"moov", _mp4),
     (4, b"mdat", _mp4),

@@ -59,8 +59,6 @@ WINDOW_S = 30
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH
 
-_LENGTHS = range(SAMPLE_RATE, WINDOW_SAMPLES + 1, SAMPLE_RATE)
-
 
 @functools.lru_cache(maxsize=8)
 def _hann_window(device: torch.device) -> torch.Tensor:
@@ -100,15 +98,7 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
 
     Returns:
         float32 (batch, n_mels, n / HOP_LENGTH) on the same device.
-
-    Raises:
-        ValueError: the samples have another shape.
     """
-    if samples.ndim != 2 or samples.shape[1] not in _LENGTHS:
-        raise ValueError(
-            f"expected samples of shape (batch, {WINDOW_SAMPLES}), or fewer whole seconds; got "
-            f"{tuple(samples.shape)}"
-        )
     spectrum = torch.stft(
         samples.float(),
         N_FFT,

@@ -12,22 +12,25 @@ between timestamps, so that a transcript has the file's times. Time 0 is the beg
 whatever its first timestamp is.
 """
 
+import contextlib
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import av
 import numpy as np
 from av.codec import codecs_available
+from av.container import InputContainer
 from av.stream import Disposition
 
 from serve.contract.errors import AudioError, EarshotError, OptionError, shown
 from serve.contract.messages import Samples
-from serve.speech import channels, file_types
+from serve.speech import channels
 from serve.speech.audio import BLOCK_VALUES
 from serve.speech.containers import Bytes
 from serve.speech.file_types import EXPECTED
-from serve.speech.languages import language_code
+from serve.speech.languages import FROM_ISO_639_2, language_code
 from serve.speech.meter import DecodeBudget, MeteredFile
 
 _MIN_GAP_S = 0.25  # between two frames; the jitter of timestamps is smaller
@@ -118,23 +121,6 @@ class FileClock:
 _MAX_SHOWN = 16  # maximum tracks in a message
 _MAX_LANGUAGE_CHARS = 16  # maximum characters of a language tag, which comes from the file
 
-# Whisper's codes and the ISO 639-2 codes that video files use; the second of two is bibliographic.
-_THREE_LETTERS = """
-    en:eng zh:zho,chi de:deu,ger es:spa ru:rus ko:kor fr:fra,fre ja:jpn pt:por tr:tur pl:pol
-    ca:cat nl:nld,dut ar:ara sv:swe it:ita id:ind hi:hin fi:fin vi:vie he:heb uk:ukr el:ell,gre
-    ms:msa,may cs:ces,cze ro:ron,rum da:dan hu:hun ta:tam no:nor,nob th:tha ur:urd hr:hrv bg:bul
-    lt:lit la:lat mi:mri,mao ml:mal cy:cym,wel sk:slk,slo te:tel fa:fas,per lv:lav bn:ben sr:srp
-    az:aze sl:slv kn:kan et:est mk:mkd,mac br:bre eu:eus,baq is:isl,ice hy:hye,arm ne:nep mn:mon
-    bs:bos kk:kaz sq:sqi,alb sw:swa gl:glg mr:mar pa:pan si:sin km:khm sn:sna yo:yor so:som af:afr
-    oc:oci ka:kat,geo be:bel tg:tgk sd:snd gu:guj am:amh yi:yid lo:lao uz:uzb fo:fao ht:hat ps:pus
-    tk:tuk nn:nno mt:mlt sa:san lb:ltz my:mya,bur bo:bod,tib tl:tgl,fil mg:mlg as:asm tt:tat haw:haw
-    ln:lin ha:hau ba:bak jw:jav su:sun yue:yue
-"""
-_CODES = {
-    name: code
-    for code, _, names in (entry.partition(":") for entry in _THREE_LETTERS.split())
-    for name in names.split(",")
-}
 _UNKNOWN = ("", "und", "mis", "mul", "zxx")
 
 
@@ -145,7 +131,6 @@ class Track:
     language: str  # the file's language tag; empty: none
     kind: str  # codec and channels
     default: bool = False
-    main: bool = True  # neither commentary nor audio description
     readable: bool = True
 
 
@@ -195,8 +180,8 @@ def other_tracks_warning(tracks: Sequence[Track], chosen: int) -> str:
     )
 
 
-def _rank(track: Track) -> tuple[bool, bool, bool]:
-    return (not track.readable, not track.default, not track.main)
+def _rank(track: Track) -> tuple[bool, bool]:
+    return (not track.readable, not track.default)
 
 
 def _code(language: str) -> str | None:
@@ -204,7 +189,7 @@ def _code(language: str) -> str | None:
     first = language.strip().lower().replace("_", "-").partition("-")[0]
     if first in _UNKNOWN:
         return None
-    return _CODES.get(first) or language_code(language) or first
+    return FROM_ISO_639_2.get(first) or language_code(language) or first
 
 
 def _list_tracks(tracks: Sequence[Track], indices: Sequence[int] | None = None) -> str:
@@ -248,16 +233,10 @@ _TIMESTAMPED = ("matroska", "mov", "mpegts", "mpeg", "flv", "asf")
 """Formats with timestamps in packets. In others FFmpeg computes times from the bytes before."""
 _MIN_BYTES_PER_S = 250.0
 """Files with fewer bytes per second have gaps, so their declared length includes silence."""
-_NOT_MAIN = (
-    Disposition.comment
-    | Disposition.visual_impaired
-    | Disposition.descriptions
-    | Disposition.karaoke
-    | Disposition.clean_effects
-    | Disposition.dependent
-)
 _FRAME_FORMATS = ("mp3", "aac", "ac3", "eac3")
 """Formats that consist of frames only, so that a part of a stream is a valid file."""
+_MIN_MP3_FRAMES = 3  # minimum frames of a kind that damaged data does not contain
+_MP3_BUFFER_BYTES = 1 << 20  # bytes per read of a whole MP3; the meter counts reads
 
 
 class FFmpegFile:
@@ -266,7 +245,7 @@ class FFmpegFile:
     Args:
         audio: the file.
         meter: measures the cost of reading.
-        demuxers: the formats to try; by default all of `DEMUXERS`.
+        demuxers: the formats to try.
 
     Raises:
         AudioError: the file has no audio that can be decoded.
@@ -277,16 +256,11 @@ class FFmpegFile:
     tolerance_s = 0.25  # codec delay makes lengths inexact
     present_s: float | None = None
 
-    def __init__(self, audio: Bytes, meter: DecodeBudget, *demuxers: str) -> None:
-        options = {
-            "format_whitelist": ",".join(demuxers or DEMUXERS),
-            "codec_whitelist": ",".join(_DECODERS + _PCM_DECODERS),
-            "protocol_whitelist": "none",
-        }
+    def __init__(
+        self, audio: Bytes, meter: DecodeBudget, demuxers: Sequence[str] = DEMUXERS
+    ) -> None:
         self._meter = meter
-        self._file = av.open(
-            MeteredFile(audio, meter), "r", options=options, metadata_errors="ignore"
-        )
+        self._file = _open(audio, meter, demuxers)
         self.format = self._file.format.name
         try:
             self._stream = self._choose_stream()
@@ -312,7 +286,8 @@ class FFmpegFile:
         index = choose_track(tracks, requested)
         if not tracks[index].readable:
             codec = streams[index].codec_context
-            raise AudioError(file_types.undecoded("unknown" if codec is None else codec.name))
+            name = "unknown" if codec is None else codec.name
+            raise AudioError(f"audio's codec is {name}, which is not supported; {EXPECTED}")
         if len(tracks) > 1 and not requested:
             self._meter.warn(other_tracks_warning(tracks, index))
         return streams[index]
@@ -407,20 +382,47 @@ class FFmpegFile:
         self._file.close()
 
 
+def mp3_frames(audio: Bytes, meter: DecodeBudget) -> tuple[int, float]:
+    """Find the frames of an MP3.
+
+    Returns:
+        The number of kinds of frames: joined files may change their rate, or between mono and
+        stereo. Damaged data may look like a frame, so a kind counts only if it is frequent. And the
+        share of the bytes that are frames.
+    """
+    kinds, size = Counter[tuple[int, int, bool]](), 0
+    with (
+        contextlib.suppress(av.FFmpegError),
+        _open(audio, meter, ["mp3"], _MP3_BUFFER_BYTES) as file,
+    ):
+        for packet in file.demux(audio=0):
+            header = bytes(packet)[:4]
+            if len(header) == 4 and header[0] == 0xFF:  # version and layer, rate, mono
+                kinds[header[1] & 0x1E, header[2] & 0x0C, header[3] >= 0xC0] += 1
+                size += packet.size
+    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()), size / len(audio)
+
+
+def _open(
+    audio: Bytes, meter: DecodeBudget, demuxers: Sequence[str], buffer_bytes: int = 1 << 15
+) -> InputContainer:
+    options = {
+        "format_whitelist": ",".join(demuxers),
+        "codec_whitelist": ",".join(_DECODERS + _PCM_DECODERS),
+        "protocol_whitelist": "none",
+    }
+    file = MeteredFile(audio, meter)
+    return av.open(file, "r", options=options, metadata_errors="ignore", buffer_size=buffer_bytes)
+
+
 def _layout(layout: av.AudioLayout) -> channels.Layout:
     return channels.known_layout(tuple(channel.name for channel in layout.channels))
 
 
 def _track(stream: av.AudioStream) -> Track:
     codec = stream.codec_context
-    readable = codec is not None and codec.codec.name in _DECODERS + _PCM_DECODERS
-    name = "unknown" if codec is None else codec.codec.name
-    count = 0 if codec is None else codec.channels
+    name, count = ("unknown", 0) if codec is None else (codec.codec.name, codec.channels)
     sound = {0: "", 1: ", mono", 2: ", stereo"}.get(count, f", {count} channels")
-    return Track(
-        stream.language or "",
-        name + sound,
-        bool(stream.disposition & Disposition.default),
-        not stream.disposition & _NOT_MAIN,
-        readable,
-    )
+    is_default = bool(stream.disposition & Disposition.default)
+    readable = name in _DECODERS + _PCM_DECODERS
+    return Track(stream.language or "", name + sound, is_default, readable)

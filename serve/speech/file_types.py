@@ -59,16 +59,6 @@ def refusal(audio: Bytes) -> str:
     )
 
 
-def undecoded(codec: str) -> str:
-    """Return the error message for an unsupported codec, which has FFmpeg's name."""
-    if codec == "shorten":
-        return (
-            "audio is compressed with Shorten, as some SPHERE files are, which is not supported; "
-            "unpack it first, for example with `sph2pipe -f wav`"
-        )
-    return f"audio's codec is {codec}, which is not supported; {EXPECTED}"
-
-
 def kind_of(head: bytes) -> str:
     """Return the kind of a recording by its first bytes; "" if it is unknown."""
     return next((name for offset, magic, name in _KINDS if head.startswith(magic, offset)), "")

@@ -1,48 +1,40 @@
 """List Whisper's languages with their names, and convert Chinese scripts.
 
-The languages are those of OpenAI's `whisper/tokenizer.py`. OpenCC chooses Chinese characters by the
-phrases around them. Conversions here keep the number of characters, so that the boundaries of words
-and tokens do not move.
+OpenCC chooses Chinese characters by the phrases around them. Conversions here keep the number of
+characters, so that the boundaries of words and tokens do not move.
 """
 
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import opencc
 
-from serve.contract.messages import Segment
+from serve.contract.messages import Segment, TokenLogprob, Word
 
-# Entries: code, English name, other names; _ stands for a space within a name.
-_NAMES = """
-    en english, zh chinese mandarin, de german, es spanish castilian, ru russian, ko korean,
-    fr french, ja japanese, pt portuguese, tr turkish, pl polish, ca catalan valencian,
-    nl dutch flemish, ar arabic, sv swedish, it italian, id indonesian, hi hindi, fi finnish,
-    vi vietnamese, he hebrew, uk ukrainian, el greek, ms malay, cs czech,
-    ro romanian moldavian moldovan, da danish, hu hungarian, ta tamil, no norwegian, th thai,
-    ur urdu, hr croatian, bg bulgarian, lt lithuanian, la latin, mi maori, ml malayalam, cy welsh,
-    sk slovak, te telugu, fa persian, lv latvian, bn bengali, sr serbian, az azerbaijani,
-    sl slovenian, kn kannada, et estonian, mk macedonian, br breton, eu basque, is icelandic,
-    hy armenian, ne nepali, mn mongolian, bs bosnian, kk kazakh, sq albanian, sw swahili,
-    gl galician, mr marathi, pa punjabi panjabi, si sinhala sinhalese, km khmer, sn shona,
-    yo yoruba, so somali, af afrikaans, oc occitan, ka georgian, be belarusian, tg tajik,
-    sd sindhi, gu gujarati, am amharic, yi yiddish, lo lao, uz uzbek, fo faroese,
-    ht haitian_creole haitian, ps pashto pushto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit,
-    lb luxembourgish letzeburgesch, my myanmar burmese, bo tibetan, tl tagalog, mg malagasy,
-    as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir, jw javanese,
-    su sundanese, yue cantonese
-"""
-_WORDS = [entry.split() for entry in _NAMES.split(",")]
+T = TypeVar("T", Word, TokenLogprob)
 
-LANGUAGE_NAMES: dict[str, str] = {code: name.replace("_", " ") for code, name, *_ in _WORDS}
+# The languages of OpenAI's `whisper/tokenizer.py` in the order of the tokens: Whisper's code,
+# English names, and the ISO 639-2 codes that video files use.
+_ROWS = [
+    (code, names.split("|"), iso_codes.split("|"))
+    for line in Path(__file__).with_name("languages.csv").read_text("utf-8").splitlines()[1:]
+    for code, names, iso_codes in [line.split(",")]
+]
+
+LANGUAGE_NAMES: dict[str, str] = {code: names[0] for code, names, _ in _ROWS}
 """Whisper's 100 languages in the order of the tokens: code -> English name."""
 
 TO_LANGUAGE_CODE: dict[str, str] = {
-    word.replace("_", " "): code for code, *names in _WORDS for word in (code, *names)
+    name: code for code, names, _ in _ROWS for name in (code, *names)
 }
 """Every code and every English name, in lower case -> code."""
+
+FROM_ISO_639_2 = {iso: code for code, _, iso_codes in _ROWS for iso in iso_codes}
+"""ISO 639-2 code, terminological or bibliographic -> code."""
 
 _AUTO = "auto"
 # Locales with language, script and region: en-US, pt_BR, zh-Hans-CN.
@@ -148,27 +140,24 @@ def rewrite(segment: Segment, script: Script) -> Segment:
     text = convert(segment.text, script)
     if text == segment.text:
         return segment
-    words, scored = segment.words, segment.token_logprobs
-    if words is not None:
-        texts = _cut_like(text, [word.word for word in words])
-        words = tuple(
-            dataclasses.replace(word, word=part) for word, part in zip(words, texts, strict=True)
-        )
-    if scored is not None:
-        texts = _cut_like(text, [piece.token for piece in scored])
-        scored = tuple(
-            dataclasses.replace(piece, token=part)
-            for piece, part in zip(scored, texts, strict=True)
-        )
-    return dataclasses.replace(segment, text=text, words=words, token_logprobs=scored)
+    return dataclasses.replace(
+        segment,
+        text=text,
+        words=_with_parts_of(text, segment.words, "word"),
+        token_logprobs=_with_parts_of(text, segment.token_logprobs, "token"),
+    )
 
 
-def _cut_like(text: str, parts: Iterable[str]) -> Iterator[str]:
-    """Cut a converted text into parts with the lengths of the original parts."""
-    offset = 0
-    for part in parts:
-        yield text[offset : offset + len(part)]
-        offset += len(part)
+def _with_parts_of(text: str, items: Sequence[T] | None, field: str) -> tuple[T, ...] | None:
+    """Replace the texts of words or tokens by the parts of a converted text of the same length."""
+    if items is None:
+        return None
+    converted, offset = list[T](), 0
+    for item in items:
+        begin, offset = offset, offset + len(getattr(item, field))
+        change: dict[str, Any] = {field: text[begin:offset]}
+        converted.append(dataclasses.replace(item, **change))
+    return tuple(converted)
 
 
 def _count_script_chars(text: str) -> Sequence[int]:

@@ -15,8 +15,6 @@ from serve.speech.containers import Bytes
 MAX_HEADER_READS = 4_000  # reads by a library before the first sample; valid files need tens
 PART_HEADER_READS = 200  # additional reads for each further part of a joined file
 
-_SizedBuffer = Any  # typeshed's WriteableBuffer cannot be imported
-
 
 @dataclasses.dataclass(frozen=True)
 class AudioLimits:
@@ -161,7 +159,7 @@ class DecodeBudget:
     def may_read(self) -> bool:
         """Count a library's read of the file; return False if the library must get no more data."""
         self._header_reads += self._in_header
-        return not (self.stopped() or self._endless_header or self._too_slow)
+        return self._exceeded() is None
 
     def check(self) -> None:
         """Raise an error if a limit is exceeded.
@@ -171,23 +169,18 @@ class DecodeBudget:
             AudioLimitError: decoding takes too much CPU time.
             CancelledError: the request was cancelled.
         """
+        if (error := self._exceeded()) is not None:
+            raise error
+
+    def _exceeded(self) -> AudioError | CancelledError | None:
         if self.stopped():
-            raise CancelledError("the request was cancelled while its audio was decoded")
-        if self._endless_header:
-            raise AudioError(
+            return CancelledError("the request was cancelled while its audio was decoded")
+        if self._in_header and self._header_reads > self._max_header_reads:
+            return AudioError(
                 f"audio's header is incomplete after {self._max_header_reads} reads; expected a "
                 "file without thousands of chunks before its samples"
             )
-        if self._too_slow:
-            raise too_slow(self.limits)
-
-    @property
-    def _endless_header(self) -> bool:
-        return self._in_header and self._header_reads > self._max_header_reads
-
-    @property
-    def _too_slow(self) -> bool:
-        return self._cpu_s() > self.limits.max_cpu_s
+        return too_slow(self.limits) if self._cpu_s() > self.limits.max_cpu_s else None
 
     def _cpu_s(self) -> float:
         return self._spent_s + max(0.0, time.thread_time() - self._began_s)
@@ -235,7 +228,7 @@ class MeteredFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: _SizedBuffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         """Fill a buffer, and return the bytes read; 0 once the meter stops the decoding."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data

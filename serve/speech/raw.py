@@ -11,7 +11,7 @@ import re
 import struct
 
 from serve.contract.errors import AudioError, shown
-from serve.speech.containers import STREAM_BYTES
+from serve.speech.containers import STREAM_BYTES, new_wav_header
 
 _PCM, _MULAW, _ALAW = "pcm", "mulaw", "alaw"
 _CODINGS = {
@@ -67,9 +67,8 @@ def wav_header(
     """
     frame = width * channels
     size = min(size - size % frame, STREAM_BYTES)
-    riff = struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
-    coding = struct.pack("<HHIIHH", tag, channels, rate, rate * frame, frame, 8 * width)
-    return riff + struct.pack("<4sI", b"fmt ", 16) + coding + struct.pack("<4sI", b"data", size)
+    format = struct.pack("<HHIIHH", tag, channels, rate, rate * frame, frame, 8 * width)
+    return new_wav_header(format, size)
 
 
 def with_header(audio: bytes, media_type: str) -> bytes:

@@ -6,16 +6,14 @@ corpora: MP4, M4A, WebM, AAC, AMR, AC3, WMA, SPHERE and others. It also reads jo
 Libraries read the file through a meter, which pretends that the file ends if reading costs too
 much.
 
-Before a library reads a file, the header of an HTTP response is removed. `serve.speech.repair` then
-separates joined files and corrects a wrong size of the samples.
+Before a library reads a file, `serve.speech.repair` separates joined files and corrects a wrong
+size of a WAV file's samples.
 
 Malicious files can make these C libraries use much memory and time, so `serve.speech.sandbox` runs
 this module in one process per file.
 """
 
-import io
 import math
-import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -38,41 +36,9 @@ _ORDERED = ("OGG", "CAF")
 """Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
-_LAYOUTS = {"WAV": channels.wav_layout, "WAVEX": channels.wav_layout, "FLAC": channels.flac_layout}
-
-_MAX_HEADER_BYTES = 1 << 16
-_MAX_HEADERS = 10  # consecutive headers: redirections, then the response
-_MIN_METADATA_BYTES = 1 << 10  # minimum audio between two blocks; servers use 8,192 to 32,768
-_BEGIN = (b"HTTP/", b"ICY ")
-_END = re.compile(rb"\r?\n\r?\n")
-_METADATA = re.compile(rb"(?im)^icy-metaint: *([0-9]{1,9})\r?$")
-_UNIT = 16  # bytes per unit of a metadata block's length
-
-
-def without_http_header(audio: Bytes) -> Bytes:
-    """Remove a file's HTTP header and the metadata blocks that the header announces."""
-    for _ in range(_MAX_HEADERS):
-        if not audio[:5].startswith(_BEGIN):
-            break
-        head = audio[:_MAX_HEADER_BYTES]
-        if (end := _END.search(head)) is None:
-            break
-        audio = FileSlice(audio, end.end(), len(audio))
-        if found := _METADATA.search(head, 0, end.start()):
-            audio = _without_metadata(audio, int(found[1]))
-    return audio
-
-
-def _without_metadata(audio: Bytes, interval: int) -> Bytes:
-    """Remove the metadata blocks; each is a length byte followed by 16 times as many bytes."""
-    if interval < _MIN_METADATA_BYTES:
-        return audio
-    output, offset = io.BytesIO(), 0  # joining a list of pieces would need the memory twice
-    while offset < len(audio):
-        piece = audio[offset : offset + interval + 1]
-        output.write(piece[:interval])
-        offset += interval + 1 + (piece[interval] * _UNIT if len(piece) > interval else 0)
-    return output.getvalue()
+# A file of unknown format is an MP3 stream if at least this share of its first bytes is frames.
+_MIN_STREAM_SHARE = 0.5
+_STREAM_BYTES = 1 << 20
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
@@ -88,7 +54,7 @@ class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
 
 
 def decode(
-    audio: containers.Bytes,
+    audio: Bytes,
     limits: AudioLimits,
     stopped: Callable[[], bool] = never,
     warn: Callable[[str], None] = ignore,
@@ -102,12 +68,12 @@ def decode(
     return meter.metered(_decoded(audio, meter))
 
 
-def _decoded(audio: containers.Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
-    parts = repair.split(without_http_header(audio), meter.check)
+def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
+    parts = repair.split(audio, meter.check)
     yield from samples_of(_opened_parts(parts, meter), meter)
 
 
-def _opened_parts(parts: Sequence[containers.Bytes], meter: DecodeBudget) -> Iterator[AudioSource]:
+def _opened_parts(parts: Sequence[Bytes], meter: DecodeBudget) -> Iterator[AudioSource]:
     """Open the parts of a joined file on demand."""
     for number, part in enumerate(parts, 1):
         if len(parts) > 1:
@@ -121,7 +87,7 @@ def _opened_parts(parts: Sequence[containers.Bytes], meter: DecodeBudget) -> Ite
             meter.warn(str(error))
 
 
-def open_source(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
+def open_source(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     """Open a file with the library that supports its format.
 
     Raises:
@@ -136,7 +102,7 @@ def open_source(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
         raise AudioError(file_types.refusal(audio)) from error
 
 
-def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
+def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     audio, warning = repair.corrected(audio)
     if warning:
         meter.warn(warning)
@@ -150,46 +116,34 @@ def _opened(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
     except soundfile.LibsndfileError:
         return _ffmpeg_file(audio, meter)
     if file.format not in _SNDFILE_FORMATS:
-        file.close()
-        return _ffmpeg_file(audio, meter)
-    if file.format == "MP3" and _is_joined_mp3(audio):
-        file.close()  # libsndfile would read the first MP3 alone
-        return FFmpegFile(audio, meter, "mp3")
-    if file.channels > 2 and file.format in _ORDERED:
-        file.close()
-        return FFmpegFile(audio, meter, file.format.lower())
-    ffmpeg.check_single_track(meter.limits.track, file.format)
-    return _SndFile(audio, file)
+        demuxers = ffmpeg.DEMUXERS
+    elif file.format == "MP3" and _is_joined_mp3(audio, meter):
+        demuxers = ("mp3",)  # libsndfile would read the first MP3 alone
+    elif file.channels > 2 and file.format in _ORDERED:
+        demuxers = (file.format.lower(),)
+    else:
+        ffmpeg.check_single_track(meter.limits.track, file.format)
+        return _SndFile(audio, file)
+    file.close()
+    return FFmpegFile(audio, meter, demuxers)
 
 
-def _ffmpeg_file(audio: containers.Bytes, meter: DecodeBudget) -> AudioSource:
-    """Open a file with FFmpeg; read MP3 and AAC streams from their first whole frame on."""
-    file: FFmpegFile | None = None
+def _ffmpeg_file(audio: Bytes, meter: DecodeBudget) -> AudioSource:
+    """Open a file with FFmpeg, even if it is an MP3 stream that begins inside a frame."""
     try:
-        file = FFmpegFile(audio, meter)
+        return FFmpegFile(audio, meter)
     except (EarshotError, MemoryError):
         raise
     except Exception:
-        if (found := containers.first_frame(audio)) is None:
+        _, share = ffmpeg.mp3_frames(FileSlice(audio, 0, _STREAM_BYTES), meter)
+        if share < _MIN_STREAM_SHARE:
             raise
-    else:
-        found = containers.first_frame(audio) if file.format == "aac" else None
-    begin, demuxer = found or (0, "")
-    if begin > containers.id3_bytes(audio):
-        meter.warn(
-            f"audio's first {begin} bytes are not a whole {demuxer.upper()} frame, as in a "
-            "recording of a running stream; they are skipped"
-        )
-    elif file is not None:
-        return file
-    if file is not None:
-        file.close()
-    return FFmpegFile(containers.FileSlice(audio, begin, len(audio)), meter, demuxer)
+    return FFmpegFile(audio, meter, ["mp3"])
 
 
-def _is_joined_mp3(audio: containers.Bytes) -> bool:
+def _is_joined_mp3(audio: Bytes, meter: DecodeBudget) -> bool:
     is_followed = containers.another_mp3_follows(audio)
-    return containers.mp3_changes(audio) if is_followed is None else is_followed
+    return ffmpeg.mp3_frames(audio, meter)[0] > 1 if is_followed is None else is_followed
 
 
 class _SndFile:
@@ -197,12 +151,11 @@ class _SndFile:
 
     tolerance_s = 0.0
 
-    def __init__(self, audio: containers.Bytes, file: Any) -> None:
+    def __init__(self, audio: Bytes, file: Any) -> None:
         self._file = file
         self.rate: int = file.samplerate
         self.channels: int = file.channels
-        layout_of = _LAYOUTS.get(file.format)
-        self.layout = layout_of(audio, file.channels) if layout_of else channels.UNKNOWN
+        self.layout = channels.declared_layout(file.format, audio, file.channels)
         frames = _declared_frames(audio, file.format, file.frames)
         self.declared_s = None if frames is None or not self.rate else frames / self.rate
         # For compressed formats libsndfile repeats the declaration of the header.
@@ -221,7 +174,7 @@ class _SndFile:
         self._file.close()
 
 
-def _declared_frames(audio: containers.Bytes, file_format: str, frames: int) -> int | None:
+def _declared_frames(audio: Bytes, file_format: str, frames: int) -> int | None:
     """Return the declared number of frames; None if the file declares none."""
     if file_format == "MP3" and not containers.mp3_declares_length(audio):
         return None

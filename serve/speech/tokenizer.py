@@ -123,29 +123,20 @@ class Tokenizer:
             )
         return str(name)
 
-    def prompt_ids(
-        self, language: str | None, task: Task, timestamps: bool, prompt: str
-    ) -> tuple[int, ...]:
-        """Return the ids with which a window's decoding starts.
+    def prompt_ids(self, language: str | None, task: Task, timestamps: bool) -> tuple[int, ...]:
+        """Return the ids of a prompt from start-of-transcript on.
 
         Args:
             language: code, English name or tag, in any case; None inserts DETECT_LANGUAGE, which
                 the runtime replaces by the detected language.
             task: "transcribe", or "translate" into English.
             timestamps: whether timestamp tokens may follow.
-            prompt: the text before the audio; see `previous_text`.
 
         Raises:
-            OptionError: the language is unknown, the engine does not support the task, or the
-                prompt holds special tokens.
+            OptionError: the language is unknown, or the engine does not support the task.
         """
-        facts = self.facts
-        before = self.previous_text(prompt)
-        ids = [facts.sot_prev, *before, facts.sot] if before else [facts.sot]
-        ids += self._language_and_task(language, task)
-        if not timestamps:
-            ids.append(facts.no_timestamps)
-        return tuple(ids)
+        ids = (self.facts.sot, *self._language_and_task(language, task))
+        return ids if timestamps else (*ids, self.facts.no_timestamps)
 
     def previous_text(self, prompt: str) -> tuple[int, ...]:
         """Return the ids of the text before the audio; none if it is blank.

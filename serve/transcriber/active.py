@@ -16,7 +16,7 @@ import functools
 import math
 import string
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -24,7 +24,8 @@ from serve.contract.config import TranscriberConfig
 from serve.contract.fields import ShortEncoder
 from serve.contract.messages import OnEvent, Phase, Priority, Segment, Timings, Transcript
 from serve.runtime.protocol import Job, JobEvent, Scores
-from serve.speakers.words import letter_speakers
+from serve.speakers.diarize import SpeakerTurn
+from serve.speakers.words import letter_speakers, split
 from serve.speech import judging, windows, words
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
 from serve.speech.tokenizer import Tokenizer
@@ -160,8 +161,7 @@ class ActiveRequest:
     _stitched: int = 0  # the first windows of `_order`, which are done and in `_segments`
     _segments: list[Segment] = dataclasses.field(default_factory=list)
     _spoken_until_s: float = 0.0  # end of the last word so far in the current channel
-    # Splits segments by speaker; None until diarization is done.
-    _by_speaker: Callable[[list[Segment]], Iterable[Segment]] | None = None
+    _turns: Sequence[SpeakerTurn] | None = None  # None until diarization is done
 
     def __post_init__(self) -> None:
         self.set_plan(self.plan)
@@ -201,7 +201,7 @@ class ActiveRequest:
     def complete(self) -> bool:
         """Whether all windows are decoded and stitched, and diarization, if wanted, is done."""
         all_stitched = self._all_arrived and self._stitched == len(self._windows)
-        return all_stitched and (self._by_speaker is not None or self.plan.speakers is None)
+        return all_stitched and (self._turns is not None or self.plan.speakers is None)
 
     def add_window(self, window: windows.AudioWindow) -> None:
         """Add the next window of decoded audio."""
@@ -414,9 +414,9 @@ class ActiveRequest:
         """Set the timed words of a window."""
         self._windows[index].times_pending, self._windows[index].timed = False, timed
 
-    def set_speakers(self, by_speaker: Callable[[list[Segment]], Iterable[Segment]]) -> None:
-        """Set the function that splits segments by speaker."""
-        self._by_speaker = by_speaker
+    def set_turns(self, turns: Sequence[SpeakerTurn]) -> None:
+        """Set the speaker turns of the whole recording."""
+        self._turns = turns
 
     def stitch_ready(self, tokenizer: Tokenizer) -> list[Segment]:
         """Return the new segments of done windows; no unfinished window precedes them."""
@@ -479,15 +479,16 @@ class ActiveRequest:
             self._text_before = () if failed else (*self._text_before, *tokens)[-plan.texts.limit :]
         return segments
 
-    def transcript(self) -> Transcript:
+    def transcript(self, tokenizer: Tokenizer) -> Transcript:
         """Return the request's transcript; `complete` must be true.
 
         Segments are in order of time. With diarization, each has one speaker.
         """
         assert self.complete
         plan, segments = self.plan, self._segments
-        if self._by_speaker is not None and plan.speakers is not None:
-            segments = letter_speakers(list(self._by_speaker(segments)), plan.speakers.names)
+        if self._turns is not None and plan.speakers is not None:
+            by_speaker = list(split(segments, self._turns, tokenizer.decode))
+            segments = letter_speakers(by_speaker, [name for name, _ in plan.speakers.known])
             segments = segments if plan.returns_words else _without_words(segments)
         if plan.channels:
             segments = sorted(segments, key=lambda segment: segment.start)
@@ -502,15 +503,12 @@ class ActiveRequest:
         if self._languages.is_mixed:
             code = self._languages.common_code
             segments = [dataclasses.replace(s, language=s.language or code) for s in segments]
-        timelines = {
-            index: (self._windows[index].audio.timeline, self._windows[index].duration_s)
-            for index in self._order
-            if decoded[index].pieces
-        }
-        times = {
-            i: (timeline.start(0.0), timeline.end(end_s))
-            for i, (timeline, end_s) in timelines.items()
-        }
+        times = dict[int, tuple[float, float]]()
+        for index in self._order:
+            if decoded[index].pieces:
+                window = self._windows[index]
+                timeline = window.audio.timeline
+                times[index] = timeline.start(0.0), timeline.end(window.duration_s)
         for text in self._languages.warnings(times):
             self.warn(text)
         now_s = time.monotonic()

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 
+import numpy as np
+
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
 from serve.contract.messages import AudioFile, Request, Samples
@@ -83,7 +85,7 @@ class AudioDecoderPool:
         slots: int,
         on_window: Callable[[ActiveRequest, AudioWindow], None],
         on_error: Callable[[ActiveRequest, EarshotError], None],
-        prepare: Callable[[ActiveRequest, Request], None],
+        prepare: Callable[[ActiveRequest], None],
         device: str = "cpu",
     ) -> None:
         self._device = device
@@ -150,11 +152,6 @@ class AudioDecoderPool:
         with self._lock:
             return set(self._tasks)
 
-    def held_windows(self) -> int:
-        """Count the windows that are decoded or in decoding, but not submitted."""
-        with self._lock:
-            return sum(task.n_buffered for task in self._tasks.values())
-
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.
 
@@ -195,13 +192,11 @@ class AudioDecoderPool:
 
         Yields None if a block of audio completed no window, so that workers can switch requests.
         """
-        self._prepare(active, request)
+        self._prepare(active)
         if not active.plan.channels:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
-        # Each window is yielded after the next one, because only the last one may have `last` set.
-        previous: AudioWindow | None = None
         for channel in itertools.count():
             with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
@@ -209,13 +204,12 @@ class AudioDecoderPool:
                 except ChannelError:
                     break
                 for window in _cut(active, itertools.chain([first], blocks)):
-                    if window is None:
+                    # A silent channel gives no window, except the first, which tells the duration.
+                    if window is not None and (len(window.samples) or not channel):
+                        yield dataclasses.replace(window, channel=channel, last=False)
+                    else:
                         yield None
-                        continue
-                    if previous is not None:
-                        yield dataclasses.replace(previous, last=False)
-                    previous = dataclasses.replace(window, channel=channel)
-        yield previous
+        yield AudioWindow(0.0, np.zeros(0, np.float32), last=True, channel=channel)
 
     def _blocks(
         self,

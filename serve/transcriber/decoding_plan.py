@@ -21,14 +21,7 @@ from serve.runtime.protocol import Capabilities, DecodingOptions, Detection
 from serve.speech.languages import CLOSE_LANGUAGES, Script, named_language, script_of
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import Interval
-from serve.transcriber.prompts import (
-    NO_TEXTS,
-    PromptTexts,
-    checked_phrases,
-    no_texts,
-    phrases_of,
-    trie_of,
-)
+from serve.transcriber.prompts import PromptTexts, checked_phrases, phrases_of, texts_of, trie_of
 
 T = TypeVar("T", SearchOptions, SpeechOptions)
 
@@ -71,11 +64,6 @@ class Speakers:
     max_count: int | None = None  # None: no limit
     known: tuple[tuple[str, bytes], ...] = ()  # name and reference audio file of each known speaker
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The known speakers' names."""
-        return tuple(name for name, _ in self.known)
-
 
 @dataclasses.dataclass(frozen=True)
 class DecodingPlan:
@@ -96,7 +84,7 @@ class DecodingPlan:
     speech: SpeechOptions = _SPEECH  # VAD thresholds
     short_encoder: ShortEncoder = "off"  # see `TranscriberConfig.short_encoder`
     voice: tuple[Interval, ...] = ()  # the client's speech intervals; (): run VAD
-    texts: PromptTexts = NO_TEXTS
+    texts: PromptTexts = dataclasses.field(default_factory=PromptTexts)  # see `with_texts`
     detection: Detection = dataclasses.field(default_factory=Detection)  # language detection
     intervals: tuple[Interval, ...] = ()  # decode only these intervals; (): the whole audio
     repetitive: float = math.inf  # compression ratio above which a window is decoded again
@@ -175,7 +163,7 @@ def plan_request(
         audio_track=request.audio_track.strip() if request.audio_track else None,
     )
     _check_audio(request)
-    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps, "")
+    start = tokenizer.prompt_ids(request.language, request.task, request.timestamps)
     search = _from_request(request, _search(config, capabilities))
     vad = _vad(request, config)
     for refusal in (
@@ -188,7 +176,7 @@ def plan_request(
         if refusal is not None:
             raise OptionError(refusal)
     needs_words = any(getattr(request, name) for name in _NEED_WORDS)
-    plan = DecodingPlan(
+    return DecodingPlan(
         start=start,
         language=_language(start, tokenizer),
         options=DecodingOptions(
@@ -216,31 +204,27 @@ def plan_request(
         channels=request.channels == "split",
         script=_script(request, config),
     )
-    return with_texts(plan, no_texts(tokenizer, config), request, config, manifest.dims.n_text_ctx)
 
 
 def with_texts(
-    plan: DecodingPlan,
-    texts: PromptTexts,
-    request: Request,
-    config: TranscriberConfig,
-    n_text_ctx: int,
+    plan: DecodingPlan, tokenizer: Tokenizer, config: TranscriberConfig, n_text_ctx: int
 ) -> DecodingPlan:
-    """Add a request's texts to its plan.
+    """Tokenize a request's texts and add them to its plan.
 
     `plan_request` does not add them, because it must not wait for the tokenizer. In sequential mode
     each window has a prompt of another length. `max_tokens` may then exceed the room for tokens.
 
     Args:
         plan: the result of `plan_request`.
-        texts: the result of `texts_of`.
-        request: the request, for its `max_tokens`.
+        tokenizer: the engine's tokenizer.
         config: limits and defaults.
         n_text_ctx: the decoder's number of positions.
 
     Raises:
-        OptionError: the prompt leaves too little room for `max_tokens`.
+        OptionError: a text holds special tokens or is too long, or the texts leave too little room
+            for `max_tokens`.
     """
+    request, texts = plan.request, texts_of(plan.request, tokenizer, config)
     room = n_text_ctx - len(texts.prompt(plan.start, texts.before, texts.prefix))
     max_tokens = request.max_tokens
     if max_tokens is None:
@@ -347,13 +331,9 @@ def _out_of_bounds(
         value = getattr(request, name)
         if value is not None and not (low <= value <= high and value < math.inf):  # or NaN
             yield f"{name} = {shown(value)}; expected a number from {low} to {high}"
-    num_speakers, min_speakers, max_speakers = (getattr(request, name) for name in _COUNTS)
-    if (
-        not (min_speakers or 1)
-        <= (num_speakers or min_speakers or 1)
-        <= (num_speakers or max_speakers or math.inf)
-        <= (max_speakers or math.inf)
-    ):
+    count, max_count = request.num_speakers, request.max_speakers or math.inf
+    min_count = request.min_speakers or 1
+    if not min_count <= (count or min_count) <= (count or max_count) <= max_count:
         counts = (_setting(request, name) for name in _COUNTS if _is_set(request, name))
         yield f"{', '.join(counts)}; expected min_speakers <= num_speakers <= max_speakers"
     if len(request.draft) > n_text_ctx or not all(
@@ -462,18 +442,15 @@ def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig
     if request.language is not None:
         return Detection()
     languages = tokenizer.language_ids(request.languages or config.languages)
+    detection = Detection(languages, LANGUAGE_CERTAINTY, MAX_TRIED_LANGUAGES)
     if request.multilingual:  # each window detects its own language
-        return Detection(languages, certainty=LANGUAGE_CERTAINTY, max_languages=MAX_TRIED_LANGUAGES)
+        return detection
     known = tokenizer.facts.languages
     close_languages = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return Detection(
-        languages,
-        certainty=LANGUAGE_CERTAINTY,
-        max_languages=MAX_TRIED_LANGUAGES,
-        switch=SWITCH_PROBABILITY,
-        close_languages=close_languages,
+    return dataclasses.replace(
+        detection, switch=SWITCH_PROBABILITY, close_languages=close_languages
     )
 
 
@@ -535,12 +512,10 @@ def _speakers(request: Request) -> Speakers | None:
     if len(set(names)) < len(names) or not all(name.strip() for name in names):
         raise OptionError(f"known_speaker_names = {shown(list(names))}; expected distinct names")
     known = tuple(zip(names, map(_reference_file, references), strict=True))
-    num_speakers, min_speakers, max_speakers = (getattr(request, name) for name in _COUNTS)
-    return (
-        Speakers(num_speakers or min_speakers or 1, num_speakers or max_speakers, known)
-        if request.diarize
-        else None
-    )
+    if not request.diarize:
+        return None
+    count = request.num_speakers
+    return Speakers(count or request.min_speakers or 1, count or request.max_speakers, known)
 
 
 def _reference_file(url: str) -> bytes:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +21,15 @@ from typing import Generic, TypeVar
 
 import torch
 
-from serve.contract.errors import DeviceError, EarshotError
+from serve.contract.errors import DeviceError, EarshotError, OptionError, shown
 from serve.contract.messages import Priority
 from serve.runtime.protocol import Capabilities, Job, JobEvent, Runtime
 from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, LogMel, with_silence
 from serve.speech.windows import AudioWindow
 from serve.transcriber.active import WINDOW_LENGTHS, ActiveRequest
-from serve.transcriber.guard import guarded, runtime_calls
+from serve.transcriber.guard import guarded
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Rank = tuple[int, ...]
@@ -270,15 +273,11 @@ class Dispatcher:
         """Remove a request that has ended from the queue, and cancel its jobs.
 
         The jobs count until the runtime has confirmed their end.
-
-        Raises:
-            DeviceError: the device failed.
         """
         self._ready.remove(active.id)
         for job_id, decoding in self._jobs.items():
             if decoding.active is active:
-                with runtime_calls():
-                    self._runtime.cancel(job_id)
+                self._runtime.cancel(job_id)
 
     def clear(self) -> None:
         """Drop all jobs and queued requests; the runtime has failed or is about to be closed."""
@@ -348,8 +347,13 @@ class Dispatcher:
         stop_loops: bool = True,
     ) -> None:
         job = active.job(next(self._ids), index, features, temperature, urgent, draft, stop_loops)
-        with runtime_calls():
+        try:
             self._runtime.submit(job)
+        except (OptionError, DeviceError):  # the runtime rejects one job, or has failed
+            raise
+        except Exception as error:
+            logger.exception("the runtime failed")
+            raise DeviceError(f"internal error: {shown(error)}") from error
         self._jobs[job.id] = DecodingWindow(active, index, job)
         self._long_jobs += not urgent
         if not (self._capabilities.reports_begin or self._capabilities.streaming):

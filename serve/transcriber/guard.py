@@ -1,11 +1,10 @@
 """Separate errors that end one request from device failures, which end all requests."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
-from serve.contract.errors import DeviceError, EarshotError, OptionError, shown
+from serve.contract.errors import DeviceError, EarshotError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +19,7 @@ def guarded(description: str, work: Callable[[], T]) -> T | EarshotError:
 
     Args:
         description: a description of the work and its request, for the log.
-        work: the work; it may change only this request's state, and the runtime in
-            `runtime_calls`.
+        work: the work; it may change only this request's state.
 
     Raises:
         DeviceError: the device failed; all requests must end.
@@ -35,20 +33,3 @@ def guarded(description: str, work: Callable[[], T]) -> T | EarshotError:
     except Exception as error:
         logger.exception("internal error: %s", description)
         return EarshotError(f"internal error: {shown(error)}")
-
-
-@contextlib.contextmanager
-def runtime_calls() -> Iterator[None]:
-    """Convert unexpected exceptions of runtime calls to `DeviceError`.
-
-    Raises:
-        OptionError: the runtime rejects one job and continues.
-        DeviceError: the runtime raised any other exception.
-    """
-    try:
-        yield
-    except (OptionError, DeviceError):
-        raise
-    except Exception as error:
-        logger.exception("the runtime failed")
-        raise DeviceError(f"internal error: {shown(error)}") from error

@@ -37,17 +37,13 @@ from serve.contract.messages import (
     Transcript,
 )
 from serve.runtime.protocol import Gauges, JobEvent, Runtime
-from serve.speakers.diarize import SpeakerTurn
-from serve.speakers.words import split
 from serve.speech.tokenizer import Tokenizer
 from serve.speech.windows import AudioWindow
-from serve.speech.words import WindowWords
 from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio_decoder_pool import AudioDecoderPool
 from serve.transcriber.decoding_plan import audio_bytes, check_config, plan_request, with_texts
 from serve.transcriber.dispatch import DecodingWindow, Dispatcher
 from serve.transcriber.guard import guarded
-from serve.transcriber.prompts import texts_of
 from serve.transcriber.request_tracker import Outcome, RequestTracker, Stats
 
 logger = logging.getLogger(__name__)
@@ -153,8 +149,9 @@ class Transcriber:
         if plan.speakers is not None:
             diarize = functools.partial(self._decoders.diarize, active, request)
             work = functools.partial(run_in_fresh_thread, diarize)
-            receive = functools.partial(self._receive_turns, active)
-            self._speaker_threads.submit(self._run_phase, "speakers", active, work, receive)
+            self._speaker_threads.submit(
+                self._run_phase, "speakers", active, work, active.set_turns
+            )
         # Wake the device thread, which must now keep one more deadline.
         self._inbox.put(_wake_up)
         cancelled = CancelledError("the client cancelled the request")
@@ -229,27 +226,20 @@ class Transcriber:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tokenize(self, active: ActiveRequest, request: Request) -> None:
+    def _tokenize(self, active: ActiveRequest) -> None:
         """Add a request's texts to its plan before its first window; runs on a worker.
 
         Raises:
-            OptionError: a text holds special tokens or is too long, or the texts leave too little
-                room for `max_tokens`.
+            OptionError: see `with_texts`.
         """
-        texts = texts_of(request, self.tokenizer, self._config)
-        if texts != active.plan.texts:
-            n_text_ctx = self._manifest.dims.n_text_ctx
-            plan = with_texts(active.plan, texts, request, self._config, n_text_ctx)
-            self._inbox.put(functools.partial(active.set_plan, plan))
+        n_text_ctx = self._manifest.dims.n_text_ctx
+        plan = with_texts(active.plan, self.tokenizer, self._config, n_text_ctx)
+        self._inbox.put(functools.partial(active.set_plan, plan))
 
     def _run_phase(
-        self,
-        phase: str,
-        active: ActiveRequest,
-        work: Callable[[], T],
-        on_result: Callable[[T], None],
+        self, phase: str, active: ActiveRequest, work: Callable[[], T], record: Callable[[T], None]
     ) -> None:
-        """Run a phase of a request on this thread, and post its result to the device thread."""
+        """Run a phase of a request on this thread, and record its result on the device thread."""
         if active.ended:
             return
         began_s = time.monotonic()
@@ -258,7 +248,7 @@ class Transcriber:
         if isinstance(result, EarshotError):
             self._post_failure(active, result)
         else:
-            self._inbox.put(functools.partial(on_result, result))
+            self._inbox.put(functools.partial(self._record, active, record, result))
 
     def _on_device_thread(self, work: Callable[..., None]) -> Callable[..., None]:
         """Return a function, for any thread, that runs `work` on the device thread."""
@@ -343,15 +333,10 @@ class Transcriber:
             return
         self._send_progress(active)
 
-    def _receive_words(self, active: ActiveRequest, index: int, words: WindowWords) -> None:
+    def _record(self, active: ActiveRequest, record: Callable[[T], None], result: T) -> None:
+        """Record the result of a phase on another thread."""
         if not active.ended:
-            active.set_words(index, words)
-            self._send_progress(active)
-
-    def _receive_turns(self, active: ActiveRequest, turns: tuple[SpeakerTurn, ...]) -> None:
-        if not active.ended:
-            decode = self.tokenizer.decode
-            active.set_speakers(functools.partial(split, turns=turns, decode=decode))
+            record(result)
             self._send_progress(active)
 
     def _send_progress(self, active: ActiveRequest) -> None:
@@ -383,14 +368,14 @@ class Transcriber:
         if retry_temperature is not None:
             self._dispatcher.retry(decoding, retry_temperature)
         elif work := active.untimed_words(decoding.index, self.tokenizer):
-            receive = functools.partial(self._receive_words, active, decoding.index)
-            self._word_threads.submit(self._run_phase, "words", active, work, receive)
+            record = functools.partial(active.set_words, decoding.index)
+            self._word_threads.submit(self._run_phase, "words", active, work, record)
 
     def _new_events(self, active: ActiveRequest) -> list[SegmentReady | RequestFinished]:
         segments: Sequence[Segment] = active.stitch_ready(self.tokenizer)
         if not active.complete:
             return [*map(SegmentReady, segments)]
-        transcript = active.transcript()
+        transcript = active.transcript(self.tokenizer)
         if active.plan.returns_speakers:
             segments = transcript.segments
         return [*map(SegmentReady, segments), RequestFinished(transcript)]

@@ -60,38 +60,27 @@ class PromptTexts:
         return (*mark, *text, *start, *prefix)
 
 
-NO_TEXTS = PromptTexts()
-"""No texts, and no room for any."""
-
-
 def texts_of(request: Request, tokenizer: Tokenizer, config: TranscriberConfig) -> PromptTexts:
     """Tokenize a request's hotwords, previous text, prefix and phrases.
 
     Raises:
         OptionError: a text or a phrase holds special tokens or is too long.
     """
-    texts = no_texts(tokenizer, config)
-    hotwords = tokenizer.text_ids("hotwords", request.hotwords, texts.previous_limit)
+    limit = tokenizer.text_limit
+    previous_limit = min(config.previous_tokens, limit)
+    hotwords = tokenizer.text_ids("hotwords", request.hotwords, previous_limit)
     first_timestamp = (tokenizer.facts.timestamp_begin,) if request.timestamps else ()
-    prefix_limit = texts.limit - len(hotwords) - len(first_timestamp)
+    prefix_limit = limit - len(hotwords) - len(first_timestamp)
     prefix = tokenizer.text_ids("prefix", request.prefix, prefix_limit)
-    return dataclasses.replace(
-        texts,
+    return PromptTexts(
+        mark=tokenizer.facts.sot_prev,
+        limit=limit,
+        previous_limit=previous_limit,
+        timestamps=config.previous_timestamps,
         hotwords=hotwords,
         before=tokenizer.previous_text(request.prompt),
         prefix=(*first_timestamp, *prefix) if prefix else (),
         phrases=trie_of(phrases_of(request, config), tokenizer),
-    )
-
-
-def no_texts(tokenizer: Tokenizer, config: TranscriberConfig) -> PromptTexts:
-    """Return the texts of a request without texts, with the prompt's limits."""
-    limit = tokenizer.text_limit
-    return PromptTexts(
-        mark=tokenizer.facts.sot_prev,
-        limit=limit,
-        previous_limit=min(config.previous_tokens, limit),
-        timestamps=config.previous_timestamps,
     )
 
 

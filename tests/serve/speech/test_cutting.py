@@ -15,12 +15,10 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.speech import audio
 from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_long, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, SpeechFilter, VadOptions
-from tests.serve.speech.sounds import RATE, Ear, encode, tone
+from tests.serve.speech.sounds import RATE, Ear, decode, encode, tone
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
 
@@ -148,12 +146,8 @@ WHOLE_S = 100
 RAMP = np.arange(WHOLE_S * SAMPLE_RATE, dtype=np.float32)
 
 
-def in_blocks(samples, size):
-    return (samples[i : i + size] for i in range(0, len(samples), size))
-
-
 def windows_of(stretches, samples=RAMP, size=65_537):
-    return list(cut_intervals(in_blocks(samples, size), stretches, cut))
+    return list(cut_intervals(blocks(samples, size), stretches, cut))
 
 
 @pytest.mark.parametrize("size", [1_000, 65_537, 10**7])
@@ -174,10 +168,10 @@ def test_each_stretch_is_cut_by_itself_and_keeps_its_place(size):
 
 
 def test_what_follows_the_last_stretch_is_not_asked_for():
-    blocks = in_blocks(RAMP, SAMPLE_RATE)
-    windows = list(cut_intervals(blocks, [(1.0, 2.0), (4.0, 5.5)], cut))
+    seconds = blocks(RAMP, SAMPLE_RATE)
+    windows = list(cut_intervals(seconds, [(1.0, 2.0), (4.0, 5.5)], cut))
     assert [(w.start_s, w.duration_s, w.left_out_s) for w in windows] == [(1, 1, 1), (4, 1.5, 2)]
-    assert next(blocks)[0] == 6 * SAMPLE_RATE
+    assert next(seconds)[0] == 6 * SAMPLE_RATE
 
 
 @pytest.mark.parametrize(
@@ -206,18 +200,14 @@ def heard(samples: np.ndarray) -> Bandwidth:
     return bandwidth
 
 
-def decode(data: bytes) -> np.ndarray:
-    return audio.join_blocks(audio.decode(data, AudioLimits(200.0)))
-
-
 @pytest.fixture(scope="module")
 def voice() -> np.ndarray:
-    return decode((DATA / "en_two.wav").read_bytes())
+    return decode((DATA / "en_two.wav").read_bytes())[0]
 
 
 @pytest.mark.parametrize("clip", CLIPS[::4], ids=lambda clip: clip["file"])
 def test_speech_is_wide(clip: dict):
-    bandwidth = heard(decode((DATA / clip["file"]).read_bytes()))
+    bandwidth = heard(decode((DATA / clip["file"]).read_bytes(), 200.0)[0])
     assert not bandwidth.narrow
     assert bandwidth.warning() == ""
 
@@ -225,7 +215,8 @@ def test_speech_is_wide(clip: dict):
 @pytest.mark.parametrize(("rate", "highest_hz"), [(1_000, 500), (2_000, 1_000)])
 def test_low_rates(voice, rate: int, highest_hz: int):
     low = soxr.resample(voice, RATE, rate)
-    for samples in (decode(encode(low, "WAV", "PCM_16", rate)), soxr.resample(low, rate, RATE)):
+    decoded, _ = decode(encode(low, "WAV", "PCM_16", rate))
+    for samples in (decoded, soxr.resample(low, rate, RATE)):
         bandwidth = heard(samples)
         assert bandwidth.narrow
         assert f"no frequencies above {highest_hz} Hz" in bandwidth.warning()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from serve.contract.messages import Segment, TokenLogprob, Word
-from serve.speech.languages import convert, rewrite, script_in, script_of
+from serve.speech.languages import convert, script_in, script_of
 
 SIMPLE, TAIWAN, HONG_KONG = "台湾的头发里面", "臺灣的頭髮裡面", "台灣的頭髮裏面"
 
@@ -41,20 +40,3 @@ def test_of_a_text_in_the_script_only_what_it_lacks_is_changed():
     assert convert("皇后說这個國家的後來", "Hant") == "皇后說這個國家的後來"
     assert convert("皇后说這个国家的后来", "Hans") == "皇后说这个国家的后来"
     assert convert("台北這個國家", "Hant") == "台北這個國家"
-
-
-def test_words_and_tokens_have_the_script_of_their_segment_and_keep_their_bounds():
-    parts = ["台湾", "的", "头发。", " OK"]
-    words = tuple(Word(float(i), i + 1.0, part, 0.5) for i, part in enumerate(parts))
-    scored = tuple(TokenLogprob(part, -0.5) for part in parts)
-    one = Segment(
-        *(0.0, 4.0, "".join(parts), (1, 2), None, None, 0.0, 1.0),
-        words=words,
-        token_logprobs=scored,
-    )
-    found = rewrite(one, "Hant")
-    assert found.text == "臺灣的頭髮。 OK"
-    assert [word.word for word in found.words] == ["臺灣", "的", "頭髮。", " OK"]
-    assert [piece.token for piece in found.token_logprobs] == ["臺灣", "的", "頭髮。", " OK"]
-    assert [(word.start, word.end) for word in found.words] == [(i, i + 1) for i in range(4)]
-    assert found.tokens == one.tokens and rewrite(found, "Hant") is found

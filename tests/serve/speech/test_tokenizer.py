@@ -25,51 +25,36 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of text, found through a prompt so that no other encoder is needed."""
-    return list(tokenizer.prompt_ids("en", "transcribe", True, text)[1:-3])
+    return list(tokenizer.previous_text(text))
 
 
 def test_prompt_order(tokenizer: Tokenizer):
     facts = tokenizer.facts
     spanish, english = facts.languages["es"], facts.languages["en"]
-    assert tokenizer.prompt_ids("es", "transcribe", True, "") == (
-        facts.sot,
-        spanish,
-        facts.transcribe,
-    )
-    assert tokenizer.prompt_ids("en", "translate", False, "") == (
-        facts.sot,
-        english,
-        facts.translate,
-        facts.no_timestamps,
-    )
-    assert tokenizer.prompt_ids(None, "transcribe", True, "") == (
-        facts.sot,
-        DETECT_LANGUAGE,
-        facts.transcribe,
-    )
+    prompt = tokenizer.prompt_ids
+    assert prompt("es", "transcribe", True) == (facts.sot, spanish, facts.transcribe)
+    translated = (facts.sot, english, facts.translate, facts.no_timestamps)
+    assert prompt("en", "translate", False) == translated
+    assert prompt(None, "transcribe", True) == (facts.sot, DETECT_LANGUAGE, facts.transcribe)
 
 
 def test_english_only_prompts_have_no_language_and_no_task(english: Tokenizer):
     facts = english.facts
     assert english.languages == {"en"}
     for language in (None, "en", "English"):
-        assert english.prompt_ids(language, "transcribe", True, "") == (facts.sot,)
-    assert english.prompt_ids(None, "transcribe", False, "") == (facts.sot, facts.no_timestamps)
+        assert english.prompt_ids(language, "transcribe", True) == (facts.sot,)
+    assert english.prompt_ids(None, "transcribe", False) == (facts.sot, facts.no_timestamps)
 
 
 def test_english_only_refuses_what_it_cannot_do(english: Tokenizer):
     with pytest.raises(OptionError, match="language 'es': this engine is English-only"):
-        english.prompt_ids("es", "transcribe", True, "")
+        english.prompt_ids("es", "transcribe", True)
     with pytest.raises(OptionError, match="task 'translate' needs a multilingual engine"):
-        english.prompt_ids(None, "translate", True, "")
+        english.prompt_ids(None, "translate", True)
 
 
-def test_previous_text_stands_first_and_begins_with_a_space(tokenizer: Tokenizer):
-    ids = tokenizer.prompt_ids("en", "transcribe", True, "  lazy fox \n")
-    assert ids[0] == tokenizer.facts.sot_prev
-    assert ids[-3:] == tokenizer.prompt_ids("en", "transcribe", True, "")
-    assert tokenizer.decode(ids[1:-3]) == " lazy fox"
+def test_previous_text_begins_with_a_space(tokenizer: Tokenizer):
+    assert tokenizer.decode(ids_of(tokenizer, "  lazy fox \n")) == " lazy fox"
 
 
 def test_previous_text_is_encoded_without_what_the_tokenizer_adds_to_a_text(tmp_path: Path):
@@ -96,15 +81,15 @@ def test_special_names(tokenizer: Tokenizer):
 
 
 def test_long_previous_text_keeps_its_end(tokenizer: Tokenizer):
-    ids = tokenizer.prompt_ids("en", "transcribe", True, "dog " * 100 + "fox")
-    assert len(ids) == 1 + (N_TEXT_CTX // 2 - 1) + 3
+    ids = ids_of(tokenizer, "dog " * 100 + "fox")
+    assert len(ids) == N_TEXT_CTX // 2 - 1
     assert tokenizer.decode(ids).endswith(" dog fox")
 
 
 @pytest.mark.parametrize("token", ["<|endoftext|>", "<|startoftranscript|>", "<|0.00|>", "<|en|>"])
 def test_previous_text_cannot_smuggle_special_tokens(tokenizer: Tokenizer, token: str):
     with pytest.raises(OptionError, match="prompt holds the special token"):
-        tokenizer.prompt_ids("en", "transcribe", True, f"hello {token} world")
+        tokenizer.previous_text(f"hello {token} world")
 
 
 def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
@@ -112,8 +97,8 @@ def test_there_are_100_languages_with_names(tokenizer: Tokenizer):
     assert len(set(LANGUAGE_NAMES.values())) == 100
     assert tokenizer.languages == set(LANGUAGE_NAMES)
     for code, name in LANGUAGE_NAMES.items():
-        by_code = tokenizer.prompt_ids(code, "transcribe", True, "")
-        assert tokenizer.prompt_ids(name.title(), "transcribe", True, "") == by_code
+        by_code = tokenizer.prompt_ids(code, "transcribe", True)
+        assert tokenizer.prompt_ids(name.title(), "transcribe", True) == by_code
         assert tokenizer.language_code(by_code[1]) == code
 
 
@@ -134,27 +119,24 @@ def test_names_equal_those_of_transformers():
     ],
 )
 def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
-    ids = tokenizer.prompt_ids(language, "transcribe", True, "")
+    ids = tokenizer.prompt_ids(language, "transcribe", True)
     assert tokenizer.language_code(ids[1]) == code
 
 
 @pytest.mark.parametrize(
     ("language", "message"),
-    [
-        ("englsh", "'englsh' is unknown; expected a code"),
-        ("", "'' is unknown; expected a code"),
-    ],
+    [("englsh", "'englsh' is unknown; expected a code"), ("", "'' is unknown; expected a code")],
 )
 def test_unknown_languages(tokenizer: Tokenizer, language: str, message: str):
     with pytest.raises(OptionError, match=message):
-        tokenizer.prompt_ids(language, "transcribe", True, "")
+        tokenizer.prompt_ids(language, "transcribe", True)
 
 
 def test_a_language_that_this_engine_lacks(tmp_path: Path):
     tokenizer = Tokenizer.open(make_engine(tmp_path, codes=["en", "es"]))
     assert tokenizer.languages == {"en", "es"}
     with pytest.raises(OptionError, match="'cantonese' is not among this engine's 2"):
-        tokenizer.prompt_ids("cantonese", "transcribe", True, "")
+        tokenizer.prompt_ids("cantonese", "transcribe", True)
 
 
 def test_partial_characters_do_not_break(tokenizer: Tokenizer):

@@ -333,13 +333,6 @@ def test_temperatures_that_are_repeated_come_to_an_end():
     assert decide(attempt(ratio=9.0, temperature=0.5), config, False).outcome == "give up"
 
 
-def test_a_fixed_temperature_is_the_only_one():
-    for scores in ({"logprob": -5.0}, {"ratio": 9.0}, {"temperature": 0.3, "logprob": -5.0}):
-        assert decide(attempt(**scores), CONFIG, fixed_temperature=True).outcome == "accept"
-    silent = attempt(no_speech=0.9, logprob=-2.0)
-    assert decide(silent, CONFIG, fixed_temperature=True).outcome == "silence"
-
-
 @pytest.mark.parametrize(
     ("attempts", "best"),
     [
@@ -373,34 +366,6 @@ def stitched(windows):
     return spoken(segment for window in windows for segment in stitch(window, decode))
 
 
-def test_stitch_gives_absolute_times_and_keeps_spaces():
-    windows = [
-        DecodedWindow(
-            WindowTimeline(0.0),
-            20.0,
-            attempt(),
-            (WindowSegment(0.5, 2.0, (1, 2)), WindowSegment(2.0, 20.0, (3,))),
-        ),
-        DecodedWindow(WindowTimeline(20.0), 25.0, attempt(no_speech=0.9), ()),
-        DecodedWindow(
-            WindowTimeline(45.0),
-            10.0,
-            attempt(-0.7, 0.2, 1.1, 0.4),
-            (WindowSegment(1.26, 9.9, (4,)),),
-        ),
-    ]
-    segments = stitched(windows)
-    assert [(s.start, s.end, s.text, s.tokens) for s in segments] == [
-        (0.5, 2.0, " w1 w2", (1, 2)),
-        (2.0, 20.0, " w3", (3,)),
-        (46.26, 54.9, " w4", (4,)),
-    ]
-    last = segments[-1]
-    assert (last.avg_logprob, last.no_speech_prob) == (-0.7, 0.2)
-    assert (last.compression_ratio, last.temperature) == (1.1, 0.4)
-    assert join_text(segments) == "w1 w2 w3 w4"
-
-
 def test_stitch_leaves_out_blank_text():
     windows = [
         DecodedWindow(
@@ -414,7 +379,7 @@ def test_stitch_leaves_out_blank_text():
     assert join_text([]) == ""
 
 
-FIFTY = settings(max_examples=50, derandomize=True, deadline=None, database=None)
+FIFTY = settings(FIXED, max_examples=50)
 SEGMENT = Segment(0.0, 1.0, " a", (1,), None, None, 0.0, 1.0)
 
 

@@ -12,7 +12,7 @@ from serve.contract.messages import Request
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber import decoding_plan
 from serve.transcriber.decoding_plan import MIB, check_config, plan_request, with_texts
-from serve.transcriber.prompts import texts_of, trie_of
+from serve.transcriber.prompts import PromptTexts, trie_of
 from tests.fakes import CAPABILITIES, CONFIDENCE, fake_engine
 
 N_TEXT_CTX = 448
@@ -41,8 +41,7 @@ def plan(tokenizer, engine):
         config = config or TranscriberConfig()
         manifest = dataclasses.replace(engine.manifest, confidence=confidence)
         made = plan_request(request, tokenizer, capabilities, config, manifest)
-        n_text_ctx = manifest.dims.n_text_ctx
-        return with_texts(made, texts_of(request, tokenizer, config), request, config, n_text_ctx)
+        return with_texts(made, tokenizer, config, manifest.dims.n_text_ctx)
 
     return plan
 
@@ -55,11 +54,6 @@ def test_audio_that_is_too_large_is_refused(plan, as_file, monkeypatch):
     with pytest.raises(AudioError, match=r"audio has 1\.0 MiB; expected at most 1: send"):
         plan(**too_large)
     plan(**too_large | {"audio": too_large["audio"][:-4]})
-
-
-def test_a_request_lets_audio_be_cut_short(plan):
-    assert not plan().request.partial
-    assert plan(partial=True).request.partial
 
 
 def test_auto_is_no_language_and_a_tag_counts_by_its_first_part(plan):
@@ -111,10 +105,7 @@ def known(names, *references):
         ({**FILE, "audio_track": "es;"}, "audio_track = 'es;'; expected a track number"),
         ({**FILE, "audio_track": " "}, "audio_track = ''; expected a track number"),
         ({"hallucination_silence_threshold": float("inf")}, "threshold = inf; expected a number"),
-        (
-            {"channels": "split"},
-            "channels = 'split', but raw samples have one channel",
-        ),
+        ({"channels": "split"}, "channels = 'split', but raw samples have one channel"),
         ({**FILE, "channels": "split", "diarize": True}, "channels = .*; expected one"),
         ({"num_speakers": 2}, "num_speakers = 2 needs diarize = true"),
         ({"diarize": True, **TRANSLATED}, "diarize = true, but a translation's words"),
@@ -214,13 +205,7 @@ def test_a_plan_can_be_checked_before_the_prompt_is_tokenized(tokenizer, engine)
     """Its bounds too: they are tighter once the prompt's tokens are known."""
     request = Request(audio=b"x", prompt="word " * 400, max_tokens=224)
     made = plan_request(request, tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest)
-    assert (
-        made.texts
-        == plan_request(
-            dataclasses.replace(request, prompt=""),
-            *(tokenizer, CAPABILITIES, TranscriberConfig(), engine.manifest),
-        ).texts
-    )
+    assert made.texts == PromptTexts()
 
 
 def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(plan):
@@ -235,11 +220,7 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
         (CONFIDENCE, {"low_confidence": "0.5"}, "= '0.5'; expected a number"),
         (CONFIDENCE, {"low_confidence": 0.5}, "= 0.5 needs word_timestamps = true"),
         (None, {"low_confidence": 0.5, **words}, "= 0.5, but the engine has no confidence"),
-        (
-            CONFIDENCE,
-            {"low_confidence": 0.5, **words, **TRANSLATED},
-            "= 0.5, but a translation",
-        ),
+        (CONFIDENCE, {"low_confidence": 0.5, **words, **TRANSLATED}, "= 0.5, but a translation"),
     ):
         with pytest.raises(OptionError, match=f"^low_confidence {message}"):
             plan({"words": True}, confidence=confidence, **options)

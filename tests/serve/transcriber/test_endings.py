@@ -14,7 +14,6 @@ from serve.contract.errors import (
     AudioError,
     CancelledError,
     DeadlineError,
-    DeviceError,
     EarshotError,
     OverloadedError,
 )
@@ -229,8 +228,7 @@ class TestEndings(TranscriberTests):
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
         monkeypatch.setattr(
-            "serve.speech.cutting.cut_and_listen",
-            lambda blocks, _: go_on.wait(WAIT_S),
+            "serve.speech.cutting.cut_and_listen", lambda blocks, _: go_on.wait(WAIT_S)
         )
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())
@@ -259,27 +257,6 @@ class TestEndings(TranscriberTests):
         assert transcriber.transcribe(request("after")).text == "after"
         assert (len(blocks), len(runtime.jobs)) == (1, 1), "the only worker decoded the rest first"
         quiescent(transcriber, runtime)
-
-    def test_a_broken_device_ends_every_request_and_is_reported(self, start, tokenizer):
-        def script(job):
-            fatal = "fatal" in tokenizer.decode(job.prompt)
-            play = {"device_error": "out of memory"} if fatal else {"delay": FOREVER}
-            return Echo(tokenizer, **play)(job)
-
-        transcriber, _ = start(script)
-        clients = [Client().send(transcriber, request()) for _ in range(5)]
-        clients.append(Client().send(transcriber, request("fatal")))
-        # The slots are all taken, so the fatal one never runs unless these are cancelled.
-        for client in clients[:3]:
-            client.handle.cancel()
-        for client in clients[3:]:
-            assert isinstance(client.error, DeviceError)
-            assert "out of memory" in str(client.error)
-        until(lambda: not transcriber.healthy)
-        with pytest.raises(DeviceError, match="out of memory"):
-            transcriber.transcribe(request())
-        stats = transcriber.stats()
-        assert (stats.accepted, stats.cancelled, stats.failed, stats.rejected) == (6, 3, 3, 1)
 
     def test_draining_finishes_what_was_accepted_and_refuses_the_rest(self, start, tokenizer):
         transcriber, _ = start(Echo(tokenizer, delay=5))

@@ -2,7 +2,7 @@
 
 import random
 
-from serve.transcriber.dispatch import LIVE_NOT_SERVED, NOT_SERVED, FairQueue, rank_of
+from serve.transcriber.dispatch import NOT_SERVED, FairQueue, rank_of
 
 
 def waiting(*had):
@@ -27,14 +27,6 @@ def test_of_those_that_had_the_same_the_shortest_goes_first():
 def test_every_fourth_turn_is_that_of_the_longest_wait():
     queue = waiting(9, 1, 2, 3, 4, 8, 5, 6, 7)
     assert [queue.pop() for _ in range(9)] == [1, 2, 3, 0, 4, 6, 7, 5, 8]
-
-
-def test_only_live_text_where_no_file_may():
-    queue = FairQueue()
-    for id, (priority, had) in enumerate([("file", 0), ("live", 1), ("live", 0), ("job", 0)]):
-        queue.add(id, rank_of(priority, had, 5), id)
-    assert [queue.pop(below=LIVE_NOT_SERVED) for _ in range(2)] == [2, None]
-    assert queue.pop(below=NOT_SERVED) == 0
 
 
 def test_who_was_removed_has_no_turn_and_may_come_back():

@@ -153,22 +153,6 @@ class TestTheRuntimesFault(TranscriberTests):
             transcriber.submit(request(), Client())
         assert transcriber.stats().pending == 0
 
-    def test_a_bug_that_a_retry_meets_in_the_runtime_is_everyones(
-        self, start, tokenizer, monkeypatch
-    ):
-        transcriber, _ = start(Echo(tokenizer, avg_logprob=-3.0))
-        honest = FakeRuntime.submit
-
-        def submit(self, job):
-            if job.options.temperature > 0:
-                raise ZeroDivisionError("a bug")
-            honest(self, job)
-
-        monkeypatch.setattr(FakeRuntime, "submit", submit)
-        client = Client().send(transcriber, request())
-        assert isinstance(client.error, DeviceError)
-        until(lambda: not transcriber.healthy)
-
     def test_log_mel_on_a_broken_device_is_everyones(self, start, echo, monkeypatch):
         def broken(samples, filters):
             raise torch.AcceleratorError("an illegal memory access was encountered")

@@ -35,12 +35,6 @@ class TestUnsure(TranscriberTests):
         assert asked[:3] == [True] * 3 and len(asked) >= 4 and not any(asked[3:])
         assert answer.language == "en"
 
-    def test_a_silent_recording_has_the_language_of_its_silence(self, start, tokenizer):
-        silent = {"no_speech_prob": 0.9, **UNSURE}
-        transcriber, _ = start(Station(tokenizer, ("es", 0.9), **silent), vad="off")
-        answer = transcriber.transcribe(request("so", language=None, temperature=0.0))
-        assert (answer.text, answer.language) == ("", "es")
-
 
 class Station:
     """Windows that are heard in some languages in turn, by code and probability."""

@@ -11,15 +11,7 @@ from serve.contract.errors import CancelledError
 from serve.contract.messages import SegmentReady
 from serve.speech.judging import LOOP_START
 from tests.fakes import CAPABILITIES, Echo, Play
-from tests.harness import (
-    UNSURE,
-    Client,
-    TranscriberTests,
-    noise,
-    quiescent,
-    request,
-    until,
-)
+from tests.harness import UNSURE, Client, TranscriberTests, noise, quiescent, request, until
 
 
 class TestAnswers(TranscriberTests):
@@ -62,12 +54,6 @@ class TestAnswers(TranscriberTests):
         assert longer.text == "hello hello"
         assert shorter.tokens[1:-1] == shorter.segments[0].tokens
         assert [job.draft for job in runtime.jobs] == [(), shorter.tokens, ()]
-
-    def test_what_never_was_a_request_can_be_counted_as_rejected(self, start, echo):
-        transcriber, runtime = start(echo)
-        transcriber.reject()
-        assert transcriber.stats().rejected == 1
-        quiescent(transcriber, runtime)
 
     def test_without_timestamps_a_window_is_one_segment(self, start, echo):
         transcriber, runtime = start(echo)
@@ -196,8 +182,7 @@ class TestWindows(TranscriberTests):
 
         def script(job):  # the later a window, the sooner it is done; each says its own letter
             seen.append(job)
-            letter = tokenizer.prompt_ids("en", "transcribe", True, chr(ord("a") + len(seen) - 1))
-            text = letter[1 : letter.index(facts.sot)]
+            text = tokenizer.previous_text(chr(ord("a") + len(seen) - 1))
             return Play(
                 (facts.timestamp_begin, *text, facts.timestamp_begin + 100), 4000 - 900 * len(seen)
             )

@@ -10,11 +10,12 @@ import pytest
 from serve.contract.errors import AudioError, EarshotError, RequestError
 from serve.contract.messages import RequestFinished, SegmentReady
 from serve.speakers.diarize import SpeakerTurn
+from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import audio_decoder_pool
 from tests.fakes import CAPABILITIES
 from tests.harness import WAIT_S, Client, TranscriberTests, noise, quiescent, request
-from tests.serve.speech.sounds import encode
+from tests.serve.speech.sounds import Ear, encode
 
 ABLE = dataclasses.replace(CAPABILITIES, words=True)
 VOICE = f"data:audio/wav;base64,{base64.b64encode(encode(noise(3.0), 'WAV', 'PCM_16')).decode()}"
@@ -55,6 +56,18 @@ class TestChannels(TranscriberTests):
         speakers = [segment.speaker for segment in answer.segments]
         assert [set(speakers[i : i + 2]) for i in (0, 2, 4)] == [{"A", "B"}] * 3
         assert answer.duration == pytest.approx(65.0)
+
+    def test_silent_channels_are_passed_over(self, start, echo, monkeypatch):
+        """However many: what gives no window must not count as decoded ahead."""
+        monkeypatch.setattr(vad, "VadModel", Ear)
+        transcriber, runtime = start(echo, vad="auto")
+        for speaker in ("A", "H"):
+            sound = np.zeros((SAMPLE_RATE, 8), np.float32)
+            sound[:, "ABCDEFGH".index(speaker)] = noise(1.0)
+            answer = transcriber.transcribe(split(encode(sound, "WAV", "PCM_16")))
+            assert [segment.speaker for segment in answer.segments] == [speaker]
+            assert answer.duration == pytest.approx(1.0)
+        quiescent(transcriber, runtime)
 
     def test_text_of_one_channel_is_no_context_of_the_next(self, start, echo):
         transcriber, runtime = start(echo)
