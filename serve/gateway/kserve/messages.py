@@ -149,10 +149,8 @@ def check_request(
         ApiError: 400, the message names the wrong part and the expected one.
     """
     _check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    _check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
-    _check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
-    for output in request.outputs:
-        _check_parameters(output.name, output.parameters)
+    _check_names("inputs", request.inputs, tensors.INPUTS)
+    _check_names("outputs", request.outputs, tensors.OUTPUTS)
     if raw and len(raw) != len(request.inputs):
         raise errors.invalid(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
@@ -160,24 +158,19 @@ def check_request(
         )
     contents = list(raw)
     for tensor in request.inputs:
-        _check_parameters(tensor.name, tensor.parameters)
-        _check_tensor(tensor.name, tensor.datatype, tensor.shape)
+        _check_type(tensor)
         if not raw:
             values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
             contents.append(raw_values(tensor.datatype, values))
         elif tensor.HasField("contents"):
             raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
     for tensor, content in zip(request.inputs, contents, strict=True):
-        _check_size(tensor.name, tensor.shape, content)
+        _check_size(tensor, content)
     return contents
 
 
 def _check_parameters(where: str, parameters: Iterable[str], known: Collection[str] = ()) -> None:
-    """Reject parameters that would have no effect.
-
-    Raises:
-        ApiError: 400, a parameter is not `known`.
-    """
+    """Reject parameters that are not `known`: they would have no effect."""
     for name in parameters:
         if name not in known:
             raise errors.invalid(
@@ -186,54 +179,40 @@ def _check_parameters(where: str, parameters: Iterable[str], known: Collection[s
             )
 
 
-def _check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
-    """Reject unknown and repeated names.
-
-    Raises:
-        ApiError: 400, there is one.
-    """
-    for name in names:
-        if name not in known:
-            raise errors.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
+def _check_names(kind: str, named: Sequence[Any], known: Mapping[str, tensors.TensorSpec]) -> None:
+    """Reject inputs or outputs with unknown or repeated names, or with parameters."""
+    names = [one.name for one in named]
+    for one in named:
+        if one.name not in known:
+            expected = f"there are {', '.join(known)}"
+            raise errors.invalid(f"{kind}: no {reprlib.repr(one.name)}; {expected}")
+        _check_parameters(one.name, one.parameters)
     if len(set(names)) != len(names):
         raise errors.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
 
 
-def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
-    """Reject a datatype or shape that is not the input's.
-
-    Raises:
-        ApiError: 400, it is not.
-    """
-    spec = tensors.INPUTS[name]
+def _check_type(tensor: Any) -> None:
+    """Reject a datatype or shape that is not the input's."""
+    spec, shape = tensors.INPUTS[tensor.name], tensor.shape
     fits = len(shape) == 1 and shape[0] >= 0 and spec.dims[0] in (-1, shape[0])
-    if datatype != spec.datatype or not fits:
-        raise errors.invalid(
-            f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
-            f"expected {spec.datatype} of shape {list(spec.dims)}"
-        )
+    if tensor.datatype != spec.datatype or not fits:
+        found = f"{reprlib.repr(tensor.datatype)} of shape {reprlib.repr(list(shape))}"
+        expected = f"{spec.datatype} of shape {list(spec.dims)}"
+        raise errors.invalid(f"{tensor.name} is {found}; expected {expected}")
 
 
-def _check_size(name: str, shape: Sequence[int], content: Chunk) -> None:
-    """Reject an input beyond its limit, or with another number of bytes than its shape says.
-
-    Raises:
-        ApiError: 400, they are more or less.
-    """
-    spec, count = tensors.INPUTS[name], math.prod(shape)
-    if spec.max_bytes is not None and len(content) > spec.max_bytes + LENGTH.size:
-        raise errors.invalid(
-            f"{name} has {len(content)} bytes; expected at most {spec.max_bytes + LENGTH.size}"
-        )
+def _check_size(tensor: Any, content: Chunk) -> None:
+    """Reject an input beyond its limit, or with another number of bytes than its shape says."""
+    spec, count, found = tensors.INPUTS[tensor.name], math.prod(tensor.shape), len(content)
+    if spec.max_bytes is not None and found > (limit := spec.max_bytes + LENGTH.size):
+        raise errors.invalid(f"{tensor.name} has {found} bytes; expected at most {limit}")
     if spec.datatype == "BYTES":
-        expected = _texts_bytes(content, count)
+        size = _texts_bytes(content, count)
     else:
-        expected = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
-    if len(content) != expected:
-        raise errors.invalid(
-            f"{name} has {len(content)} bytes; expected {expected} for {spec.datatype} of shape "
-            f"{list(shape)}"
-        )
+        size = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
+    if found != size:
+        expected = f"{size} for {spec.datatype} of shape {list(tensor.shape)}"
+        raise errors.invalid(f"{tensor.name} has {found} bytes; expected {expected}")
 
 
 def _texts_bytes(content: Chunk, count: int) -> int:
