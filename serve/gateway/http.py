@@ -29,11 +29,6 @@ from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import EngineStateReader
 
-_OFFERED = (
-    "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
-    "/ready, /infer; OpenAI's API lies below /v1, /openapi.json describes it, and / is a page for "
-    "people"
-)
 Endpoint = Callable[[Request], Awaitable[Response]]
 MetricsPage = Callable[[], Awaitable[bytes]]
 
@@ -85,7 +80,7 @@ def build_monitoring_app(services: Services, metrics: MetricsPage) -> ASGIApp:
 
 
 def _app(routes: list[BaseRoute], services: Services) -> ASGIApp:
-    app = Starlette(routes=routes, exception_handlers=exception_handlers(as_kserve, _OFFERED))
+    app = Starlette(routes=routes, exception_handlers=exception_handlers(as_kserve))
     app.router.redirect_slashes = False
     return with_headers(app, services.config.server, services.admission)
 

@@ -47,11 +47,6 @@ from serve.gateway.usage import day_of, month_until
 logger = logging.getLogger("earshot.gateway")
 
 _CREATED = int(time.time())
-_OFFERED = (
-    "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and, if the "
-    "config has jobs.folder, jobs at /v1/audio/jobs"
-)
 
 
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -79,7 +74,7 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             *jobs,
             Route("/shadow", functools.partial(_shadow, services)),
         ],
-        exception_handlers=exception_handlers(as_openai, _OFFERED),
+        exception_handlers=exception_handlers(as_openai),
     )
     app.router.redirect_slashes = False
     return app
