@@ -27,7 +27,7 @@ from serve.gateway.engine import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import kserve_methods, server_options
 from serve.gateway.observe import log
-from serve.gateway.observe.metrics import tritons_page, whole_page
+from serve.gateway.observe.metrics import whole_page
 from serve.gateway.page.state import EngineStateReader
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
@@ -65,8 +65,7 @@ class GatewayServer:
         admission, metrics = self.services.admission, self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
-        pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = EngineStateReader(self.services, pages)
+        self.state = EngineStateReader(self.services, list(tritons.values()))
         metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
