@@ -24,7 +24,7 @@ from serve.gateway.edge.budget import (
     ThrottledConnection,
     is_readable,
 )
-from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
+from serve.gateway.edge.connection import HttpLimits, HttpProtocol, WebSocketProtocol
 from serve.gateway.limits import Admission
 
 MAX_MESSAGE_BYTES = 2**24
@@ -106,13 +106,12 @@ class HttpServer(uvicorn.Server):
         budget: SharedBudget,
         max_connections: int,
     ) -> None:
-        self._idle: dict[HttpProtocol, float] = {}
+        self._limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
-            limits = max_connections, admission, server.upload_timeout_s
-            connection = HttpProtocol(self._idle, *limits, **options)
+            connection = HttpProtocol(self._limits, **options)
             return ThrottledConnection(ConnectionBudget(budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +149,6 @@ class HttpServer(uvicorn.Server):
             ) from error
         super().__init__(config)
         self.max_connections = max_connections
-        self._max_idle_s = server.upload_timeout_s
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -166,10 +164,11 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
-        limit_s = asyncio.get_running_loop().time() - self._max_idle_s
-        for connection in [one for one, since_s in self._idle.items() if since_s < limit_s]:
-            del self._idle[connection]
-            connection.transport.abort()
+        idle, now_s = self._limits.idle, asyncio.get_running_loop().time()
+        for connection, since_s in list(idle.items()):
+            if now_s - since_s > self._limits.patience_s:
+                del idle[connection]
+                connection.transport.abort()
         return await super().on_tick(counter)
 
     def start(self) -> None:
