@@ -8,15 +8,12 @@ import urllib.request
 from pathlib import Path
 
 import grpc
-import openai
 import pytest
 import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from serve.contract.errors import AccessError, OverloadedError
+from serve.contract.errors import OverloadedError
 from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
@@ -80,22 +77,6 @@ def test_what_needs_a_key_over_grpc(shared):
             except grpc.RpcError as error:
                 status = error.code()
             assert (status is grpc.StatusCode.UNAUTHENTICATED) is refused, name
-
-
-def test_clients_with_a_key(shared, client_of):
-    with pytest.raises(InferenceServerException, match="AccessError"):
-        shared.http_client().infer("whisper", inputs(triton_http))
-    shared.http_client().infer("whisper", inputs(triton_http), headers=dict(KEY))
-    with TritonClient(shared.grpc) as client:
-        assert client.ready()
-        with pytest.raises(AccessError):
-            client.transcribe(b"RIFF")
-    with TritonClient(shared.grpc, key="secret-a") as client:
-        assert client.transcribe(b"RIFF", prompt="one two").text == "one two"
-    assert client_of(shared, "secret-a").models.list().data
-    with pytest.raises(openai.AuthenticationError) as caught:
-        client_of(shared, "secret-c").models.list()
-    assert caught.value.code == "invalid_api_key"
 
 
 def test_a_keys_share_is_one_at_all_addresses(shared):

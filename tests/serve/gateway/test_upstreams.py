@@ -85,15 +85,6 @@ def test_what_is_wrong_with_a_request_is_told_at_once(start):
     assert sum(counts(running)) == 1
 
 
-def test_the_models_own_name_and_its_aliases_are_served(start):
-    running = start(name="whisper-large-v3")
-    for model in ("whisper-large-v3", "whisper-large-v2", "whisper-1"):
-        assert running.transcribe(model=model)[0] == 200
-    none = start(model_aliases=())
-    assert none.transcribe(model="demo")[0] == 200
-    assert none.transcribe(model="whisper-1")[0] == 404
-
-
 LARGE = bytes(2**20 + 1)
 
 

@@ -74,10 +74,14 @@ def test_bodies_of_another_kind(shared, headers):
         ("POST", "/v1/audio/speech", 404),
         ("POST", "/v1/chat/completions", 404),
         ("GET", "/v1/models/a/b", 404),
+        ("POST", "/v1/files", 404),
+        ("GET", "/v1/batches", 404),
     ],
 )
 def test_what_is_not_offered(shared, method, path, status):
-    assert refused(shared, b"", {}, method, path)[0] == status
+    found, error = refused(shared, b"", {}, method, path)
+    assert found == status
+    assert "/v1/audio/jobs" in error["message"] or path.startswith("/v1/models")
 
 
 def test_a_fault_of_ours_is_told_apart(shared, monkeypatch, caplog):

@@ -62,19 +62,6 @@ def test_what_the_transcriber_refuses_has_its_field(client):
             assert caught.value.param == param
 
 
-def test_a_cut_file_is_refused_or_taken_in_part(client):
-    cut = LONG[: len(LONG) // 2]
-    with pytest.raises(openai.BadRequestError, match="audio is cut short") as caught:
-        transcribe(client, cut)
-    assert (caught.value.param, caught.value.code) == ("file", "audio_cut_short")
-    ask = {"extra_body": {"partial": True}}
-    answer = transcribe(client, cut, response_format="verbose_json", **ask)
-    assert answer.text
-    assert answer.warnings[0].startswith("audio is cut short")
-    *_, done = transcribe(client, cut, stream=True, **ask)
-    assert done.warnings == answer.warnings
-
-
 @pytest.mark.needs_program("curl")
 @pytest.mark.parametrize("command", CURLS)
 def test_curl_as_the_page_has_it(server, command):
@@ -119,21 +106,6 @@ def test_what_a_client_commits_becomes_text(talk):
     done = talk.until(".completed")
     assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
     assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("transcription", "told"),
-    [
-        ({"prompt": "<|endoftext|>"}, "holds the special token"),
-        ({"languages": ["English"] * 1000}, "LANGUAGES has 7000 bytes"),
-        ({"phrases": ["Zoë", "oboe^9"]}, "phrases has 'oboe^9'; expected a weight"),
-    ],
-)
-def test_what_the_engine_does_not_take_is_told(talk, transcription, told):
-    talk.set(transcription=transcription, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    assert told in talk.until(".failed")["error"]["message"]
 
 
 def test_the_command_streams_a_file(server, tmp_path, capsys):
