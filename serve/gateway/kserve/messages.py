@@ -62,9 +62,7 @@ Chunk = bytes | memoryview
 # ------------------------------------------------------------ reading requests
 
 
-def read_head(
-    message: bytes,
-) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
+def read_head(message: bytes) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
     """Read a serialised `ModelInferRequest` without copying its tensors.
 
     Returns:
