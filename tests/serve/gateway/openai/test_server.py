@@ -5,16 +5,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import openai
 import pytest
-import soundfile
-import soxr
-from websockets.sync.client import connect as connect_websocket
 
 from serve.cli.main import main
 from serve.contract.errors import UnavailableError
-from tests.serve.gateway.live.conftest import RATE, Talk
 from tests.serving import CLIP, LONG
 from tests.waits import WAIT_S
 
@@ -83,29 +78,6 @@ def test_the_script_in_the_page(server, monkeypatch, capsys):
 
 
 SPOKEN = "tests/data/en_question.wav"
-
-
-def spoken(seconds):
-    """PCM of speech, as it is sent."""
-    samples, rate = soundfile.read(SPOKEN, dtype="float32")
-    samples = np.resize(soxr.resample(samples, rate, RATE), round(seconds * RATE))
-    return (samples * 32767).astype("<i2").tobytes()
-
-
-@pytest.fixture
-def talk(server):
-    url = f"ws://{server.http}/v1/realtime?intent=transcription&model=whisper-1"
-    with connect_websocket(url, close_timeout=1) as socket:
-        yield Talk(socket)
-
-
-def test_what_a_client_commits_becomes_text(talk):
-    talk.set(transcription={"language": "en", "prompt": "Zoë"}, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    done = talk.until(".completed")
-    assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
-    assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_command_streams_a_file(server, tmp_path, capsys):
