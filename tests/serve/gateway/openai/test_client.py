@@ -301,30 +301,20 @@ def test_a_segment_comes_while_the_next_is_decoded(shared, client):
 # ---------------------------------------------------------------- errors
 
 
+WRONG_OPTION = "error:OptionError: the request: beam_size = 9; expected at most 8"
+WRONG_AUDIO = "error:AudioError: audio of 9 bytes is no audio file known here"
+FAULT = "error:INTERNAL EarshotError: /home/a"
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "param", "code"),
     [
         ({"model": "gpt-5"}, openai.NotFoundError, "model", "model_not_found"),
         ({"extra_body": {"beem_size": 5}}, openai.BadRequestError, "beem_size", None),
         ({"file": ("a.wav", b"")}, openai.BadRequestError, "file", None),
-        (
-            {"prompt": "error:OptionError: the request: beam_size = 9; expected at most 8"},
-            openai.BadRequestError,
-            "beam_size",
-            "invalid_value",
-        ),
-        (
-            {"prompt": "error:AudioError: audio of 9 bytes is no audio file known here"},
-            openai.BadRequestError,
-            "file",
-            "invalid_audio",
-        ),
-        (
-            {"prompt": "error:INTERNAL EarshotError: /home/a"},
-            openai.InternalServerError,
-            None,
-            "server_error",
-        ),
+        ({"prompt": WRONG_OPTION}, openai.BadRequestError, "beam_size", "invalid_value"),
+        ({"prompt": WRONG_AUDIO}, openai.BadRequestError, "file", "invalid_audio"),
+        ({"prompt": FAULT}, openai.InternalServerError, None, "server_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
