@@ -39,6 +39,11 @@ logger = logging.getLogger("earshot.gateway")
 NOT_ALL_ANSWERED = 3
 """Exit status where the drain's limit came before the last answer."""
 
+_SHARED_LIMITS = {  # keys of the config by section
+    "server": ("max_inflight", "max_inflight_mb"),
+    "live": ("max_streams",),
+    "jobs": ("workers",),
+}
 _END_S = 2.0  # limit of answers on their way, once all requests have ended
 SPARE_CONNECTIONS = 256  # beyond one for each request
 _SPARE_DESCRIPTORS = 256  # for files other than connections and uploads
@@ -150,18 +155,12 @@ def _open_jobs(services: Services) -> "JobRoutes":
 
 def share_of(config: Config) -> Config:
     """Return a configuration with the limits of a single gateway process, rounded up."""
-    processes, server, live = config.gateway.processes, config.server, config.live
-    jobs = config.jobs
-    return dataclasses.replace(
-        config,
-        server=dataclasses.replace(
-            server,
-            max_inflight=math.ceil(server.max_inflight / processes),
-            max_inflight_mb=math.ceil(server.max_inflight_mb / processes),
-        ),
-        live=dataclasses.replace(live, max_streams=math.ceil(live.max_streams / processes)),
-        jobs=dataclasses.replace(jobs, workers=math.ceil(jobs.workers / processes)),
-    )
+    shares = {}
+    for section, keys in _SHARED_LIMITS.items():
+        limits = getattr(config, section)
+        share = {key: math.ceil(getattr(limits, key) / config.gateway.processes) for key in keys}
+        shares[section] = dataclasses.replace(limits, **share)
+    return dataclasses.replace(config, **shares)
 
 
 def _max_connections(server: ServerConfig) -> int:

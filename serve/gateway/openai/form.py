@@ -40,6 +40,7 @@ class Form:
 
     pairs: tuple[tuple[str, str], ...]  # the fields' names and texts, in their order
     file: UploadFile
+    path: str | None  # of a large file; None: the file is in memory
 
     def audio(self) -> bytes | None:
         """Return the file's bytes; None: they are many, and lie at `path`."""
@@ -50,13 +51,6 @@ class Form:
         self.file.file.seek(0)
         head = self.file.file.read(HEAD_BYTES)
         return audio_of_file(head, self.file.size or len(head))
-
-    @property
-    def path(self) -> str | None:
-        """The path of a large file; None: the file is in memory."""
-        spool = self.file.file
-        assert isinstance(spool, _Spool)  # made by the parser
-        return spool.path
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +87,8 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
         except OSError as error:
             logger.error("an upload cannot be kept in %s: %s", folder, error)
             raise errors.no_room_for_upload() from error
-        yield Form(tuple((name, text) for name, text in pairs if isinstance(text, str)), file)
+        texts = tuple((name, text) for name, text in pairs if isinstance(text, str))
+        yield Form(texts, file, cast(_Spool, file.file).path)
     finally:
         parser.close()
 

@@ -17,7 +17,6 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -46,7 +45,12 @@ from serve.gateway.usage import day_of, month_until
 
 logger = logging.getLogger("earshot.gateway")
 
-_CREATED = int(time.time())
+_MODEL = {  # of every name; its end is not announced
+    "object": "model",
+    "created": int(time.time()),
+    "owned_by": "earshot",
+    "shutdown_date": None,
+}
 
 
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -54,13 +58,13 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
 
     async def list_models(request: Request) -> Response:
         services.keys.of_request(request)
-        models = [_described(name) for name in services.models.names]
+        models = [{"id": name, **_MODEL} for name in services.models.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def one_model(request: Request) -> Response:
         services.keys.of_request(request)
         services.models.named(name := request.path_params["name"])
-        return JSONResponse(_described(name))
+        return JSONResponse({"id": name, **_MODEL})
 
     make_secret = functools.partial(make_client_secret, services=services)
     app = Starlette(
@@ -78,17 +82,6 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
     )
     app.router.redirect_slashes = False
     return app
-
-
-def _described(model: str) -> dict[str, Any]:
-    """Describe a model as OpenAI does; its end is not announced."""
-    return {
-        "id": model,
-        "object": "model",
-        "created": _CREATED,
-        "owned_by": "earshot",
-        "shutdown_date": None,
-    }
 
 
 class _AudioRoute:
