@@ -17,8 +17,7 @@ from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.uploads import Uploads
-from serve.gateway.engine import EngineAddress, EngineRequest
-from serve.gateway.engines import EngineCall, Engines
+from serve.gateway.engines import EngineAddress, EngineCall, EngineRequest, Engines
 from serve.gateway.errors import ApiError, client_gone, status_of
 from serve.gateway.keys import ApiKey, ApiKeys
 from serve.gateway.kserve.messages import answer_figures, read_transcript

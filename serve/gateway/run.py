@@ -23,7 +23,7 @@ from serve.gateway import errors
 from serve.gateway.context import Services
 from serve.gateway.edge.listen import HttpServer, listening_socket, unix_listener
 from serve.gateway.edge.uploads import prepare_memory
-from serve.gateway.engine import EngineAddress
+from serve.gateway.engines import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import kserve_methods, server_options
 from serve.gateway.observe import log

@@ -20,8 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
-from serve.gateway.engines import EngineCall
+from serve.gateway.engines import FRAME_BYTES, SERVICE, EngineCall, EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Permit

@@ -36,7 +36,7 @@ from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
 from serve.gateway.edge.connection import BUDGET
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
-from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json

@@ -31,8 +31,7 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
-from serve.gateway.engine import EngineRequest
-from serve.gateway.engines import EngineCall
+from serve.gateway.engines import EngineCall, EngineRequest
 from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
 from serve.gateway.kserve.messages import request_parts, stream_event
 from serve.gateway.live.route import make_client_secret

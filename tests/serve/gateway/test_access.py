@@ -18,7 +18,7 @@ from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.headers import may_be_called
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 from serve.supervisor.gateway import answers_get
 from serve.wire.client import TritonClient
 from serve.wire.folder import gateway_door

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.grpc import InferStream
 from serve.gateway.observe.log import LogRecord

@@ -10,7 +10,7 @@ import pytest
 from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
 from serve.gateway.observe.log import (
     MAX_LINES,

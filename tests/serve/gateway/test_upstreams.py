@@ -7,7 +7,7 @@ from unittest import mock
 import grpc
 import pytest
 
-from serve.gateway.engine import infer
+from serve.gateway.engines import infer
 from tests.gateways import WAIT_S, json_request, message, until
 
 TWO = ("cuda:0", "cuda:1")
