@@ -34,6 +34,7 @@ from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload, check_j
 
 _TICK_S = 0.05
 _TICKS_TO_TRIM = 5
+_GLIBC = ctypes.CDLL(None)  # which tritonserver needs
 _M_MMAP_THRESHOLD = -3  # numbers of glibc's malloc.h
 _M_ARENA_MAX = -8
 _ARENAS = 2
@@ -302,16 +303,12 @@ def _peer_and_bytes(descriptor: int) -> tuple[str, int]:
 
 def prepare_memory() -> None:
     """Have malloc return large blocks when they are freed; objects of now, the start, stay."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc's
-        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+    _GLIBC.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    _GLIBC.mallopt(_M_ARENA_MAX, _ARENAS)
     gc.freeze()
 
 
 def trim_memory() -> None:
     """Free reference cycles, and return free memory to the system."""
     gc.collect()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
-        libc.malloc_trim(0)
+    _GLIBC.malloc_trim(0)

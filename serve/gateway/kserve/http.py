@@ -117,13 +117,11 @@ class _InferRoute:
                 target = services.models.target(*_model(request), streamed=False)
                 context.record.model = target.model
                 translated = await _received(request, permit)
-                wanted = [output.name for output in translated.request.outputs]
-                context.api_key.require_duration(wanted)
+                sent = translated.request
+                context.api_key.require_duration([output.name for output in sent.outputs])
                 raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
-                parts = [translated.request.SerializeToString(), *raw]
-                audio = None
-                if services.target:
-                    audio = messages.audio_of_tensors(translated.request, translated.raw)
+                parts = [sent.SerializeToString(), *raw]
+                audio = messages.audio_of_tensors(sent, translated.raw) if services.target else None
                 call = context.start(EngineRequest(target, parts, audio=audio), permit)
             with call:
                 answer = await while_client_waits(request, call.response())
