@@ -18,14 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway.edge.budget import (
-    ConnectionBudget,
-    SharedBudget,
-    ThrottledConnection,
-    is_readable,
-)
+from serve.gateway.context import Services
+from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection, is_readable
 from serve.gateway.edge.connection import HttpLimits, HttpProtocol, WebSocketProtocol
-from serve.gateway.limits import Admission
 
 MAX_MESSAGE_BYTES = 2**24
 """Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
@@ -85,34 +80,29 @@ class HttpServer(uvicorn.Server):
     """Serves an application at a socket; it handles no signals.
 
     Args:
-        app: the application.
-        listener: a socket of `listening_socket`; it is closed with the server.
-        server: has the limit of idle time, and names the files for TLS.
-        admission: counts the bytes of WebSockets.
-        budget: the budget of connections beyond their own.
+        services: the gateway's services.
         max_connections: the maximum, beyond which idle connections are closed. If none is idle,
             the application is told by `TOO_MANY_CONNECTIONS`, and rejects the request.
+        app: the application.
+        listener: a socket of `listening_socket` or `unix_listener`, which speaks no TLS; it is
+            closed with the server.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        listener: socket.socket,
-        server: ServerConfig,
-        admission: Admission,
-        budget: SharedBudget,
-        max_connections: int,
+        self, services: Services, max_connections: int, app: ASGIApp, listener: socket.socket
     ) -> None:
+        admission, server = services.admission, services.config.server
+        tls = server.tls_certificate != "" and listener.family != socket.AF_UNIX
         self._limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
             connection = HttpProtocol(self._limits, **options)
-            return ThrottledConnection(ConnectionBudget(budget), connection)
+            return ThrottledConnection(ConnectionBudget(services.budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[TOO_MANY_CONNECTIONS] = len(self.server_state.connections) > max_connections
@@ -137,8 +127,8 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_S,
-            ssl_certfile=server.tls_certificate or None,
-            ssl_keyfile=server.tls_key or None,
+            ssl_certfile=server.tls_certificate if tls else None,
+            ssl_keyfile=server.tls_key if tls else None,
         )
         try:
             config.load()

@@ -13,11 +13,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.contract.errors import UnavailableError
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engines import FRAME_BYTES, SERVICE, EngineCall, EngineRequest
@@ -41,30 +43,56 @@ _IDLE_S = 600.0  # limit of the time that a stream is open without a request
 _WRITE_S = 60.0  # after which a client that takes no answer counts as gone
 
 
-def server_options(
-    max_request_bytes: int, max_connections: int, shared: bool
-) -> list[tuple[str, int]]:
-    """Return the gRPC server's options; `shared`: other processes listen on the same port."""
-    return [
-        ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
-        ("grpc.max_send_message_length", -1),
-        # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these, 10 s of
-        # audio as WAV pass through in 1.2 ms rather than 2.6.
-        ("grpc.http2.max_frame_size", FRAME_BYTES),
-        ("grpc.http2.lookahead_bytes", FRAME_BYTES),
-        # Identity alone: the size of a compressed message would not tell its memory.
-        ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
-        ("grpc.server.max_pending_requests", _MAX_QUEUED),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.max_connection_idle_ms", 600_000),
-        # Calls that have begun go on, and the next ones take a new connection. For it the client
-        # resolves the server's name again, so it finds new servers and leaves those that drain.
-        ("grpc.max_connection_age_ms", 300_000),
-        ("grpc.so_reuseport", int(shared)),  # a second gateway must not share the port unnoticed
-    ]
+def open_server(services: Services, max_connections: int, shared: bool) -> grpc.aio.Server:
+    """Open the gRPC server, which listens once it is started.
+
+    Args:
+        services: the gateway's services.
+        max_connections: the maximum of its connections.
+        shared: whether other processes listen on the same port.
+
+    Raises:
+        UnavailableError: the address cannot be used.
+    """
+    config, max_bytes = services.config.server, services.admission.max_request_bytes
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_bytes + MAX_STRUCTURE_BYTES),
+            ("grpc.max_send_message_length", -1),
+            # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these,
+            # 10 s of audio as WAV pass through in 1.2 ms rather than 2.6.
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
+            ("grpc.http2.lookahead_bytes", FRAME_BYTES),
+            # Identity alone: the size of a compressed message would not tell its memory.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
+            ("grpc.server.max_pending_requests", _MAX_QUEUED),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.max_connection_idle_ms", 600_000),
+            # Calls that have begun go on, and the next ones take a new connection. For it the
+            # client resolves the server's name again, so it finds new servers and leaves those
+            # that drain.
+            ("grpc.max_connection_age_ms", 300_000),
+            # A second gateway must not share the port unnoticed.
+            ("grpc.so_reuseport", int(shared)),
+        ]
+    )
+    server.add_generic_rpc_handlers((kserve_methods(services),))
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{host}:{config.grpc_port}"
+    try:
+        if config.tls_certificate:
+            files = Path(config.tls_key), Path(config.tls_certificate)
+            credentials = grpc.ssl_server_credentials([tuple(map(Path.read_bytes, files))])
+            server.add_secure_port(address, credentials)
+        else:
+            server.add_insecure_port(address)
+    except RuntimeError as error:
+        message = f"cannot listen on {address}; set another server.grpc_port"
+        raise UnavailableError(message) from error
+    return server
 
 
 def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
