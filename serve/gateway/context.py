@@ -80,7 +80,8 @@ class RequestContext:
     services: Services
     record: LogRecord  # gets the figures of the request
     route: str  # the label of metrics and log
-    identify: Callable[[], ApiKey]  # returns the API key, or raises an ApiError
+    # Returns the API key, or raises an ApiError; None: the header `authorization` names it.
+    identify: Callable[[], ApiKey] | None = None
     timed: bool = True  # whether the server determines how long the request takes
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ class RequestContext:
 
     async def __aenter__(self) -> Self:
         try:
-            self.api_key = self.identify()
+            authorization, keys = self.record.header("authorization"), self.services.keys
+            self.api_key = self.identify() if self.identify else keys.identify(authorization)
             self.record.key = self.api_key.name
             self.record.limit_headers = self.api_key.limit_headers
             self.services.usage.require(self.api_key)

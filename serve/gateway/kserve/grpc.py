@@ -99,7 +99,7 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
     """Return the handler of the methods that a client can call."""
 
     async def infer(rpc: Rpc, record: LogRecord) -> None:
-        async with _context(services, rpc, record, "grpc") as context:
+        async with RequestContext(services, record, "grpc") as context:
             with context.admit() as permit:
                 message = await services.uploads.receive(rpc)
                 if message is None:
@@ -150,7 +150,7 @@ def _small(
 ) -> Method:
     async def handle(rpc: Rpc, record: LogRecord) -> None:
         if needs_key:
-            services.keys.identify(_metadata(rpc, "authorization"))
+            services.keys.identify(record.header("authorization"))
         message = await services.uploads.receive(rpc)
         if message is None or len(message) > MAX_SMALL_BYTES:
             raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
@@ -184,7 +184,7 @@ class InferStream:
         Raises:
             ApiError: the stream cannot go on; the requests that it had accepted are answered.
         """
-        api_key = self._services.keys.identify(_metadata(self._rpc, "authorization"))
+        api_key = self._services.keys.identify(self._record.header("authorization"))
         end: ApiError | None = None
         with self._services.admission.admit(api_key):  # a stream counts, for it may be idle
             try:
@@ -235,7 +235,7 @@ class InferStream:
         self._count += 1
         record = LogRecord(f"{self._record.id}.{self._count}", header=self._record.header)
         try:
-            async with _context(self._services, self._rpc, record, "grpc_stream") as context:
+            async with RequestContext(self._services, record, "grpc_stream") as context:
                 with context.admit() as permit:
                     call = _start(context, message, permit, streamed=True)
                     del message
@@ -256,11 +256,6 @@ class InferStream:
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
             await _write(self._rpc, answer)
-
-
-def _context(services: Services, rpc: Rpc, record: LogRecord, route: str) -> RequestContext:
-    identify = functools.partial(services.keys.identify, _metadata(rpc, "authorization"))
-    return RequestContext(services, record, route, identify)
 
 
 def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bool) -> EngineCall:

@@ -12,7 +12,6 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -111,8 +110,7 @@ class _InferRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, request = self._services, Request(scope, receive)
-        identify = functools.partial(services.keys.of_request, request)
-        async with RequestContext(services, scope["state"][RECORD], "http", identify) as context:
+        async with RequestContext(services, scope["state"][RECORD], "http") as context:
             with context.admit() as permit:
                 target = services.models.target(*_model(request), streamed=False)
                 context.record.model = target.model

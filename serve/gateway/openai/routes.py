@@ -94,9 +94,8 @@ class _AudioRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, record = Request(scope, receive), scope["state"][RECORD]
         events = Events(send)
-        identify = functools.partial(self._services.keys.of_request, request)
         try:
-            async with RequestContext(self._services, record, self._route, identify) as context:
+            async with RequestContext(self._services, record, self._route) as context:
                 response = await self._answer(request, context, events)
                 if response is not None:
                     await response(scope, receive, send)

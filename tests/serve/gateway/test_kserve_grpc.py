@@ -131,9 +131,6 @@ def test_who_takes_no_answers_is_read_no_further_and_takes_no_memory(start):
         def peer(self):
             return ""
 
-        def invocation_metadata(self):
-            return ()
-
         async def read(self):
             await asyncio.sleep(0 if self.sent < 3 * most else WAIT_S)
             self.sent += 1
