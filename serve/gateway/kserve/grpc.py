@@ -126,11 +126,12 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
         return service_pb2.ModelReadyResponse(ready=await services.ready())
 
     async def server_metadata(message: bytes) -> Any:
-        return messages.SERVER_METADATA
+        return service_pb2.ServerMetadataResponse(**messages.SERVER_METADATA)
 
     async def model_metadata(message: bytes) -> Any:
         request = messages.parse(service_pb2.ModelMetadataRequest, message)
-        return messages.model_metadata(services.models.target(request.name, request.version))
+        target = services.models.target(request.name, request.version)
+        return service_pb2.ModelMetadataResponse(**messages.model_metadata(target))
 
     methods: dict[str, Method] = {
         "ServerLive": _small(services, server_live),

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.json_format import MessageToDict
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -58,11 +57,11 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
 
     async def server_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(messages.SERVER_METADATA)
+        return JSONResponse(messages.SERVER_METADATA)
 
     async def model_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(messages.model_metadata(services.models.target(*_model(request))))
+        return JSONResponse(messages.model_metadata(services.models.target(*_model(request))))
 
     async def ready(request: Request) -> Response:
         if request.path_params:
@@ -92,14 +91,6 @@ async def live(request: Request) -> Response:
 
 def _model(request: Request) -> tuple[str, str]:
     return request.path_params.get("name", ""), request.path_params.get("version", "")
-
-
-def _message(message: Any) -> Response:
-    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
-    content = MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
-        tensor["shape"] = [int(size) for size in tensor["shape"]]
-    return JSONResponse(content)
 
 
 class _InferRoute:

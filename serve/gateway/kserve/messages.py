@@ -39,9 +39,7 @@ from serve.wire import tensors
 LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
-SERVER_METADATA = service_pb2.ServerMetadataResponse(
-    name="earshot", version="1", extensions=["binary_tensor_data"]
-)
+SERVER_METADATA = {"name": "earshot", "version": "1", "extensions": ["binary_tensor_data"]}
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
@@ -119,15 +117,16 @@ def audio_of_tensors(
     return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
 
 
-def model_metadata(target: Target) -> service_pb2.ModelMetadataResponse:
-    """Return the inputs and outputs of a model."""
-    metadata = service_pb2.ModelMetadataResponse(
-        name=target.client_name, versions=["1"], platform="python"
-    )
-    for field, specs in ((metadata.inputs, tensors.INPUTS), (metadata.outputs, tensors.OUTPUTS)):
-        for spec in specs.values():
-            field.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
-    return metadata
+def model_metadata(target: Target) -> dict[str, Any]:
+    """Return the inputs and outputs of a model, as JSON and `ModelMetadataResponse` have them."""
+    described: dict[str, Any] = {"name": target.client_name, "versions": ["1"]}
+    described["platform"] = "python"
+    for kind, specs in (("inputs", tensors.INPUTS), ("outputs", tensors.OUTPUTS)):
+        described[kind] = [
+            {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.dims)}
+            for spec in specs.values()
+        ]
+    return described
 
 
 # ------------------------------------------------------------ checking requests
