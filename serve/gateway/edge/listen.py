@@ -6,10 +6,8 @@ limit of an upload, and before that if others need its place.
 
 import asyncio
 import asyncio.sslproto
-import contextlib
 import functools
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,12 +94,12 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         admission, server = services.admission, services.config.server
         tls = server.tls_certificate != "" and listener.family != socket.AF_UNIX
-        self._limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
+        self.limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
-            connection = HttpProtocol(self._limits, **options)
+            connection = HttpProtocol(self.limits, **options)
             return ThrottledConnection(ConnectionBudget(services.budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,14 +136,8 @@ class HttpServer(uvicorn.Server):
                 f"{server.tls_key} cannot be used: {error}"
             ) from error
         super().__init__(config)
-        self.max_connections = max_connections
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the gateway's own handlers."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
@@ -154,16 +146,16 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
-        idle, now_s = self._limits.idle, asyncio.get_running_loop().time()
+        idle, now_s = self.limits.idle, asyncio.get_running_loop().time()
         for connection, since_s in list(idle.items()):
-            if now_s - since_s > self._limits.patience_s:
+            if now_s - since_s > self.limits.patience_s:
                 del idle[connection]
                 connection.transport.abort()
         return await super().on_tick(counter)
 
     def start(self) -> None:
-        """Start to accept connections."""
-        self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
+        """Start to accept connections; signals are left to the gateway's own handlers."""
+        self._task = asyncio.create_task(self._serve([self._listener]))
 
     async def close(self, patience_s: float = 0.0) -> None:
         """Accept no more connections, and close the others once no answer is due.
