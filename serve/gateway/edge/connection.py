@@ -124,10 +124,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.cycle = cast(Any, self._answering)  # it is told, and not the latest request
         super().connection_lost(exc)
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
         self._idle.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
