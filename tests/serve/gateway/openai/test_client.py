@@ -200,14 +200,6 @@ def test_raw_samples_get_the_header_that_they_lack(shared, client, size):
     assert refused.value.param == "file"
 
 
-def test_a_large_file_comes_whole(shared, client):
-    data = bytes(range(256)) * 2**13  # 2 MiB, which are spooled
-    transcribe(client, file=("a.wav", data))
-    assert "AUDIO" not in sent(shared)
-    assert list(shared.triton.files.values())[-1][:] == data
-    assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [(forms.tempfile, "NamedTemporaryFile"), (forms._Spool, "flush"), (uploads.os, "link")],
