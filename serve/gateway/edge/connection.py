@@ -152,9 +152,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def _busy(self) -> bool:
-        return bool(self.pipeline) or (
-            self._answering is not None and not self._answering.response_complete
-        )
+        last = self._answering
+        return bool(self.pipeline) or (last is not None and not last.response_complete)
 
     # ------------------------------------------------------------ as a parser
 

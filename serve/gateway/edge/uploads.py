@@ -210,9 +210,7 @@ class Uploads(Background):
         return bytes(message)
 
     def _count(self) -> None:
-        self._admission.uploading_bytes = sum(
-            connection.bytes for connection in self.connections.values()
-        )
+        self._admission.uploading_bytes = sum(one.bytes for one in self.connections.values())
 
     async def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
@@ -60,7 +61,7 @@ Chunk = bytes | memoryview
 # ------------------------------------------------------------ reading requests
 
 
-def read_head(message: bytes) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
+def read_head(message: bytes) -> tuple[ModelInferRequest, Sequence[memoryview], int]:
     """Read a serialised `ModelInferRequest` without copying its tensors.
 
     Returns:
@@ -82,7 +83,7 @@ def read_head(message: bytes) -> tuple[service_pb2.ModelInferRequest, Sequence[m
             raise errors.too_large(
                 f"more than {MAX_STRUCTURE_BYTES} bytes besides raw tensors; send tensors as these"
             )
-    return parse(service_pb2.ModelInferRequest, bytes(structure)), raw, len(structure)
+    return parse(ModelInferRequest, bytes(structure)), raw, len(structure)
 
 
 def parse(kind: Any, message: bytes) -> Any:
@@ -97,9 +98,7 @@ def parse(kind: Any, message: bytes) -> Any:
         raise _malformed(kind.DESCRIPTOR.name) from error
 
 
-def audio_of_tensors(
-    request: service_pb2.ModelInferRequest, contents: Sequence[Chunk]
-) -> AudioLength | None:
+def audio_of_tensors(request: ModelInferRequest, contents: Sequence[Chunk]) -> AudioLength | None:
     """Return the length of a checked request's audio; None: it has no audio.
 
     Args:
@@ -132,9 +131,7 @@ def model_metadata(target: Target) -> dict[str, Any]:
 # ------------------------------------------------------------ checking requests
 
 
-def check_request(
-    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk], streamed: bool
-) -> list[Chunk]:
+def check_request(request: ModelInferRequest, raw: Sequence[Chunk], streamed: bool) -> list[Chunk]:
     """Reject a request that the models cannot answer; return the raw bytes of each input.
 
     Args:
@@ -244,7 +241,7 @@ def request_parts(
         inputs = tensors.request_to_inputs(request)
     except EarshotError as error:
         raise errors.ApiError(error) from error
-    message = service_pb2.ModelInferRequest()
+    message = ModelInferRequest()
     raw: list[Chunk] = []
     for name, tensor in inputs.items():
         spec = tensors.INPUTS[name]
@@ -279,7 +276,7 @@ def for_triton(
         phases: whether the answer lists the request's phases.
         priority: its priority among the engine's requests.
     """
-    named = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    named = ModelInferRequest(model_name=tensors.MODEL)
     named.parameters[tensors.KEY_PARAMETER].string_param = key
     if priority != "file":
         named.parameters[tensors.PRIORITY_PARAMETER].string_param = priority
@@ -292,7 +289,7 @@ def for_triton(
 
 def cancel_of(key: str) -> bytes:
     """Serialise the request that cancels the request of this key."""
-    request = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    request = ModelInferRequest(model_name=tensors.MODEL)
     request.parameters[tensors.CANCEL_PARAMETER].string_param = key
     return bytes(request.SerializeToString())
 
@@ -313,7 +310,7 @@ def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
 # ------------------------------------------------------------ reading answers
 
 
-def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+def read_transcript(answer: ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:
@@ -336,7 +333,7 @@ def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
 
 
 def answer_figures(
-    answer: service_pb2.ModelInferResponse,
+    answer: ModelInferResponse,
 ) -> tuple[float, float, float | None, tuple[Phase, ...]]:
     """Read the figures of an answer that the gateway counts; the answer may lack outputs.
 

@@ -25,6 +25,8 @@ from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
+Pairs = Iterable[tuple[str, str]]
+"""Names and texts of a form's fields."""
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Granularity = Literal["word", "segment"]
@@ -101,9 +103,7 @@ class _ChunkingStrategy:
     silence_duration_ms: Milliseconds | None = None
 
 
-def read_fields(
-    pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "ignore"
-) -> FormFields:
+def read_fields(pairs: Pairs, task: Task, unknown: UnknownFields = "ignore") -> FormFields:
     """Read a form's fields.
 
     Args:
@@ -168,9 +168,7 @@ def _options(form: "_Texts", format: Format) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _collect(
-    pairs: Iterable[tuple[str, str]], unknown: UnknownFields
-) -> tuple[dict[str, list[str]], list[str]]:
+def _collect(pairs: Pairs, unknown: UnknownFields) -> tuple[dict[str, list[str]], list[str]]:
     """Return texts by the fields' names, and the names of unknown fields.
 
     The parts of a `chunking_strategy` become its JSON.

@@ -155,9 +155,8 @@ class _Parser(MultiPartParser):
                 part.data.decode()
             except UnicodeDecodeError as error:
                 name = part.field_name[:60]
-                raise field_error(
-                    name, f"{name} is not UTF-8: {error}; expected text in UTF-8"
-                ) from error
+                message = f"{name} is not UTF-8: {error}; expected text in UTF-8"
+                raise field_error(name, message) from error
         super().on_part_end()
 
     def on_end(self) -> None:
