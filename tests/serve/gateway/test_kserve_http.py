@@ -1,6 +1,7 @@
 """KServe v2 as JSON and bytes, to and from protobuf."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -52,10 +53,7 @@ WRONG = {
     "other type": ({"inputs": [tensor(datatype="BOOL", data=[True, True])]}, "expected FP32"),
     "no type": ({"inputs": [tensor(datatype="FP16", data=[1, 2])]}, "FP16"),
     "other values": ({"inputs": [tensor(data=["1", 2])]}, "expected a number"),
-    "not finite": (
-        b'{"inputs":[{"name":"SAMPLES","shape":[1],"datatype":"FP32","data":[NaN]}]}',
-        "",
-    ),
+    "not finite": ({"inputs": [tensor(data=[math.nan, 1])]}, ""),
     "too large": ({"inputs": [tensor(data=[1e300, 2])]}, "expected at most"),
     "too few": ({"inputs": [tensor(data=[1])]}, "has 4 bytes; expected 8"),
     "other rank": ({"inputs": [tensor(shape=[1, 2], data=[1, 2])]}, "of shape [-1]"),

@@ -133,9 +133,7 @@ def test_words_say_how_likely_they_are_right_where_that_is_known(shared, client)
     words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
     low = {"extra_body": {"low_confidence": 0.5}}
     answer = transcribe(client, prompt="one clear mumbled", **words, **low)
-    found = [
-        (word.word, word.probability, word.model_extra.get("confidence")) for word in answer.words
-    ]
+    found = [(one.word, one.probability, one.model_extra.get("confidence")) for one in answer.words]
     assert found == [("one", 0.75, None), ("clear", 0.75, 0.9), ("mumbled", 0.75, 0.254)]
     assert sent(shared)["LOW_CONFIDENCE"] == 0.5
 
