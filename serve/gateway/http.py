@@ -34,10 +34,7 @@ MetricsPage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    services: Services,
-    metrics: MetricsPage,
-    state: EngineStateReader,
-    jobs: Sequence[BaseRoute] = (),
+    services: Services, metrics: MetricsPage, state: EngineStateReader, jobs: Sequence[BaseRoute]
 ) -> ASGIApp:
     """Build the application for clients.
 

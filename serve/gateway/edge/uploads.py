@@ -223,11 +223,7 @@ class Uploads(Background):
 
     def measure(self, before_s: float) -> None:
         """Measure the uploads that began before then, and evict the newest if need be."""
-        old = [
-            upload
-            for upload in self._admission.uploads
-            if upload.since_s <= before_s and upload.error is None
-        ]
+        old = [one for one in self._admission.uploads if one.since_s <= before_s and not one.error]
         peers = {upload.peer for upload in old}
         received = self._peers.received(peers) if peers else {}
         for closed in self.connections.keys() - received.keys():

@@ -173,15 +173,12 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
     """Return the words of segments, with their speakers if these are known."""
-    return [
-        {
-            **word_fields(word),
-            "word": word.word.strip(),
-            **({} if segment.speaker is None else {"speaker": segment.speaker}),
-        }
-        for segment in segments
-        for word in segment.words or ()
-    ]
+    words = []
+    for segment in segments:
+        speaker = {} if segment.speaker is None else {"speaker": segment.speaker}
+        for word in segment.words or ():
+            words.append({**word_fields(word), "word": word.word.strip(), **speaker})
+    return words
 
 
 class Events:

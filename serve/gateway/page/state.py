@@ -51,6 +51,7 @@ class EngineStateReader(Background):
 
     def _as_json(self, ready: bool, engines: Sequence[dict[str, Sample]]) -> dict[str, Any]:
         services, config = self._services, self._services.config
+        search = config.transcriber
         status = "ready" if ready else "starting"
         now = {
             name: sum(int(samples[metric].value) for samples in engines)
@@ -60,11 +61,7 @@ class EngineStateReader(Background):
             "name": config.name,
             "status": "draining" if services.admission.draining else status,
             "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
-            "defaults": {
-                "beam_size": config.transcriber.beam_size,
-                "vad": config.transcriber.vad,
-                "mode": Request.mode,
-            },
+            "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
             "jobs": bool(config.jobs.folder),
             "limits": {"request_bytes": config.server.max_request_mb * 2**20},
             "now": now if engines else None,
