@@ -126,8 +126,6 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 class _Parser(MultiPartParser):
     """Starlette's parser, with spooled files and a check of the last boundary."""
 
-    spool_max_size = SPOOL_BYTES
-
     def __init__(
         self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
     ) -> None:
