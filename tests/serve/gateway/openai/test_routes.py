@@ -67,21 +67,17 @@ def test_bodies_of_another_kind(shared, headers):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    "asked",
     [
-        ("GET", TRANSCRIPTIONS, 405),
-        ("GET", "/v1/", 404),
-        ("POST", "/v1/audio/speech", 404),
-        ("POST", "/v1/chat/completions", 404),
-        ("GET", "/v1/models/a/b", 404),
-        ("POST", "/v1/files", 404),
-        ("GET", "/v1/batches", 404),
+        *(f"GET {TRANSCRIPTIONS}", "GET /v1/", "GET /v1/models/a/b", "GET /v1/batches"),
+        *("POST /v1/audio/speech", "POST /v1/chat/completions", "POST /v1/files"),
     ],
 )
-def test_what_is_not_offered(shared, method, path, status):
-    found, error = refused(shared, b"", {}, method, path)
-    assert found == status
-    assert "/v1/audio/jobs" in error["message"] or path.startswith("/v1/models")
+def test_what_is_not_offered(shared, asked):
+    method, path = asked.split()
+    status, error = refused(shared, b"", {}, method, path)
+    assert status == (405 if path == TRANSCRIPTIONS else 404)
+    assert "/v1/audio/jobs" in error["message"] or path == "/v1/models/a/b"
 
 
 def test_a_fault_of_ours_is_told_apart(shared, monkeypatch, caplog):
