@@ -55,8 +55,10 @@ async def body_chunks(
         check: gets a lower bound of the body's size; may raise an ApiError.
 
     Raises:
-        ApiError: 413 or 429.
+        ApiError: 413, 415 or 429.
     """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise errors.media_type("the body has a Content-Encoding; send it as it is")
     charged = int(request.headers.get("content-length", 0))
     check(charged)
     permit.charge(charged)

@@ -119,8 +119,6 @@ class _InferRoute:
 
 
 async def _received(request: Request, permit: Permit) -> "Translated":
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise errors.invalid("the body has a Content-Encoding; send it as it is")
     header = request.headers.get(_HEADER)
     body = await whole_body(request, permit, lambda size: json_bytes(size, header))
     json_size = json_bytes(len(body), header)

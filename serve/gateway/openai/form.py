@@ -101,8 +101,6 @@ def _check_headers(request: Request) -> None:
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may encode bytes that are no text
         raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise errors.media_type("the body has a Content-Encoding; send it as it is")
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):
