@@ -63,7 +63,7 @@ REASONS = {
 
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
-_OFFERED = "/openapi.json lists the addresses, such as /v1/audio/jobs for many files"
+_OFFERED = "/openapi.json lists all; jobs are at /v1/audio/jobs if the config has jobs.folder"
 _SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
