@@ -18,7 +18,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.messages import Phase, Segment, Timings, TokenLogprob, Transcript, Word
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 from serve.gateway.kserve.messages import LENGTH
 from serve.wire import tensors, uploads
 from serve.wire.folder import ALIVE, METRICS_SOCKET, grpc_target

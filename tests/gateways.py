@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config, TranscriberConfig
 from serve.contract.server_config import GatewayConfig, ServerConfig
-from serve.gateway.engine import SERVICE, EngineAddress
+from serve.gateway.engines import SERVICE, EngineAddress
 from serve.gateway.run import GatewayServer
 from serve.supervisor.supervisor import free_ports
 from serve.wire import tensors

@@ -6,7 +6,7 @@ import collections
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from serve.wire import liveness
 
@@ -37,9 +37,7 @@ class Background(abc.ABC):
         """Run, without an end."""
 
 
-async def unless(
-    event: Awaitable[object], error: Callable[[], Exception], answer: Awaitable[T]
-) -> T:
+async def unless(event: Awaitable[Any], error: Callable[[], Exception], answer: Awaitable[T]) -> T:
     """Wait for an answer; if an event comes first, cancel it and raise an error.
 
     Args:

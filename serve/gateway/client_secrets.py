@@ -54,10 +54,9 @@ class ClientSecrets:
         content = _encoded(zlib.compress(text.encode()))
         value = f"{CLIENT_SECRET_PREFIX}{content}.{self._signature(content)}"
         if len(value) > MAX_CHARS:
-            size = f"a client secret with this session has {len(value)} characters"
-            raise field_error(
-                "session", f"{size}; expected at most {MAX_CHARS}: shorten the session"
-            )
+            found = f"a client secret with this session has {len(value)} characters"
+            expected = f"expected at most {MAX_CHARS}: shorten the session"
+            raise field_error("session", f"{found}; {expected}")
         return value
 
     def read(self, value: str) -> ClientSecret:

@@ -17,8 +17,7 @@ from serve.gateway.client_secrets import ClientSecrets
 from serve.gateway.edge.budget import SharedBudget
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.uploads import Uploads
-from serve.gateway.engine import EngineAddress, EngineRequest
-from serve.gateway.engines import EngineCall, Engines
+from serve.gateway.engines import EngineAddress, EngineCall, EngineRequest, Engines
 from serve.gateway.errors import ApiError, client_gone, status_of
 from serve.gateway.keys import ApiKey, ApiKeys
 from serve.gateway.kserve.messages import answer_figures, read_transcript
@@ -81,7 +80,8 @@ class RequestContext:
     services: Services
     record: LogRecord  # gets the figures of the request
     route: str  # the label of metrics and log
-    identify: Callable[[], ApiKey]  # returns the API key, or raises an ApiError
+    # Returns the API key, or raises an ApiError; None: the header `authorization` names it.
+    identify: Callable[[], ApiKey] | None = None
     timed: bool = True  # whether the server determines how long the request takes
 
     def __post_init__(self) -> None:
@@ -96,7 +96,8 @@ class RequestContext:
 
     async def __aenter__(self) -> Self:
         try:
-            self.api_key = self.identify()
+            authorization, keys = self.record.header("authorization"), self.services.keys
+            self.api_key = self.identify() if self.identify else keys.identify(authorization)
             self.record.key = self.api_key.name
             self.record.limit_headers = self.api_key.limit_headers
             self.services.usage.require(self.api_key)

@@ -63,6 +63,7 @@ REASONS = {
 
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
+_OFFERED = "/openapi.json lists all; jobs are at /v1/audio/jobs if the config has jobs.folder"
 _SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
@@ -121,19 +122,18 @@ def as_kserve(error: ApiError, headers: dict[str, str] | None = None) -> JSONRes
     return JSONResponse({"error": error.text}, error.status.kserve, (headers or {}) | error.headers)
 
 
-def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response], offered: str) -> Any:
+def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response]) -> Any:
     """Return Starlette's exception handlers of one application.
 
     Args:
         render: writes an error in the form of the application's API, with further headers.
-        offered: a sentence that lists the application's routes.
     """
 
     async def api_error(request: Request, error: ApiError) -> Response:
         return render(error, {})
 
     async def routing_error(request: Request, error: HTTPException) -> Response:
-        text = f"no {request.method} at this address; {offered}"
+        text = f"no {request.method} at this address; {_OFFERED}"
         reason = "method" if error.status_code == 405 else "not_found"
         response = render(ApiError(RequestError(text), reason), dict(error.headers or {}))
         response.status_code = error.status_code

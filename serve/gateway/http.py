@@ -2,7 +2,7 @@
 
     /v1   OpenAI's API, in `serve.gateway.openai`; live text and jobs
     /v2   KServe v2, in `serve.gateway.kserve.http`
-    GET  /health, /metrics, /docs, /openapi.json
+    GET  /health, /metrics, /openapi.json
     GET  /, /page/…, /state, POST /subtitles: the page for people, in `serve.gateway.page`
 
 Errors below /v1 have OpenAI's form, others KServe's: {"error": "..."}. If waiting helps,
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
@@ -24,28 +24,17 @@ from serve.gateway.errors import as_kserve, exception_handlers
 from serve.gateway.kserve.http import kserve_routes, live
 from serve.gateway.live.route import RealtimeRoute
 from serve.gateway.observe.metrics import OWN_PAGE
-from serve.gateway.openai import docs
+from serve.gateway.openai.docs import openapi
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import EngineStateReader
 
-_OFFERED = (
-    "offered are /v2, /v2/health/live, /v2/health/ready, and below /v2/models/NAME: nothing, "
-    "/ready, /infer; OpenAI's API lies below /v1, /docs tells of it, and / is a page for people"
-)
-_PAGE_POLICY = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "frame-ancestors 'none'"
-}
 Endpoint = Callable[[Request], Awaitable[Response]]
 MetricsPage = Callable[[], Awaitable[bytes]]
 
 
 def build_app(
-    services: Services,
-    metrics: MetricsPage,
-    state: EngineStateReader,
-    jobs: Sequence[BaseRoute] = (),
+    services: Services, metrics: MetricsPage, state: EngineStateReader, jobs: Sequence[BaseRoute]
 ) -> ASGIApp:
     """Build the application for clients.
 
@@ -64,8 +53,7 @@ def build_app(
         *page_routes(state, services),
         Route("/health", _health(services)),
         Route("/metrics", metrics_for_keys),
-        Route("/docs", _docs),
-        Route("/openapi.json", _openapi),
+        Route("/openapi.json", openapi),
         *kserve_routes(services),
         WebSocketRoute("/v1/realtime", RealtimeRoute(services)),
         Mount("/v1", build_openai_app(services, jobs)),
@@ -89,7 +77,7 @@ def build_monitoring_app(services: Services, metrics: MetricsPage) -> ASGIApp:
 
 
 def _app(routes: list[BaseRoute], services: Services) -> ASGIApp:
-    app = Starlette(routes=routes, exception_handlers=exception_handlers(as_kserve, _OFFERED))
+    app = Starlette(routes=routes, exception_handlers=exception_handlers(as_kserve))
     app.router.redirect_slashes = False
     return with_headers(app, services.config.server, services.admission)
 
@@ -110,11 +98,3 @@ def _health(services: Services) -> Endpoint:
         return JSONResponse(health, 200 if ready else 503)
 
     return answer
-
-
-async def _docs(request: Request) -> Response:
-    return HTMLResponse(docs.page(), headers=_PAGE_POLICY)
-
-
-async def _openapi(request: Request) -> Response:
-    return JSONResponse(docs.openapi())

@@ -218,12 +218,10 @@ class Admission:
 
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until no request is in flight; return False when the time is over first."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._empty.is_set()
 
     def _evict_oldest_upload(self) -> bool:
         """Evict the oldest upload if it is slow; return whether it was."""

@@ -12,22 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 from prometheus_client import disable_created_metrics
 
 from serve.contract.config import Config, load_config
 from serve.contract.devices import names_of
-from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway import errors
 from serve.gateway.context import Services
 from serve.gateway.edge.listen import HttpServer, listening_socket, unix_listener
 from serve.gateway.edge.uploads import prepare_memory
-from serve.gateway.engine import EngineAddress
+from serve.gateway.engines import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
-from serve.gateway.kserve.grpc import kserve_methods, server_options
+from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
-from serve.gateway.observe.metrics import tritons_page, whole_page
+from serve.gateway.observe.metrics import whole_page
 from serve.gateway.page.state import EngineStateReader
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
@@ -39,6 +37,11 @@ logger = logging.getLogger("earshot.gateway")
 NOT_ALL_ANSWERED = 3
 """Exit status where the drain's limit came before the last answer."""
 
+_SHARED_LIMITS = {  # keys of the config by section
+    "server": ("max_inflight", "max_inflight_mb"),
+    "live": ("max_streams",),
+    "jobs": ("workers",),
+}
 _END_S = 2.0  # limit of answers on their way, once all requests have ended
 SPARE_CONNECTIONS = 256  # beyond one for each request
 _SPARE_DESCRIPTORS = 256  # for files other than connections and uploads
@@ -62,41 +65,23 @@ class GatewayServer:
         config = share_of(config)
         server, shared = config.server, processes > 1
         self.services = Services(config, folder, engines)
-        admission, metrics = self.services.admission, self.services.metrics
+        metrics = self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
-        pages = [functools.partial(tritons_page, triton) for triton in tritons.values()]
-        self.state = EngineStateReader(self.services, pages)
+        self.state = EngineStateReader(self.services, list(tritons.values()))
         metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
         clients = build_app(self.services, metrics_page, self.state, jobs)
         monitoring = build_monitoring_app(self.services, metrics_page)
-        without_tls = dataclasses.replace(server, tls_certificate="", tls_key="")
+        serving = functools.partial(HttpServer, self.services, connections)
         self.http = [
-            HttpServer(app, listener, server_config, admission, self.services.budget, connections)
-            for app, listener, server_config in (
-                (clients, listening_socket(server, "http_port", shared), server),
-                (monitoring, listening_socket(server, "metrics_port", shared), server),
-                (monitoring, unix_listener(gateway_door(folder, number)), without_tls),
-            )
+            serving(clients, listening_socket(server, "http_port", shared)),
+            serving(monitoring, listening_socket(server, "metrics_port", shared)),
+            serving(monitoring, unix_listener(gateway_door(folder, number))),
         ]
-        options = server_options(admission.max_request_bytes, connections, shared)
-        self._grpc = grpc.aio.server(options=options)
-        self._grpc.add_generic_rpc_handlers((kserve_methods(self.services),))
-        host = f"[{server.host}]" if ":" in server.host else server.host
-        try:
-            if server.tls_certificate:
-                files = Path(server.tls_key), Path(server.tls_certificate)
-                credentials = grpc.ssl_server_credentials([tuple(map(Path.read_bytes, files))])
-                self._grpc.add_secure_port(f"{host}:{server.grpc_port}", credentials)
-            else:
-                self._grpc.add_insecure_port(f"{host}:{server.grpc_port}")
-        except RuntimeError as error:
-            raise UnavailableError(
-                f"cannot listen on {host}:{server.grpc_port}; set another server.grpc_port"
-            ) from error
+        self._grpc = open_server(self.services, connections, shared)
 
     async def start(self) -> None:
         """Start all services, and accept connections."""
@@ -151,18 +136,12 @@ def _open_jobs(services: Services) -> "JobRoutes":
 
 def share_of(config: Config) -> Config:
     """Return a configuration with the limits of a single gateway process, rounded up."""
-    processes, server, live = config.gateway.processes, config.server, config.live
-    jobs = config.jobs
-    return dataclasses.replace(
-        config,
-        server=dataclasses.replace(
-            server,
-            max_inflight=math.ceil(server.max_inflight / processes),
-            max_inflight_mb=math.ceil(server.max_inflight_mb / processes),
-        ),
-        live=dataclasses.replace(live, max_streams=math.ceil(live.max_streams / processes)),
-        jobs=dataclasses.replace(jobs, workers=math.ceil(jobs.workers / processes)),
-    )
+    shares = {}
+    for section, keys in _SHARED_LIMITS.items():
+        limits = getattr(config, section)
+        share = {key: math.ceil(getattr(limits, key) / config.gateway.processes) for key in keys}
+        shares[section] = dataclasses.replace(limits, **share)
+    return dataclasses.replace(config, **shares)
 
 
 def _max_connections(server: ServerConfig) -> int:

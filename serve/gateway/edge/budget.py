@@ -184,9 +184,6 @@ class ThrottledConnection(asyncio.Protocol):
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
 
-    def get_protocol(self) -> Any:
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._closing or bool(self._transport.is_closing())
 

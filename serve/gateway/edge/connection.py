@@ -6,6 +6,7 @@ on sending a rejected request.
 """
 
 import asyncio
+import dataclasses
 import functools
 import socket
 from collections.abc import Sized
@@ -64,33 +65,31 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+@dataclasses.dataclass(frozen=True)
+class HttpLimits:
+    """The limits of a server's HTTP connections, and those that are idle."""
+
+    max_connections: int  # beyond it the longest idle one is closed for each new connection
+    admission: Admission  # tells whether the server drains
+    # Seconds for which a client may go on sending a request that a draining server has rejected,
+    # and for which a connection may be idle.
+    patience_s: float
+    # Connections without a request, the longest idle one first: the loop's time since which.
+    idle: dict["HttpProtocol", float] = dataclasses.field(default_factory=dict)
+
+
 class HttpProtocol(HttpToolsProtocol):
     """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        idle: the server's connections without a request, each with the loop's time at which that
-            began; the longest idle one is first.
-        max_connections: the maximum of the server's connections; beyond it the first idle one is
-            closed for each new connection.
-        admission: tells whether the server drains.
-        patience_s: seconds for which a client may go on sending a request that was rejected
-            because the server drains.
+        limits: the server's.
         options: uvicorn's options.
     """
 
-    def __init__(
-        self,
-        idle: dict["HttpProtocol", float],
-        max_connections: int,
-        admission: Admission,
-        patience_s: float,
-        **options: Any,
-    ) -> None:
+    def __init__(self, limits: HttpLimits, **options: Any) -> None:
         super().__init__(**options)
-        self._max_connections = max_connections
-        self._admission = admission
-        self._patience_s = patience_s
-        self._idle = idle
+        self._limits = limits
+        self._idle = limits.idle
         self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
@@ -112,23 +111,21 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def linger_s(self) -> float:
         """Longer while the server drains: then rejected requests are no flood."""
-        return self._patience_s if self._admission.draining else LINGER_S
+        return self._limits.patience_s if self._limits.admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
         self.budget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
-        if self._idle and len(self.connections) > self._max_connections:
+        if self._idle and len(self.connections) > self._limits.max_connections:
             longest_idle = next(iter(self._idle))
             del self._idle[longest_idle]
             longest_idle.transport.abort()
         self._idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.cycle = cast(Any, self._answering)  # it is told, and not the latest request
         super().connection_lost(exc)
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
         self._idle.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
@@ -155,15 +152,15 @@ class HttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def _busy(self) -> bool:
-        return bool(self.pipeline) or (
-            self._answering is not None and not self._answering.response_complete
-        )
+        last = self._answering
+        return bool(self.pipeline) or (last is not None and not last.response_complete)
 
     # ------------------------------------------------------------ as a parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_complete = False
+        self._head_bytes = 0
         cast(dict[str, Any], self.scope)[BUDGET] = self.budget
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -186,10 +183,6 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._head_bytes = 0
-        super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """Make the connection a WebSocket."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.contract.errors import OverloadedError, RequestError, shown
@@ -71,11 +72,18 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
             last: the client's next try reaches another server if there are several.
     """
     safe = dict(_SECURITY, **(_TLS if server.tls_certificate else {}))
-    guarded = _guarded(app, server)
+    checked = CORSMiddleware(
+        app,
+        allow_origins=server.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type", "traceparent", "tracestate"),
+        expose_headers=("*",),
+    )
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         headers, path = Headers(scope=scope), scope.get("path", "")
         record = scope.setdefault("state", {})[RECORD] = LogRecord(header=headers.get, path=path)
+        rejection = _rejection(server, headers, scope.get(TOO_MANY_CONNECTIONS, False))
 
         async def send_named(message: Message) -> None:
             if message["type"] in _STARTS:
@@ -94,7 +102,7 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
             await send(message)
 
         try:
-            await guarded(scope, receive, send_named)
+            await (rejection or checked)(scope, receive, send_named)
         except SlowClientError:
             pass
         except Exception:  # it has been answered, or the connection is closed
@@ -114,41 +122,19 @@ def _write_rejected(record: LogRecord) -> None:
         record.write()
 
 
-def _guarded(app: ASGIApp, server: ServerConfig) -> ASGIApp:
-    """Reject requests that are not allowed; tell browsers by CORS which pages are."""
-    cors = CORSMiddleware(
-        app,
-        allow_origins=server.allowed_origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("authorization", "content-type", "traceparent", "tracestate"),
-        expose_headers=("*",),
-    )
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        error = _rejection(server, host, origin, too_many=scope.get(TOO_MANY_CONNECTIONS, False))
-        if error is not None:
-            close_header = {"Connection": "close"} if error.reason == "connections" else {}
-            await as_openai(error, close_header)(scope, receive, send)
-        else:
-            await cors(scope, receive, send)
-
-    return checked
-
-
-def _rejection(
-    server: ServerConfig, host: str, origin: str | None, too_many: bool
-) -> ApiError | None:
+def _rejection(server: ServerConfig, headers: Headers, too_many: bool) -> Response | None:
+    """Return the answer to a request that is not allowed, or if too many connections are open."""
     if too_many:
-        return ApiError(OverloadedError("too many connections are open; try again"), "connections")
+        full = OverloadedError("too many connections are open; try again")
+        return as_openai(ApiError(full, "connections"), {"Connection": "close"})
+    host, origin = headers.get("host", ""), headers.get("origin")
     if not may_be_called(server, host):
         text = f"Host is {shown(host)}; expected a name of loopback or one of server.allowed_hosts"
-        return ApiError(RequestError(text), "host")
+        return as_openai(ApiError(RequestError(text), "host"))
     same_origin = origin is None or origin.partition("://")[2] == host
     if not (same_origin or origin in server.allowed_origins):
         text = f"Origin is {shown(origin)}; expected this server or one of server.allowed_origins"
-        return ApiError(RequestError(text), "origin")
+        return as_openai(ApiError(RequestError(text), "origin"))
     return None
 
 

@@ -6,10 +6,8 @@ limit of an upload, and before that if others need its place.
 
 import asyncio
 import asyncio.sslproto
-import contextlib
 import functools
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.gateway.edge.budget import (
-    ConnectionBudget,
-    SharedBudget,
-    ThrottledConnection,
-    is_readable,
-)
-from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
-from serve.gateway.limits import Admission
+from serve.gateway.context import Services
+from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection, is_readable
+from serve.gateway.edge.connection import HttpLimits, HttpProtocol, WebSocketProtocol
 
 MAX_MESSAGE_BYTES = 2**24
 """Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
@@ -85,35 +78,29 @@ class HttpServer(uvicorn.Server):
     """Serves an application at a socket; it handles no signals.
 
     Args:
-        app: the application.
-        listener: a socket of `listening_socket`; it is closed with the server.
-        server: has the limit of idle time, and names the files for TLS.
-        admission: counts the bytes of WebSockets.
-        budget: the budget of connections beyond their own.
+        services: the gateway's services.
         max_connections: the maximum, beyond which idle connections are closed. If none is idle,
             the application is told by `TOO_MANY_CONNECTIONS`, and rejects the request.
+        app: the application.
+        listener: a socket of `listening_socket` or `unix_listener`, which speaks no TLS; it is
+            closed with the server.
 
     Raises:
         UnavailableError: the files for TLS cannot be used.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        listener: socket.socket,
-        server: ServerConfig,
-        admission: Admission,
-        budget: SharedBudget,
-        max_connections: int,
+        self, services: Services, max_connections: int, app: ASGIApp, listener: socket.socket
     ) -> None:
-        self._idle: dict[HttpProtocol, float] = {}
+        admission, server = services.admission, services.config.server
+        tls = server.tls_certificate != "" and listener.family != socket.AF_UNIX
+        self.limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
-            limits = max_connections, admission, server.upload_timeout_s
-            connection = HttpProtocol(self._idle, *limits, **options)
-            return ThrottledConnection(ConnectionBudget(budget), connection)
+            connection = HttpProtocol(self.limits, **options)
+            return ThrottledConnection(ConnectionBudget(services.budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             scope[TOO_MANY_CONNECTIONS] = len(self.server_state.connections) > max_connections
@@ -138,8 +125,8 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_S,
-            ssl_certfile=server.tls_certificate or None,
-            ssl_keyfile=server.tls_key or None,
+            ssl_certfile=server.tls_certificate if tls else None,
+            ssl_keyfile=server.tls_key if tls else None,
         )
         try:
             config.load()
@@ -149,15 +136,8 @@ class HttpServer(uvicorn.Server):
                 f"{server.tls_key} cannot be used: {error}"
             ) from error
         super().__init__(config)
-        self.max_connections = max_connections
-        self._max_idle_s = server.upload_timeout_s
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the gateway's own handlers."""
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
@@ -166,15 +146,16 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
-        limit_s = asyncio.get_running_loop().time() - self._max_idle_s
-        for connection in [one for one, since_s in self._idle.items() if since_s < limit_s]:
-            del self._idle[connection]
-            connection.transport.abort()
+        idle, now_s = self.limits.idle, asyncio.get_running_loop().time()
+        for connection, since_s in list(idle.items()):
+            if now_s - since_s > self.limits.patience_s:
+                del idle[connection]
+                connection.transport.abort()
         return await super().on_tick(counter)
 
     def start(self) -> None:
-        """Start to accept connections."""
-        self._task = asyncio.create_task(self.serve(sockets=[self._listener]))
+        """Start to accept connections; signals are left to the gateway's own handlers."""
+        self._task = asyncio.create_task(self._serve([self._listener]))
 
     async def close(self, patience_s: float = 0.0) -> None:
         """Accept no more connections, and close the others once no answer is due.

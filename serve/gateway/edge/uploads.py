@@ -34,6 +34,7 @@ from serve.gateway.limits import LARGE_BYTES, Admission, Permit, Upload, check_j
 
 _TICK_S = 0.05
 _TICKS_TO_TRIM = 5
+_GLIBC = ctypes.CDLL(None)  # which tritonserver needs
 _M_MMAP_THRESHOLD = -3  # numbers of glibc's malloc.h
 _M_ARENA_MAX = -8
 _ARENAS = 2
@@ -54,8 +55,10 @@ async def body_chunks(
         check: gets a lower bound of the body's size; may raise an ApiError.
 
     Raises:
-        ApiError: 413 or 429.
+        ApiError: 413, 415 or 429.
     """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise errors.media_type("the body has a Content-Encoding; send it as it is")
     charged = int(request.headers.get("content-length", 0))
     check(charged)
     permit.charge(charged)
@@ -209,9 +212,7 @@ class Uploads(Background):
         return bytes(message)
 
     def _count(self) -> None:
-        self._admission.uploading_bytes = sum(
-            connection.bytes for connection in self.connections.values()
-        )
+        self._admission.uploading_bytes = sum(one.bytes for one in self.connections.values())
 
     async def _run(self) -> None:
         while True:
@@ -224,11 +225,7 @@ class Uploads(Background):
 
     def measure(self, before_s: float) -> None:
         """Measure the uploads that began before then, and evict the newest if need be."""
-        old = [
-            upload
-            for upload in self._admission.uploads
-            if upload.since_s <= before_s and upload.error is None
-        ]
+        old = [one for one in self._admission.uploads if one.since_s <= before_s and not one.error]
         peers = {upload.peer for upload in old}
         received = self._peers.received(peers) if peers else {}
         for closed in self.connections.keys() - received.keys():
@@ -302,16 +299,12 @@ def _peer_and_bytes(descriptor: int) -> tuple[str, int]:
 
 def prepare_memory() -> None:
     """Have malloc return large blocks when they are freed; objects of now, the start, stay."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc's
-        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-        libc.mallopt(_M_ARENA_MAX, _ARENAS)
+    _GLIBC.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+    _GLIBC.mallopt(_M_ARENA_MAX, _ARENAS)
     gc.freeze()
 
 
 def trim_memory() -> None:
     """Free reference cycles, and return free memory to the system."""
     gc.collect()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
-        libc.malloc_trim(0)
+    _GLIBC.malloc_trim(0)

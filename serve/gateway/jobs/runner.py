@@ -36,7 +36,7 @@ from serve.contract.errors import (
 )
 from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage

@@ -13,15 +13,16 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
 
+from serve.contract.errors import UnavailableError
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
-from serve.gateway.engine import FRAME_BYTES, SERVICE, EngineRequest
-from serve.gateway.engines import EngineCall
+from serve.gateway.engines import FRAME_BYTES, SERVICE, EngineCall, EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_SMALL_BYTES, MAX_STRUCTURE_BYTES, Permit
@@ -42,37 +43,63 @@ _IDLE_S = 600.0  # limit of the time that a stream is open without a request
 _WRITE_S = 60.0  # after which a client that takes no answer counts as gone
 
 
-def server_options(
-    max_request_bytes: int, max_connections: int, shared: bool
-) -> list[tuple[str, int]]:
-    """Return the gRPC server's options; `shared`: other processes listen on the same port."""
-    return [
-        ("grpc.max_receive_message_length", max_request_bytes + MAX_STRUCTURE_BYTES),
-        ("grpc.max_send_message_length", -1),
-        # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these, 10 s of
-        # audio as WAV pass through in 1.2 ms rather than 2.6.
-        ("grpc.http2.max_frame_size", FRAME_BYTES),
-        ("grpc.http2.lookahead_bytes", FRAME_BYTES),
-        # Identity alone: the size of a compressed message would not tell its memory.
-        ("grpc.compression_enabled_algorithms_bitset", 1),
-        ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
-        ("grpc.server.max_pending_requests", _MAX_QUEUED),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.max_connection_idle_ms", 600_000),
-        # Calls that have begun go on, and the next ones take a new connection. For it the client
-        # resolves the server's name again, so it finds new servers and leaves those that drain.
-        ("grpc.max_connection_age_ms", 300_000),
-        ("grpc.so_reuseport", int(shared)),  # a second gateway must not share the port unnoticed
-    ]
+def open_server(services: Services, max_connections: int, shared: bool) -> grpc.aio.Server:
+    """Open the gRPC server, which listens once it is started.
+
+    Args:
+        services: the gateway's services.
+        max_connections: the maximum of its connections.
+        shared: whether other processes listen on the same port.
+
+    Raises:
+        UnavailableError: the address cannot be used.
+    """
+    config, max_bytes = services.config.server, services.admission.max_request_bytes
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_bytes + MAX_STRUCTURE_BYTES),
+            ("grpc.max_send_message_length", -1),
+            # By default a message comes in frames of 16 KiB, at first 64 KiB of it: with these,
+            # 10 s of audio as WAV pass through in 1.2 ms rather than 2.6.
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
+            ("grpc.http2.lookahead_bytes", FRAME_BYTES),
+            # Identity alone: the size of a compressed message would not tell its memory.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_concurrent_streams", min(MAX_CALLS, max_connections)),
+            ("grpc.server.max_pending_requests", _MAX_QUEUED),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_QUEUED),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.max_connection_idle_ms", 600_000),
+            # Calls that have begun go on, and the next ones take a new connection. For it the
+            # client resolves the server's name again, so it finds new servers and leaves those
+            # that drain.
+            ("grpc.max_connection_age_ms", 300_000),
+            # A second gateway must not share the port unnoticed.
+            ("grpc.so_reuseport", int(shared)),
+        ]
+    )
+    server.add_generic_rpc_handlers((kserve_methods(services),))
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{host}:{config.grpc_port}"
+    try:
+        if config.tls_certificate:
+            files = Path(config.tls_key), Path(config.tls_certificate)
+            credentials = grpc.ssl_server_credentials([tuple(map(Path.read_bytes, files))])
+            server.add_secure_port(address, credentials)
+        else:
+            server.add_insecure_port(address)
+    except RuntimeError as error:
+        message = f"cannot listen on {address}; set another server.grpc_port"
+        raise UnavailableError(message) from error
+    return server
 
 
 def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
     """Return the handler of the methods that a client can call."""
 
     async def infer(rpc: Rpc, record: LogRecord) -> None:
-        async with _context(services, rpc, record, "grpc") as context:
+        async with RequestContext(services, record, "grpc") as context:
             with context.admit() as permit:
                 message = await services.uploads.receive(rpc)
                 if message is None:
@@ -99,11 +126,12 @@ def kserve_methods(services: Services) -> grpc.GenericRpcHandler:
         return service_pb2.ModelReadyResponse(ready=await services.ready())
 
     async def server_metadata(message: bytes) -> Any:
-        return messages.SERVER_METADATA
+        return service_pb2.ServerMetadataResponse(**messages.SERVER_METADATA)
 
     async def model_metadata(message: bytes) -> Any:
         request = messages.parse(service_pb2.ModelMetadataRequest, message)
-        return messages.model_metadata(services.models.target(request.name, request.version))
+        target = services.models.target(request.name, request.version)
+        return service_pb2.ModelMetadataResponse(**messages.model_metadata(target))
 
     methods: dict[str, Method] = {
         "ServerLive": _small(services, server_live),
@@ -123,7 +151,7 @@ def _small(
 ) -> Method:
     async def handle(rpc: Rpc, record: LogRecord) -> None:
         if needs_key:
-            services.keys.identify(_metadata(rpc, "authorization"))
+            services.keys.identify(record.header("authorization"))
         message = await services.uploads.receive(rpc)
         if message is None or len(message) > MAX_SMALL_BYTES:
             raise errors.invalid(f"expected one message of at most {MAX_SMALL_BYTES} bytes")
@@ -157,7 +185,7 @@ class InferStream:
         Raises:
             ApiError: the stream cannot go on; the requests that it had accepted are answered.
         """
-        api_key = self._services.keys.identify(_metadata(self._rpc, "authorization"))
+        api_key = self._services.keys.identify(self._record.header("authorization"))
         end: ApiError | None = None
         with self._services.admission.admit(api_key):  # a stream counts, for it may be idle
             try:
@@ -208,7 +236,7 @@ class InferStream:
         self._count += 1
         record = LogRecord(f"{self._record.id}.{self._count}", header=self._record.header)
         try:
-            async with _context(self._services, self._rpc, record, "grpc_stream") as context:
+            async with RequestContext(self._services, record, "grpc_stream") as context:
                 with context.admit() as permit:
                     call = _start(context, message, permit, streamed=True)
                     del message
@@ -229,11 +257,6 @@ class InferStream:
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
             await _write(self._rpc, answer)
-
-
-def _context(services: Services, rpc: Rpc, record: LogRecord, route: str) -> RequestContext:
-    identify = functools.partial(services.keys.identify, _metadata(rpc, "authorization"))
-    return RequestContext(services, record, route, identify)
 
 
 def _start(context: RequestContext, message: bytes, permit: Permit, streamed: bool) -> EngineCall:

@@ -12,14 +12,12 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.json_format import MessageToDict
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -36,8 +34,7 @@ from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
 from serve.gateway.edge.connection import BUDGET
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
-from serve.gateway.engine import EngineRequest
-from serve.gateway.engines import EngineCall
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
@@ -60,11 +57,11 @@ def kserve_routes(services: Services) -> list[BaseRoute]:
 
     async def server_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(messages.SERVER_METADATA)
+        return JSONResponse(messages.SERVER_METADATA)
 
     async def model_metadata(request: Request) -> Response:
         services.keys.of_request(request)
-        return _message(messages.model_metadata(services.models.target(*_model(request))))
+        return JSONResponse(messages.model_metadata(services.models.target(*_model(request))))
 
     async def ready(request: Request) -> Response:
         if request.path_params:
@@ -96,14 +93,6 @@ def _model(request: Request) -> tuple[str, str]:
     return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
-def _message(message: Any) -> Response:
-    """Write a protobuf message as KServe's JSON, which has 64-bit numbers as numbers."""
-    content = MessageToDict(message, preserving_proto_field_name=True)
-    for tensor in [*content.get("inputs", ()), *content.get("outputs", ())]:
-        tensor["shape"] = [int(size) for size in tensor["shape"]]
-    return JSONResponse(content)
-
-
 class _InferRoute:
     """The route of infer, as an ASGI application."""
 
@@ -112,40 +101,31 @@ class _InferRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, request = self._services, Request(scope, receive)
-        identify = functools.partial(services.keys.of_request, request)
-        async with RequestContext(services, scope["state"][RECORD], "http", identify) as context:
+        async with RequestContext(services, scope["state"][RECORD], "http") as context:
             with context.admit() as permit:
-                call, translated = await self._start(request, permit, context)
+                target = services.models.target(*_model(request), streamed=False)
+                context.record.model = target.model
+                translated = await _received(request, permit)
+                sent = translated.request
+                context.api_key.require_duration([output.name for output in sent.outputs])
+                raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
+                parts = [sent.SerializeToString(), *raw]
+                audio = messages.audio_of_tensors(sent, translated.raw) if services.target else None
+                call = context.start(EngineRequest(target, parts, audio=audio), permit)
             with call:
                 answer = await while_client_waits(request, call.response())
             context.kserve_answered(answer)
-            body, json_size = answer_to_http(answer, translated)
-            headers = {} if json_size is None else {_HEADER: str(json_size)}
-            kind = "json" if json_size is None else "octet-stream"
-            response = Response(body, headers=headers, media_type=f"application/{kind}")
-            await response(scope, receive, send)
+            await answer_to_http(answer, translated)(scope, receive, send)
 
-    async def _start(
-        self, request: Request, permit: Permit, context: RequestContext
-    ) -> tuple[EngineCall, "Translated"]:
-        target = self._services.models.target(*_model(request), streamed=False)
-        context.record.model = target.model
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise errors.invalid("the body has a Content-Encoding; send it as it is")
-        header = request.headers.get(_HEADER)
-        body = await whole_body(request, permit, lambda size: json_bytes(size, header))
-        json_size = json_bytes(len(body), header)
-        permit.charge((EXPANSION - 1) * json_size)
-        budget: ConnectionBudget = request.scope[BUDGET]
-        await budget.pay(json_size * JSON_S_PER_BYTE)
-        translated = request_from_http(body, json_size)
-        context.api_key.require_duration([output.name for output in translated.request.outputs])
-        raw = (chunk for tensor in translated.raw for chunk in messages.raw_chunks(tensor))
-        parts = [translated.request.SerializeToString(), *raw]
-        audio = None
-        if self._services.target:
-            audio = messages.audio_of_tensors(translated.request, translated.raw)
-        return context.start(EngineRequest(target, parts, audio=audio), permit), translated
+
+async def _received(request: Request, permit: Permit) -> "Translated":
+    header = request.headers.get(_HEADER)
+    body = await whole_body(request, permit, lambda size: json_bytes(size, header))
+    json_size = json_bytes(len(body), header)
+    permit.charge((EXPANSION - 1) * json_size)
+    budget: ConnectionBudget = request.scope[BUDGET]
+    await budget.pay(json_size * JSON_S_PER_BYTE)
+    return request_from_http(body, json_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +166,8 @@ class Translated:
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
     raw: list[messages.Chunk]  # the inputs' bytes; binary data are views of the body
-    binary: Mapping[str, bool | None]  # whether outputs that were named are wanted as binary data
-    binary_default: bool  # whether the other outputs are
+    binary: Mapping[str, bool]  # whether an output is wanted as binary data
+    binary_default: bool  # the same for outputs that are not in `binary`
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
@@ -239,7 +219,8 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     raw = _contents(content.inputs, memoryview(body)[json_size:])
     messages.check_request(request, raw, streamed=False)
-    binary = {one.name: (one.parameters or {}).get("binary_data") for one in content.outputs}
+    asked = {one.name: (one.parameters or {}).get("binary_data") for one in content.outputs}
+    binary = {name: wanted for name, wanted in asked.items() if wanted is not None}
     default = (content.parameters or {}).get("binary_data_output", False)
     return Translated(request, raw, binary, default)
 
@@ -266,27 +247,13 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
     return contents
 
 
-def answer_to_http(
-    answer: service_pb2.ModelInferResponse, request: Translated
-) -> tuple[bytes, int | None]:
-    """Write an answer as the body of an HTTP response.
-
-    Args:
-        answer: the answer.
-        request: its request.
-
-    Returns:
-        The body, and the number of its bytes that are JSON; None: all.
-    """
+def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) -> Response:
+    """Write an answer to a request as an HTTP response."""
     outputs, binary = [], []
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        described: dict[str, Any] = {
-            "name": output.name,
-            "datatype": output.datatype,
-            "shape": list(output.shape),
-        }
-        wanted = request.binary.get(output.name)
-        if request.binary_default if wanted is None else wanted:
+        described: dict[str, Any] = {"name": output.name, "datatype": output.datatype}
+        described["shape"] = list(output.shape)
+        if request.binary.get(output.name, request.binary_default):
             described["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:
@@ -296,7 +263,10 @@ def answer_to_http(
     if answer.id:
         head["id"] = answer.id
     text = to_json({**head, "outputs": outputs}).encode()
-    return b"".join([text, *binary]), len(text) if binary else None
+    if not binary:
+        return Response(text, media_type="application/json")
+    headers, kind = {_HEADER: str(len(text))}, "application/octet-stream"
+    return Response(b"".join([text, *binary]), headers=headers, media_type=kind)
 
 
 def _values(datatype: str, raw: bytes) -> list[Any]:

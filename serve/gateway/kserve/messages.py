@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
@@ -39,9 +40,7 @@ from serve.wire import tensors
 LENGTH = struct.Struct("<I")
 """The length before each element of a BYTES tensor."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
-SERVER_METADATA = service_pb2.ServerMetadataResponse(
-    name="earshot", version="1", extensions=["binary_tensor_data"]
-)
+SERVER_METADATA = {"name": "earshot", "version": "1", "extensions": ["binary_tensor_data"]}
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
@@ -62,9 +61,7 @@ Chunk = bytes | memoryview
 # ------------------------------------------------------------ reading requests
 
 
-def read_head(
-    message: bytes,
-) -> tuple[service_pb2.ModelInferRequest, Sequence[memoryview], int]:
+def read_head(message: bytes) -> tuple[ModelInferRequest, Sequence[memoryview], int]:
     """Read a serialised `ModelInferRequest` without copying its tensors.
 
     Returns:
@@ -86,7 +83,7 @@ def read_head(
             raise errors.too_large(
                 f"more than {MAX_STRUCTURE_BYTES} bytes besides raw tensors; send tensors as these"
             )
-    return parse(service_pb2.ModelInferRequest, bytes(structure)), raw, len(structure)
+    return parse(ModelInferRequest, bytes(structure)), raw, len(structure)
 
 
 def parse(kind: Any, message: bytes) -> Any:
@@ -101,9 +98,7 @@ def parse(kind: Any, message: bytes) -> Any:
         raise _malformed(kind.DESCRIPTOR.name) from error
 
 
-def audio_of_tensors(
-    request: service_pb2.ModelInferRequest, contents: Sequence[Chunk]
-) -> AudioLength | None:
+def audio_of_tensors(request: ModelInferRequest, contents: Sequence[Chunk]) -> AudioLength | None:
     """Return the length of a checked request's audio; None: it has no audio.
 
     Args:
@@ -121,23 +116,22 @@ def audio_of_tensors(
     return audio_of_file(bytes(file[:HEAD_BYTES]), len(file))
 
 
-def model_metadata(target: Target) -> service_pb2.ModelMetadataResponse:
-    """Return the inputs and outputs of a model."""
-    metadata = service_pb2.ModelMetadataResponse(
-        name=target.client_name, versions=["1"], platform="python"
-    )
-    for field, specs in ((metadata.inputs, tensors.INPUTS), (metadata.outputs, tensors.OUTPUTS)):
-        for spec in specs.values():
-            field.add(name=spec.name, datatype=spec.datatype, shape=spec.dims)
-    return metadata
+def model_metadata(target: Target) -> dict[str, Any]:
+    """Return the inputs and outputs of a model, as JSON and `ModelMetadataResponse` have them."""
+    described: dict[str, Any] = {"name": target.client_name, "versions": ["1"]}
+    described["platform"] = "python"
+    for kind, specs in (("inputs", tensors.INPUTS), ("outputs", tensors.OUTPUTS)):
+        described[kind] = [
+            {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.dims)}
+            for spec in specs.values()
+        ]
+    return described
 
 
 # ------------------------------------------------------------ checking requests
 
 
-def check_request(
-    request: service_pb2.ModelInferRequest, raw: Sequence[Chunk], streamed: bool
-) -> list[Chunk]:
+def check_request(request: ModelInferRequest, raw: Sequence[Chunk], streamed: bool) -> list[Chunk]:
     """Reject a request that the models cannot answer; return the raw bytes of each input.
 
     Args:
@@ -149,10 +143,8 @@ def check_request(
         ApiError: 400, the message names the wrong part and the expected one.
     """
     _check_parameters("the request", request.parameters, (EMPTY_FINAL,) if streamed else ())
-    _check_names("inputs", [tensor.name for tensor in request.inputs], tensors.INPUTS)
-    _check_names("outputs", [output.name for output in request.outputs], tensors.OUTPUTS)
-    for output in request.outputs:
-        _check_parameters(output.name, output.parameters)
+    _check_names("inputs", request.inputs, tensors.INPUTS)
+    _check_names("outputs", request.outputs, tensors.OUTPUTS)
     if raw and len(raw) != len(request.inputs):
         raise errors.invalid(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
@@ -160,24 +152,19 @@ def check_request(
         )
     contents = list(raw)
     for tensor in request.inputs:
-        _check_parameters(tensor.name, tensor.parameters)
-        _check_tensor(tensor.name, tensor.datatype, tensor.shape)
+        _check_type(tensor)
         if not raw:
             values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
             contents.append(raw_values(tensor.datatype, values))
         elif tensor.HasField("contents"):
             raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
     for tensor, content in zip(request.inputs, contents, strict=True):
-        _check_size(tensor.name, tensor.shape, content)
+        _check_size(tensor, content)
     return contents
 
 
 def _check_parameters(where: str, parameters: Iterable[str], known: Collection[str] = ()) -> None:
-    """Reject parameters that would have no effect.
-
-    Raises:
-        ApiError: 400, a parameter is not `known`.
-    """
+    """Reject parameters that are not `known`: they would have no effect."""
     for name in parameters:
         if name not in known:
             raise errors.invalid(
@@ -186,54 +173,40 @@ def _check_parameters(where: str, parameters: Iterable[str], known: Collection[s
             )
 
 
-def _check_names(kind: str, names: Sequence[str], known: Mapping[str, tensors.TensorSpec]) -> None:
-    """Reject unknown and repeated names.
-
-    Raises:
-        ApiError: 400, there is one.
-    """
-    for name in names:
-        if name not in known:
-            raise errors.invalid(f"{kind}: no {reprlib.repr(name)}; there are {', '.join(known)}")
+def _check_names(kind: str, named: Sequence[Any], known: Mapping[str, tensors.TensorSpec]) -> None:
+    """Reject inputs or outputs with unknown or repeated names, or with parameters."""
+    names = [one.name for one in named]
+    for one in named:
+        if one.name not in known:
+            expected = f"there are {', '.join(known)}"
+            raise errors.invalid(f"{kind}: no {reprlib.repr(one.name)}; {expected}")
+        _check_parameters(one.name, one.parameters)
     if len(set(names)) != len(names):
         raise errors.invalid(f"{kind}: {', '.join(names[:40])}; expected each name once")
 
 
-def _check_tensor(name: str, datatype: str, shape: Sequence[int]) -> None:
-    """Reject a datatype or shape that is not the input's.
-
-    Raises:
-        ApiError: 400, it is not.
-    """
-    spec = tensors.INPUTS[name]
+def _check_type(tensor: Any) -> None:
+    """Reject a datatype or shape that is not the input's."""
+    spec, shape = tensors.INPUTS[tensor.name], tensor.shape
     fits = len(shape) == 1 and shape[0] >= 0 and spec.dims[0] in (-1, shape[0])
-    if datatype != spec.datatype or not fits:
-        raise errors.invalid(
-            f"{name} is {reprlib.repr(datatype)} of shape {reprlib.repr(list(shape))}; "
-            f"expected {spec.datatype} of shape {list(spec.dims)}"
-        )
+    if tensor.datatype != spec.datatype or not fits:
+        found = f"{reprlib.repr(tensor.datatype)} of shape {reprlib.repr(list(shape))}"
+        expected = f"{spec.datatype} of shape {list(spec.dims)}"
+        raise errors.invalid(f"{tensor.name} is {found}; expected {expected}")
 
 
-def _check_size(name: str, shape: Sequence[int], content: Chunk) -> None:
-    """Reject an input beyond its limit, or with another number of bytes than its shape says.
-
-    Raises:
-        ApiError: 400, they are more or less.
-    """
-    spec, count = tensors.INPUTS[name], math.prod(shape)
-    if spec.max_bytes is not None and len(content) > spec.max_bytes + LENGTH.size:
-        raise errors.invalid(
-            f"{name} has {len(content)} bytes; expected at most {spec.max_bytes + LENGTH.size}"
-        )
+def _check_size(tensor: Any, content: Chunk) -> None:
+    """Reject an input beyond its limit, or with another number of bytes than its shape says."""
+    spec, count, found = tensors.INPUTS[tensor.name], math.prod(tensor.shape), len(content)
+    if spec.max_bytes is not None and found > (limit := spec.max_bytes + LENGTH.size):
+        raise errors.invalid(f"{tensor.name} has {found} bytes; expected at most {limit}")
     if spec.datatype == "BYTES":
-        expected = _texts_bytes(content, count)
+        size = _texts_bytes(content, count)
     else:
-        expected = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
-    if len(content) != expected:
-        raise errors.invalid(
-            f"{name} has {len(content)} bytes; expected {expected} for {spec.datatype} of shape "
-            f"{list(shape)}"
-        )
+        size = count * np.dtype(tensors.NUMPY_TYPES[spec.datatype]).itemsize
+    if found != size:
+        expected = f"{size} for {spec.datatype} of shape {list(tensor.shape)}"
+        raise errors.invalid(f"{tensor.name} has {found} bytes; expected {expected}")
 
 
 def _texts_bytes(content: Chunk, count: int) -> int:
@@ -268,7 +241,7 @@ def request_parts(
         inputs = tensors.request_to_inputs(request)
     except EarshotError as error:
         raise errors.ApiError(error) from error
-    message = service_pb2.ModelInferRequest()
+    message = ModelInferRequest()
     raw: list[Chunk] = []
     for name, tensor in inputs.items():
         spec = tensors.INPUTS[name]
@@ -303,7 +276,7 @@ def for_triton(
         phases: whether the answer lists the request's phases.
         priority: its priority among the engine's requests.
     """
-    named = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    named = ModelInferRequest(model_name=tensors.MODEL)
     named.parameters[tensors.KEY_PARAMETER].string_param = key
     if priority != "file":
         named.parameters[tensors.PRIORITY_PARAMETER].string_param = priority
@@ -316,7 +289,7 @@ def for_triton(
 
 def cancel_of(key: str) -> bytes:
     """Serialise the request that cancels the request of this key."""
-    request = service_pb2.ModelInferRequest(model_name=tensors.MODEL)
+    request = ModelInferRequest(model_name=tensors.MODEL)
     request.parameters[tensors.CANCEL_PARAMETER].string_param = key
     return bytes(request.SerializeToString())
 
@@ -337,7 +310,7 @@ def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
 # ------------------------------------------------------------ reading answers
 
 
-def read_transcript(answer: service_pb2.ModelInferResponse) -> Transcript:
+def read_transcript(answer: ModelInferResponse) -> Transcript:
     """Read the transcript in an answer.
 
     Raises:
@@ -360,7 +333,7 @@ def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
 
 
 def answer_figures(
-    answer: service_pb2.ModelInferResponse,
+    answer: ModelInferResponse,
 ) -> tuple[float, float, float | None, tuple[Phase, ...]]:
     """Read the figures of an answer that the gateway counts; the answer may lack outputs.
 

@@ -38,7 +38,7 @@ from serve.gateway.edge.budget import ConnectionBudget
 from serve.gateway.edge.connection import BUDGET, CONNECTION_LOST, SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by
 from serve.gateway.edge.uploads import json_object
-from serve.gateway.engine import EngineRequest
+from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError, as_openai, field_error
 from serve.gateway.keys import ApiKey, bearer_token
 from serve.gateway.kserve.messages import request_parts

@@ -34,9 +34,18 @@ def render_transcript(transcript: Transcript, fields: FormFields) -> tuple[str, 
         answer = {"text": transcript.text, **_languages(transcript)}
         answer |= _logprobs(transcript.segments, fields)
     elif fields.format == "verbose_json":
-        answer = _verbose(transcript, fields)
+        answer = _whole(transcript, fields) | {"text": transcript.text}
+        if fields.segments:
+            answer["segments"] = list(itertools.starmap(_segment, enumerate(transcript.segments)))
+        if fields.words:
+            answer["words"] = _words(transcript.segments)
     elif fields.format == "diarized_json":
-        answer = _diarized(transcript, fields)
+        answer = {
+            "task": fields.request.task,
+            "duration": _seconds(transcript),
+            "text": transcript.text,
+            "segments": list(itertools.starmap(segment_event, enumerate(transcript.segments))),
+        }
     elif fields.format == "text" and not any(segment.speaker for segment in transcript.segments):
         return f"{transcript.text}\n", "text/plain"
     else:
@@ -56,7 +65,7 @@ def delta_event(delta: str, index: int, segment: Segment, fields: FormFields) ->
     """
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
     if fields.format == "diarized_json":
-        event["segment_id"] = _segment_id(index)
+        event["segment_id"] = f"seg_{index}"
     event |= _logprobs((segment,), fields)
     if fields.format == "verbose_json":
         if fields.segments:
@@ -70,7 +79,7 @@ def segment_event(index: int, segment: Segment) -> dict[str, Any]:
     """Return a segment of diarized_json, which is also an event if the answer is a stream."""
     return {
         "type": "transcript.text.segment",
-        "id": _segment_id(index),
+        "id": f"seg_{index}",
         "start": segment.start,
         "end": segment.end,
         "text": segment.text.strip(),
@@ -124,28 +133,6 @@ def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     }
 
 
-def _verbose(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    answer = _whole(transcript, fields) | {"text": transcript.text}
-    if fields.segments:
-        answer["segments"] = list(itertools.starmap(_segment, enumerate(transcript.segments)))
-    if fields.words:
-        answer["words"] = _words(transcript.segments)
-    return answer
-
-
-def _diarized(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
-    return {
-        "task": fields.request.task,
-        "duration": _seconds(transcript),
-        "text": transcript.text,
-        "segments": list(itertools.starmap(segment_event, enumerate(transcript.segments))),
-    }
-
-
-def _segment_id(index: int) -> str:
-    return f"seg_{index}"
-
-
 def _languages(transcript: Transcript) -> dict[str, Any]:
     """Return the languages, the main one first, as OpenAI's gpt-transcribe does."""
     codes = [transcript.language, *(segment.language for segment in transcript.segments)]
@@ -165,11 +152,9 @@ def _seconds(transcript: Transcript) -> float:
 def _segment(index: int, segment: Segment) -> dict[str, Any]:
     fields = dataclasses.asdict(segment)
     del fields["words"], fields["token_logprobs"]  # words are a separate list
-    fields = {
-        name: value
-        for name, value in fields.items()
-        if name not in ("language", "speaker") or value is not None
-    }
+    for name in ("language", "speaker"):
+        if fields[name] is None:
+            del fields[name]
     return {"id": index, "seek": round(segment.start * _SEEKS_PER_S), **fields}
 
 
@@ -188,15 +173,12 @@ def _logprobs(segments: Iterable[Segment], fields: FormFields) -> dict[str, Any]
 
 def _words(segments: Iterable[Segment]) -> list[dict[str, Any]]:
     """Return the words of segments, with their speakers if these are known."""
-    return [
-        {
-            **word_fields(word),
-            "word": word.word.strip(),
-            **({} if segment.speaker is None else {"speaker": segment.speaker}),
-        }
-        for segment in segments
-        for word in segment.words or ()
-    ]
+    words = []
+    for segment in segments:
+        speaker = {} if segment.speaker is None else {"speaker": segment.speaker}
+        for word in segment.words or ():
+            words.append({**word_fields(word), "word": word.word.strip(), **speaker})
+    return words
 
 
 class Events:

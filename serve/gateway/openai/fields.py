@@ -25,6 +25,8 @@ from serve.gateway.errors import field_error
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
 from serve.speech.formats import SUBTITLES
 
+Pairs = Iterable[tuple[str, str]]
+"""Names and texts of a form's fields."""
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Granularity = Literal["word", "segment"]
@@ -101,9 +103,7 @@ class _ChunkingStrategy:
     silence_duration_ms: Milliseconds | None = None
 
 
-def read_fields(
-    pairs: Iterable[tuple[str, str]], task: Task, unknown: UnknownFields = "ignore"
-) -> FormFields:
+def read_fields(pairs: Pairs, task: Task, unknown: UnknownFields = "ignore") -> FormFields:
     """Read a form's fields.
 
     Args:
@@ -114,9 +114,8 @@ def read_fields(
     Raises:
         ApiError: one is unknown, malformed, or cannot be honoured.
     """
-    pairs = tuple(pairs)
-    ignored = _unknown_names(pairs, unknown)
-    form = _Texts(_collect(pair for pair in pairs if pair[0] not in ignored))
+    texts, ignored = _collect(pairs, unknown)
+    form = _Texts(texts)
     format: Format = form.value("response_format") or "json"
     stream, logprobs = bool(form.value("stream")), bool(form.many("include"))
     granularities = form.many("timestamp_granularities")
@@ -150,7 +149,7 @@ def read_fields(
     )
     segments = not words or "segment" in granularities
     model = form.value("model")
-    return FormFields(request, model, format, stream, segments, words, cue_options, ignored)
+    return FormFields(request, model, format, stream, segments, words, cue_options, tuple(ignored))
 
 
 def _options(form: "_Texts", format: Format) -> dict[str, Any]:
@@ -169,38 +168,27 @@ def _options(form: "_Texts", format: Format) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _unknown_names(pairs: Iterable[tuple[str, str]], unknown: UnknownFields) -> tuple[str, ...]:
-    """Return the names that neither OpenAI's API nor ours has.
+def _collect(pairs: Pairs, unknown: UnknownFields) -> tuple[dict[str, list[str]], list[str]]:
+    """Return texts by the fields' names, and the names of unknown fields.
+
+    The parts of a `chunking_strategy` become its JSON.
 
     Raises:
-        ApiError: one is nearly a known name, or none may be unknown.
+        ApiError: a name is nearly a known one, or none may be unknown, or came too often.
     """
-    names = tuple(dict.fromkeys(name for name, _ in pairs if _is_unknown(name)))
-    for name in names:
-        base = _INDEX.sub("", name)[:60]
-        if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
-            message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
-            raise field_error(name[:60], message, "unknown_parameter")
-    return names
-
-
-def _is_unknown(name: str) -> bool:
-    base = _INDEX.sub("", name)
-    if base in FIELDS:
-        return base != name and not FIELDS[base].many
-    return base not in _REFUSED and not _NESTED.fullmatch(name)
-
-
-def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return texts by the fields' names; the parts of a `chunking_strategy` become its JSON."""
     values: dict[str, list[str]] = {}
     strategy: dict[str, object] = {}
+    ignored: list[str] = []
     for name, text in pairs:
         base = _INDEX.sub("", name)
         if part := _NESTED.fullmatch(name):
             strategy[part[1]] = text if part[1] == "type" else _number(text)
         elif base in _REFUSED:
             raise field_error(base, f"{base} cannot be honoured: {_REFUSED[base]}")
+        elif base not in FIELDS or (base != name and not FIELDS[base].many):
+            if name not in ignored:
+                _require_far_from_known(name, base[:60], unknown)
+                ignored.append(name)
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     if strategy:
@@ -208,7 +196,13 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
             raise field_error(name, f"{name} came {len(texts)} times; expected it once")
-    return values
+    return values, ignored
+
+
+def _require_far_from_known(name: str, base: str, unknown: UnknownFields) -> None:
+    if unknown == "refuse" or difflib.get_close_matches(base, FIELDS, 1, _MISSPELLED):
+        message = f"unknown field {shown(name)}{nearest(base, list(FIELDS))}"
+        raise field_error(name[:60], message, "unknown_parameter")
 
 
 class _Texts:

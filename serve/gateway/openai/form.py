@@ -40,6 +40,7 @@ class Form:
 
     pairs: tuple[tuple[str, str], ...]  # the fields' names and texts, in their order
     file: UploadFile
+    path: str | None  # of a large file; None: the file is in memory
 
     def audio(self) -> bytes | None:
         """Return the file's bytes; None: they are many, and lie at `path`."""
@@ -50,13 +51,6 @@ class Form:
         self.file.file.seek(0)
         head = self.file.file.read(HEAD_BYTES)
         return audio_of_file(head, self.file.size or len(head))
-
-    @property
-    def path(self) -> str | None:
-        """The path of a large file; None: the file is in memory."""
-        spool = self.file.file
-        assert isinstance(spool, _Spool)  # made by the parser
-        return spool.path
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +87,8 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
         except OSError as error:
             logger.error("an upload cannot be kept in %s: %s", folder, error)
             raise errors.no_room_for_upload() from error
-        yield Form(tuple((name, text) for name, text in pairs if isinstance(text, str)), file)
+        texts = tuple((name, text) for name, text in pairs if isinstance(text, str))
+        yield Form(texts, file, cast(_Spool, file.file).path)
     finally:
         parser.close()
 
@@ -106,8 +101,6 @@ def _check_headers(request: Request) -> None:
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() != "utf-8":  # others may encode bytes that are no text
         raise errors.media_type(f"the form's charset is {charset[:60]!r}; expected utf-8")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise errors.media_type("the body has a Content-Encoding; send it as it is")
 
 
 class _Spool(tempfile.SpooledTemporaryFile[bytes]):
@@ -130,8 +123,6 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 
 class _Parser(MultiPartParser):
     """Starlette's parser, with spooled files and a check of the last boundary."""
-
-    spool_max_size = SPOOL_BYTES
 
     def __init__(
         self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
@@ -160,9 +151,8 @@ class _Parser(MultiPartParser):
                 part.data.decode()
             except UnicodeDecodeError as error:
                 name = part.field_name[:60]
-                raise field_error(
-                    name, f"{name} is not UTF-8: {error}; expected text in UTF-8"
-                ) from error
+                message = f"{name} is not UTF-8: {error}; expected text in UTF-8"
+                raise field_error(name, message) from error
         super().on_part_end()
 
     def on_end(self) -> None:

@@ -17,7 +17,6 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,8 +31,7 @@ from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.connection import SlowClientError
 from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
-from serve.gateway.engine import EngineRequest
-from serve.gateway.engines import EngineCall
+from serve.gateway.engines import EngineCall, EngineRequest
 from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
 from serve.gateway.kserve.messages import request_parts, stream_event
 from serve.gateway.live.route import make_client_secret
@@ -46,12 +44,12 @@ from serve.gateway.usage import day_of, month_until
 
 logger = logging.getLogger("earshot.gateway")
 
-_CREATED = int(time.time())
-_OFFERED = (
-    "offered are POST /v1/audio/transcriptions and /v1/audio/translations, GET /v1/models, "
-    "/v1/models/NAME, /v1/usage and /v1/shadow, POST /v1/realtime/client_secrets, and, if the "
-    "config has jobs.folder, jobs at /v1/audio/jobs"
-)
+_MODEL = {  # of every name; its end is not announced
+    "object": "model",
+    "created": int(time.time()),
+    "owned_by": "earshot",
+    "shutdown_date": None,
+}
 
 
 def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Starlette:
@@ -59,13 +57,13 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
 
     async def list_models(request: Request) -> Response:
         services.keys.of_request(request)
-        models = [_described(name) for name in services.models.names]
+        models = [{"id": name, **_MODEL} for name in services.models.names]
         return JSONResponse({"object": "list", "data": models})
 
     async def one_model(request: Request) -> Response:
         services.keys.of_request(request)
         services.models.named(name := request.path_params["name"])
-        return JSONResponse(_described(name))
+        return JSONResponse({"id": name, **_MODEL})
 
     make_secret = functools.partial(make_client_secret, services=services)
     app = Starlette(
@@ -79,21 +77,10 @@ def build_openai_app(services: Services, jobs: Sequence[BaseRoute] = ()) -> Star
             *jobs,
             Route("/shadow", functools.partial(_shadow, services)),
         ],
-        exception_handlers=exception_handlers(as_openai, _OFFERED),
+        exception_handlers=exception_handlers(as_openai),
     )
     app.router.redirect_slashes = False
     return app
-
-
-def _described(model: str) -> dict[str, Any]:
-    """Describe a model as OpenAI does; its end is not announced."""
-    return {
-        "id": model,
-        "object": "model",
-        "created": _CREATED,
-        "owned_by": "earshot",
-        "shutdown_date": None,
-    }
 
 
 class _AudioRoute:
@@ -107,9 +94,8 @@ class _AudioRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, record = Request(scope, receive), scope["state"][RECORD]
         events = Events(send)
-        identify = functools.partial(self._services.keys.of_request, request)
         try:
-            async with RequestContext(self._services, record, self._route, identify) as context:
+            async with RequestContext(self._services, record, self._route) as context:
                 response = await self._answer(request, context, events)
                 if response is not None:
                     await response(scope, receive, send)

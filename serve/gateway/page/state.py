@@ -5,7 +5,8 @@ that were read last, so many requests cost nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +15,7 @@ from prometheus_client.samples import Sample
 from serve.contract.messages import Request
 from serve.gateway.background import Background
 from serve.gateway.context import Services
+from serve.gateway.observe.metrics import tritons_page
 from serve.speech.languages import LANGUAGE_NAMES
 
 INTERVAL_S = 3.0
@@ -25,33 +27,31 @@ _GAUGES = {
     "slots": "earshot_slots",
 }
 
-ReadPage = Callable[[], Awaitable[bytes]]
-"""Reads an engine's metrics page from its Triton; raises an OSError if that is away."""
-
 
 class EngineStateReader(Background):
     """Reads the server's state at intervals, as long as it is started.
 
     Args:
         services: the gateway's services.
-        pages: read each engine's metrics page.
+        tritons: links to the folders of the engines' Tritons.
     """
 
-    def __init__(self, services: Services, pages: Sequence[ReadPage]) -> None:
-        self._services, self._pages = services, pages
+    def __init__(self, services: Services, tritons: Sequence[Path]) -> None:
+        self._services, self._tritons = services, tritons
         self.latest = self._as_json(False, [])
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
         """Read the state now."""
         ready = await self._services.ready()
-        engines = [await _samples(page) for page in self._pages]
+        engines = [await _samples(triton) for triton in self._tritons]
         # An engine that starts or stops has a part of its metrics.
         available = [samples for samples in engines if samples.keys() >= {_INFO, *_GAUGES.values()}]
         self.latest = self._as_json(ready, available)
 
     def _as_json(self, ready: bool, engines: Sequence[dict[str, Sample]]) -> dict[str, Any]:
         services, config = self._services, self._services.config
+        search = config.transcriber
         status = "ready" if ready else "starting"
         now = {
             name: sum(int(samples[metric].value) for samples in engines)
@@ -61,11 +61,7 @@ class EngineStateReader(Background):
             "name": config.name,
             "status": "draining" if services.admission.draining else status,
             "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
-            "defaults": {
-                "beam_size": config.transcriber.beam_size,
-                "vad": config.transcriber.vad,
-                "mode": Request.mode,
-            },
+            "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
             "jobs": bool(config.jobs.folder),
             "limits": {"request_bytes": config.server.max_request_mb * 2**20},
             "now": now if engines else None,
@@ -85,10 +81,10 @@ class EngineStateReader(Background):
             await asyncio.sleep(INTERVAL_S)
 
 
-async def _samples(read_page: ReadPage) -> dict[str, Sample]:
+async def _samples(triton: Path) -> dict[str, Sample]:
     """Read an engine's metrics; none while it is away."""
     try:
-        page = (await read_page()).decode()
+        page = (await tritons_page(triton)).decode()
     except OSError:
         return {}
     lines = [line for line in page.splitlines() if line.startswith("earshot_")]

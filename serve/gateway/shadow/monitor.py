@@ -22,8 +22,7 @@ from serve.contract.config import Config
 from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Transcript
 from serve.gateway.background import Background, unless
-from serve.gateway.engine import EngineRequest
-from serve.gateway.engines import REFERENCE, Engines
+from serve.gateway.engines import REFERENCE, EngineRequest, Engines
 from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey
 from serve.gateway.kserve.messages import LENGTH

@@ -1,6 +1,6 @@
 """HTTP/2 by hand, as far as calls of gRPC need it."""
 
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 
 
 def frame(kind, flags, stream, payload):

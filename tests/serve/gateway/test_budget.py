@@ -50,6 +50,10 @@ def soon(loop, act, *arguments):
     loop.run_until_complete(once())
 
 
+def throttled(shared, protocol):
+    return ThrottledConnection(ConnectionBudget(shared), protocol)
+
+
 class Costly:
     """A protocol that takes a moment for each piece."""
 
@@ -109,13 +113,11 @@ class Wire:
 @pytest.mark.parametrize("floods", [1, 4, 40])
 def test_all_that_flood_have_a_third_together_and_each_as_much(loop, floods):
     shared = SharedBudget(loop.time)
-    gates = [
-        ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)) for _ in range(floods)
-    ]
-    for gate in gates:
-        soon(loop, Wire(loop, bytes(1000)).begin, gate)
+    protocols = [Costly(loop, 0.001) for _ in range(floods)]
+    for protocol in protocols:
+        soon(loop, Wire(loop, bytes(1000)).begin, throttled(shared, protocol))
     loop.run_until_complete(asyncio.sleep(20.0))
-    took = [gate.get_protocol().took_s for gate in gates]
+    took = [protocol.took_s for protocol in protocols]
     assert sum(took) <= 1.05 * 20.0 / 3 + floods * 2 * OWN_S
     assert sum(took) > 5.0, "they are read all the same"
     assert max(took) <= 1.5 * min(took) + 0.01
@@ -125,13 +127,14 @@ def test_who_floods_not_is_heard_at_once(loop):
     shared = SharedBudget(loop.time)
     floods = [Wire(loop, bytes(1000)) for _ in range(40)]
     for wire in floods:
-        soon(loop, wire.begin, ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.001)))
-    honest = ThrottledConnection(ConnectionBudget(shared), Costly(loop, 0.0001))
-    Wire(loop).begin(honest)
+        soon(loop, wire.begin, throttled(shared, Costly(loop, 0.001)))
+    honest = Costly(loop, 0.0001)
+    gate = throttled(shared, honest)
+    Wire(loop).begin(gate)
     for number in range(1, 20):
         loop.run_until_complete(asyncio.sleep(0.1))
-        soon(loop, honest.data_received, b"0123456789")
-        assert len(honest.get_protocol().data) == 10 * number
+        soon(loop, gate.data_received, b"0123456789")
+        assert len(honest.data) == 10 * number
     assert shared.waiting >= 39
 
 
@@ -156,16 +159,16 @@ def test_what_is_to_be_paid_for_waits_its_turn(loop):
 
 
 def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
-    gate = ThrottledConnection(ConnectionBudget(SharedBudget(loop.time)), Costly(loop, 0.0))
-    wire = Wire(loop, bytes(1000))
-    gate.get_protocol().unfinished = True
+    protocol, wire = Costly(loop, 0.0), Wire(loop, bytes(1000))
+    protocol.unfinished = True
+    gate = throttled(SharedBudget(loop.time), protocol)
     soon(loop, wire.begin, gate)
-    heard = len(gate.get_protocol().data)
+    heard = len(protocol.data)
     soon(loop, gate.close)
     assert gate.is_closing()
     assert wire.ended and not wire.closed, "the answer is on its way"
     loop.run_until_complete(asyncio.sleep(1.0))
-    assert len(gate.get_protocol().data) == heard and not wire.closed
+    assert len(protocol.data) == heard and not wire.closed
     loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
     assert wire.closed
 

@@ -27,12 +27,7 @@ def test_tritons_client_finds_everything(shared):
 
 @pytest.mark.parametrize(
     ("sent_binary", "wanted_binary"),
-    [
-        (True, (True, True, True)),
-        (False, (False, False, False)),
-        (True, (True, False, True)),
-        (True, ()),
-    ],
+    [(True, 3 * (True,)), (False, 3 * (False,)), (True, (True, False, True)), (True, ())],
 )
 def test_tensors_go_in_and_out_as_json_and_as_bytes(running, sent_binary, wanted_binary):
     names = ("TEXT", "LANGUAGE_PROB", "DURATION")

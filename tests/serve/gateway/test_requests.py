@@ -10,7 +10,7 @@ import pytest
 from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
-from serve.gateway.engine import SERVICE
+from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
 from serve.gateway.observe.log import (
     MAX_LINES,
@@ -100,7 +100,7 @@ def test_refusals_and_failures(running, line):
 
 
 def test_what_is_no_request_for_text_has_no_line(running, caplog):
-    for path in ("/health", "/v1/models", "/docs", "/v2/health/ready"):
+    for path in ("/health", "/v1/models", "/openapi.json", "/v2/health/ready"):
         assert running.ask("GET", path)[0] == 200
     running.triton.ready = False
     assert running.ask("GET", "/health")[0] == running.ask("GET", "/v2/health/ready")[0] == 503

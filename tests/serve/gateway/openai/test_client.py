@@ -2,11 +2,8 @@
 
 import asyncio
 import errno
-import http.client
 import json
-import threading
 
-import aiohttp
 import openai
 import pytest
 from openai.types.audio import (
@@ -18,11 +15,11 @@ from openai.types.audio import (
 )
 from websockets.sync.client import connect as connect_websocket
 
-from serve.gateway.openai import form
+from serve.gateway.openai import form as forms
 from serve.speech import raw
 from serve.wire import uploads
 from tests.fake_upstream import inputs_of
-from tests.gateways import WAIT_S, until
+from tests.gateways import FORM, TRANSCRIPTIONS, WAIT_S, form, until
 
 SOUND = b"RIFF and so on"
 FILE = ("a.wav", SOUND)
@@ -136,9 +133,7 @@ def test_words_say_how_likely_they_are_right_where_that_is_known(shared, client)
     words = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
     low = {"extra_body": {"low_confidence": 0.5}}
     answer = transcribe(client, prompt="one clear mumbled", **words, **low)
-    found = [
-        (word.word, word.probability, word.model_extra.get("confidence")) for word in answer.words
-    ]
+    found = [(one.word, one.probability, one.model_extra.get("confidence")) for one in answer.words]
     assert found == [("one", 0.75, None), ("clear", 0.75, 0.9), ("mumbled", 0.75, 0.254)]
     assert sent(shared)["LOW_CONFIDENCE"] == 0.5
 
@@ -203,17 +198,9 @@ def test_raw_samples_get_the_header_that_they_lack(shared, client, size):
     assert refused.value.param == "file"
 
 
-def test_a_large_file_comes_whole(shared, client):
-    data = bytes(range(256)) * 2**13  # 2 MiB, which are spooled
-    transcribe(client, file=("a.wav", data))
-    assert "AUDIO" not in sent(shared)
-    assert list(shared.triton.files.values())[-1][:] == data
-    assert list(uploads.folder_of(shared.folder, 0).iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(form.tempfile, "NamedTemporaryFile"), (form._Spool, "flush"), (uploads.os, "link")],
+    [(forms.tempfile, "NamedTemporaryFile"), (forms._Spool, "flush"), (uploads.os, "link")],
 )
 def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch, place, name):
     def full(*_, **__):
@@ -260,22 +247,6 @@ def test_what_is_there_of_cut_audio_comes_with_a_warning(client):
     assert "x-earshot-warning" not in whole.headers
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda client: client.files.create(file=("a.jsonl", b"{}" * 5_000_000), purpose="batch"),
-        lambda client: client.uploads.create(
-            bytes=1, filename="a.jsonl", mime_type="text/jsonl", purpose="batch"
-        ),
-        lambda client: client.batches.list(),
-    ],
-)
-def test_who_asks_for_batches_is_told_of_jobs(client, ask):
-    with pytest.raises(openai.NotFoundError, match="/v1/audio/jobs") as told:
-        ask(client)
-    assert told.value.code == "not_found"
-
-
 def test_a_realtime_model_is_an_alias_as_well(shared):
     with connect_websocket(f"ws://{shared.http}/v1/realtime?model=gpt-realtime") as live:
         assert live.response.headers["x-earshot-model"] == "demo"
@@ -320,30 +291,20 @@ def test_a_segment_comes_while_the_next_is_decoded(shared, client):
 # ---------------------------------------------------------------- errors
 
 
+WRONG_OPTION = "error:OptionError: the request: beam_size = 9; expected at most 8"
+WRONG_AUDIO = "error:AudioError: audio of 9 bytes is no audio file known here"
+FAULT = "error:INTERNAL EarshotError: /home/a"
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "param", "code"),
     [
         ({"model": "gpt-5"}, openai.NotFoundError, "model", "model_not_found"),
         ({"extra_body": {"beem_size": 5}}, openai.BadRequestError, "beem_size", None),
         ({"file": ("a.wav", b"")}, openai.BadRequestError, "file", None),
-        (
-            {"prompt": "error:OptionError: the request: beam_size = 9; expected at most 8"},
-            openai.BadRequestError,
-            "beam_size",
-            "invalid_value",
-        ),
-        (
-            {"prompt": "error:AudioError: audio of 9 bytes is no audio file known here"},
-            openai.BadRequestError,
-            "file",
-            "invalid_audio",
-        ),
-        (
-            {"prompt": "error:INTERNAL EarshotError: /home/a"},
-            openai.InternalServerError,
-            None,
-            "server_error",
-        ),
+        ({"prompt": WRONG_OPTION}, openai.BadRequestError, "beam_size", "invalid_value"),
+        ({"prompt": WRONG_AUDIO}, openai.BadRequestError, "file", "invalid_audio"),
+        ({"prompt": FAULT}, openai.InternalServerError, None, "server_error"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -365,27 +326,6 @@ def test_an_error_within_a_stream_is_its_last_event(client):
         next(events)
     assert caught.value.code == "server_error"
     assert "failed" in caught.value.message
-
-
-def freeing(running):
-    """Let the first be answered once a second one has been refused again."""
-    until(lambda: 'refused_total{reason="requests"} 2.0' in running.page())
-    running.triton.release()
-
-
-def test_the_client_comes_again_when_there_is_room(start, client_of):
-    running = start(max_inflight=1)
-    first = threading.Thread(target=transcribe, args=(client_of(running), "wait"))
-    first.start()
-    until(lambda: running.triton.waiting)
-    with pytest.raises(openai.RateLimitError) as caught:
-        transcribe(client_of(running))
-    assert caught.value.response.headers["retry-after"] == "1"
-    freed = threading.Thread(target=freeing, args=(running,))
-    freed.start()
-    assert transcribe(client_of(running, max_retries=20)).text == "one two"
-    first.join()
-    freed.join()
 
 
 # ---------------------------------------------------------------- clients that go
@@ -413,34 +353,17 @@ def test_a_client_that_goes_frees_its_place(shared, client_of):
 
 def test_open_webui(shared):
     """The form's file has no type and comes in chunks; a key that is not set is empty."""
-
-    async def pieces():
-        for begin in range(0, len(SOUND), 5):
-            yield SOUND[begin : begin + 5]
-
-    async def ask(key, **fields):
-        form = aiohttp.FormData()
-        for name, value in fields.items():
-            form.add_field(name, value)
-        form.add_field("file", pieces(), filename="6f1c.webm")
-        url = f"http://{shared.http}/v1/audio/transcriptions"
-        headers = {"Authorization": f"Bearer {key}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(url, headers=headers, data=form) as answer,
-        ):
-            return answer.status, await answer.json()
-
     for key, fields in (
         ("", {"model": "whisper-1"}),
         ("sk-x", {"model": "", "language": "es"}),
         ("sk-x", {"model": "gpt-4o-transcribe"}),
     ):
-        status, answer = asyncio.run(ask(key, **fields))
-        assert (status, answer["text"]) == (http.client.OK, "hello")
+        body = form(SOUND, "6f1c.webm", **fields)
+        pieces = (body[begin : begin + 5] for begin in range(0, len(body), 5))
+        headers = {**FORM, "Authorization": f"Bearer {key}"}
+        status, _, answer = shared.ask("POST", TRANSCRIPTIONS, pieces, headers)
+        assert (status, json.loads(answer)["text"]) == (200, "hello")
         assert sent(shared)["AUDIO"] == SOUND
-    status, answer = asyncio.run(ask("", model="tts-1"))
-    assert (status, answer["error"]["param"]) == (http.client.NOT_FOUND, "model")
 
 
 def test_silence_has_no_languages(shared, client):

@@ -15,7 +15,10 @@ from serve.speech.windows import join_text
 from tests.fakes import transcript
 
 VERBOSE = ("response_format", "verbose_json")
-WORD, SEGMENT = ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")
+WORD = ("timestamp_granularities[]", "word")
+SRT = ("response_format", "srt")
+SERVER_VAD = ("chunking_strategy[type]", "server_vad")
+PADDING = ("chunking_strategy[prefix_padding_ms]", "300.0")
 
 
 def read(*pairs, task="transcribe"):
@@ -73,19 +76,13 @@ def test_a_temperature_of_0_rises_by_itself_as_openais_does(text, temperature):
     ("pairs", "options"),
     [
         ([("chunking_strategy", '{"type": "server_vad"}')], {}),
-        ([("chunking_strategy[type]", "server_vad")], {}),
+        ([SERVER_VAD], {}),
         (
             [("chunking_strategy", '{"type": "server_vad", "silence_duration_ms": 500}')],
             {"vad_min_silence_s": 0.5},
         ),
-        (
-            [
-                ("chunking_strategy[type]", "server_vad"),
-                ("chunking_strategy[threshold]", ".7"),
-                ("chunking_strategy[prefix_padding_ms]", "300.0"),
-            ],
-            {"vad_threshold": 0.7, "vad_pad_s": 0.3},
-        ),
+        ([SERVER_VAD, PADDING], {"vad_pad_s": 0.3}),
+        ([SERVER_VAD, ("chunking_strategy[threshold]", ".7")], {"vad_threshold": 0.7}),
         ([("vad", "true"), ("vad_pad_s", "0.3")], {"vad_pad_s": 0.3}),
     ],
 )
@@ -146,32 +143,17 @@ def test_lists_may_be_spelled_in_several_ways(pairs):
         ([("word_timestamps", "true")], "word_timestamps", "timestamp_granularities[]=word"),
         ([WORD], "timestamp_granularities", "expected verbose_json"),
         ([VERBOSE, ("timestamp_granularities[]", "a")], "timestamp_granularities", "segment"),
-        (
-            [("response_format", "srt"), ("stream", "true")],
-            "stream",
-            "expected json, text, verbose",
-        ),
+        ([SRT, ("stream", "true")], "stream", "expected json, text, verbose"),
         ([("max_words_per_line", "3")], "max_words_per_line", "srt, vtt"),
         ([VERBOSE, ("low_confidence", "0.5")], "low_confidence", "granularities[]=word"),
-        ([("response_format", "srt"), ("max_line_width", "1")], "max_line_width", "2 to 1000"),
+        ([SRT, ("max_line_width", "1")], "max_line_width", "2 to 1000"),
         ([("try_word_timestamps", "1")], "try_word_timestamps", "by themselves"),
         ([("chunking_strategy", "sometimes")], "chunking_strategy", '"auto"'),
         ([("chunking_strategy", "[" * 100_000)], "chunking_strategy", "recursion"),
         ([("chunking_strategy[threshold]", "0.5")], "chunking_strategy", "type is missing"),
-        (
-            [
-                ("vad_pad_s", "1"),
-                ("chunking_strategy", '{"type":"server_vad","prefix_padding_ms":9}'),
-            ],
-            "vad_pad_s",
-            "says otherwise",
-        ),
-        (
-            [("chunking_strategy", "auto"), ("chunking_strategy[type]", "server_vad")],
-            "chunking_strategy",
-            "came 2 times",
-        ),
-        ([("vad", "0"), ("chunking_strategy[type]", "server_vad")], "vad", "one of them"),
+        ([("vad_pad_s", "1"), SERVER_VAD, PADDING], "vad_pad_s", "says otherwise"),
+        ([("chunking_strategy", "auto"), SERVER_VAD], "chunking_strategy", "came 2 times"),
+        ([("vad", "0"), SERVER_VAD], "vad", "one of them"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):

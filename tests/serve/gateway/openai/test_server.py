@@ -5,16 +5,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import openai
 import pytest
-import soundfile
-import soxr
-from websockets.sync.client import connect as connect_websocket
 
 from serve.cli.main import main
 from serve.contract.errors import UnavailableError
-from tests.serve.gateway.live.conftest import RATE, Talk
 from tests.serving import CLIP, LONG
 from tests.waits import WAIT_S
 
@@ -62,19 +57,6 @@ def test_what_the_transcriber_refuses_has_its_field(client):
             assert caught.value.param == param
 
 
-def test_a_cut_file_is_refused_or_taken_in_part(client):
-    cut = LONG[: len(LONG) // 2]
-    with pytest.raises(openai.BadRequestError, match="audio is cut short") as caught:
-        transcribe(client, cut)
-    assert (caught.value.param, caught.value.code) == ("file", "audio_cut_short")
-    ask = {"extra_body": {"partial": True}}
-    answer = transcribe(client, cut, response_format="verbose_json", **ask)
-    assert answer.text
-    assert answer.warnings[0].startswith("audio is cut short")
-    *_, done = transcribe(client, cut, stream=True, **ask)
-    assert done.warnings == answer.warnings
-
-
 @pytest.mark.needs_program("curl")
 @pytest.mark.parametrize("command", CURLS)
 def test_curl_as_the_page_has_it(server, command):
@@ -96,44 +78,6 @@ def test_the_script_in_the_page(server, monkeypatch, capsys):
 
 
 SPOKEN = "tests/data/en_question.wav"
-
-
-def spoken(seconds):
-    """PCM of speech, as it is sent."""
-    samples, rate = soundfile.read(SPOKEN, dtype="float32")
-    samples = np.resize(soxr.resample(samples, rate, RATE), round(seconds * RATE))
-    return (samples * 32767).astype("<i2").tobytes()
-
-
-@pytest.fixture
-def talk(server):
-    url = f"ws://{server.http}/v1/realtime?intent=transcription&model=whisper-1"
-    with connect_websocket(url, close_timeout=1) as socket:
-        yield Talk(socket)
-
-
-def test_what_a_client_commits_becomes_text(talk):
-    talk.set(transcription={"language": "en", "prompt": "Zoë"}, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    done = talk.until(".completed")
-    assert done["transcript"] and talk.deltas(done["item_id"]) == done["transcript"]
-    assert done["usage"]["seconds"] == pytest.approx(1.0, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("transcription", "told"),
-    [
-        ({"prompt": "<|endoftext|>"}, "holds the special token"),
-        ({"languages": ["English"] * 1000}, "LANGUAGES has 7000 bytes"),
-        ({"phrases": ["Zoë", "oboe^9"]}, "phrases has 'oboe^9'; expected a weight"),
-    ],
-)
-def test_what_the_engine_does_not_take_is_told(talk, transcription, told):
-    talk.set(transcription=transcription, turn_detection=None)
-    talk.audio(spoken(1.0))
-    talk.say("input_audio_buffer.commit")
-    assert told in talk.until(".failed")["error"]["message"]
 
 
 def test_the_command_streams_a_file(server, tmp_path, capsys):
