@@ -53,7 +53,7 @@ class CancellationRegistry:
         self._running: dict[str, RequestHandle | None] = {}  # None until the request is submitted
         self._cancelled: dict[str, None] = {}  # the latest ones, in order of arrival
 
-    def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
+    def submit(self, key: str, on_event: OnEvent, submit: Submit) -> None:
         """Submit a request under its key.
 
         Args:
@@ -81,7 +81,6 @@ class CancellationRegistry:
                 self._running[key] = handle
         if cancelled:  # while it was submitted
             handle.cancel()
-        return handle
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives.
