@@ -25,9 +25,7 @@ from serve.contract.messages import Phase
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_PATH = "/v1/traces"
-_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 _NS = 1_000_000_000
@@ -206,10 +204,8 @@ def open_tracer(spans: Counter) -> RequestTracer:
     """
     environment = os.environ.get
     off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
-    if any(environment(name, "").strip().lower() == value for name, value in off.items()):
-        return RequestTracer()
-    endpoint, base = (environment(name, "").strip() for name in (_TRACES_ENDPOINT, _ENDPOINT))
-    if not endpoint and not base:
+    is_off = any(environment(name, "").strip().lower() == value for name, value in off.items())
+    if is_off or not any(map(environment, _ENDPOINTS)):
         return RequestTracer()
     protocol = next(filter(None, map(environment, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
@@ -219,4 +215,4 @@ def open_tracer(spans: Counter) -> RequestTracer:
         )
     from serve.gateway.observe.traces import open_provider  # noqa: PLC0415 - loads the SDK
 
-    return RequestTracer(open_provider(endpoint or base.rstrip("/") + _PATH, spans))
+    return RequestTracer(open_provider(spans))
