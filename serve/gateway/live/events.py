@@ -33,7 +33,6 @@ _MAX_MARKS = 10_000  # in an event: parsing that many takes 15 ms
 _MARK_S = 2e-6  # the event loop's time for each mark
 _AUDIO_MARKS = 1000  # maximum in an event with audio; base64 has none
 _MAX_ID_CHARS = 512  # a client's event_id
-_MAX_KEY_CHARS = 60  # an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
@@ -47,8 +46,7 @@ class ClientEvent:
 
     type: str
     event_id: str | None
-    fields: Mapping[str, Any]  # the keys of `_KEYS`; the values are not checked
-    unknown: tuple[str, ...] = ()  # the other keys
+    fields: Mapping[str, Any]  # has the keys of `_KEYS`; the values are not checked
 
 
 def cost_s(text: str) -> float:
@@ -68,16 +66,11 @@ def read_event(text: str) -> ClientEvent:
     """
     # Marks are counted first: parsing a million keys would hold up the event loop for a second.
     marks, long = _marks(text), len(text) > _MAX_CHARS
-    too_long = EventError(
-        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {APPEND}",
-        "invalid_event",
-    )
-    if long and marks > _AUDIO_MARKS:
-        raise too_long
-    if marks > _MAX_MARKS:
+    max_marks = _AUDIO_MARKS if long else _MAX_MARKS
+    if marks > max_marks:
         raise EventError(
             f"the message has {marks} commas, quotation marks and opening brackets; expected at "
-            f"most {_MAX_MARKS}: send fewer settings",
+            f"most {max_marks}: send fewer settings",
             "invalid_event",
         )
     try:
@@ -89,7 +82,9 @@ def read_event(text: str) -> ClientEvent:
     event_id = table.pop("event_id", None)
     try:
         if long and table.get("type") != APPEND:
-            raise too_long
+            found = f"the message has {len(text)} characters"
+            message = f"{found}; expected at most {_MAX_CHARS}, but for {APPEND}"
+            raise EventError(message, "invalid_event")
         return _checked(table, event_id)
     except EventError as error:
         error.event_id = event_id if isinstance(event_id, str) else None
@@ -107,8 +102,7 @@ def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
     for key in _KEYS[kind]:
         if key not in table:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    unknown = (key[:_MAX_KEY_CHARS] for key in table if key not in _KEYS[kind])
-    return ClientEvent(kind, event_id, table, tuple(unknown))
+    return ClientEvent(kind, event_id, table)
 
 
 def read_audio(text: object) -> bytes:

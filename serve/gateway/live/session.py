@@ -28,8 +28,6 @@ from serve.gateway.live.settings import (
     EventError,
     ServerVad,
     SessionSettings,
-    SettingWarning,
-    unknown_keys,
     updated,
 )
 from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
@@ -63,19 +61,17 @@ class LiveSession:
     config: LiveConfig
     check_model: Callable[[str], object]  # refuses the name of a model that is not served
     transcribe: Transcribe
-    send_event: Send  # sends the client an event; returns once the connection has taken it
+    send: Send  # sends the client an event; returns once the connection has taken it
     charge: Callable[[float], None]  # counts seconds of audio; refuses those beyond a key's limit
     detector: VadModel  # the stream's own
     pool: Executor  # the threads in which all streams resample audio and detect speech
     metrics: LiveMetrics
     streams: Callable[[], int]  # returns the number of open streams, with this one
     settings: SessionSettings
-    warnings: list[SettingWarning]  # not sent yet
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.id = events.new_id("sess")
-        self._warned = set[str]()  # types of events with unknown keys that were warned of
         self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
         self._position = 0  # samples that have come
         self._recent = collections.deque[Samples]()  # before an utterance
@@ -96,7 +92,7 @@ class LiveSession:
 
     async def start(self) -> None:
         """Send the client the session's first event."""
-        await self._send(events.session("session.created", self.id, self.settings))
+        await self.send(events.session("session.created", self.id, self.settings))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
@@ -108,14 +104,10 @@ class LiveSession:
         try:
             event = events.read_event(text)
             event_id = event.event_id
-            if event.unknown and event.type not in self._warned:
-                self._warned.add(event.type)
-                keys = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings.append(unknown_keys(keys))
             await self._do(event)
         except EventError as error:
             self._errors += 1
-            await self._send(events.error(error, event_id or error.event_id))
+            await self.send(events.error(error, event_id or error.event_id))
             if self._errors >= MAX_ERRORS:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
                 raise ApiError(RequestError(text), "too_many_errors") from None
@@ -129,7 +121,7 @@ class LiveSession:
             await self._commit()
         else:
             await self._clear()
-            await self._send(events.event(f"{events.BUFFER}.cleared"))
+            await self.send(events.event(f"{events.BUFFER}.cleared"))
 
     async def _update(self, changes: object) -> None:
         await self._take(await self._hearing.flush())
@@ -140,13 +132,8 @@ class LiveSession:
         self._pace.update_s = self.config.update_s * factor
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
-        self.warnings += warnings
-        await self._send(events.session("session.updated", self.id, settings))
-
-    async def _send(self, event: Event) -> None:
-        """Send an event, and with it the warnings that wait."""
-        warnings, self.warnings = self.warnings, []
-        await self.send_event(events.with_warnings(event, warnings))
+        told = events.session("session.updated", self.id, settings)
+        await self.send(events.with_warnings(told, warnings))
 
     # ------------------------------------------------------------ audio
 
@@ -180,7 +167,7 @@ class LiveSession:
                 self._recent.popleft()
             if frame.ends and self._open is not None:
                 stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
-                await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
+                await self.send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
                 await self._end()
         if frames:
             self._changed.set()
@@ -199,7 +186,7 @@ class LiveSession:
         self._pace.speech(_now_s())
         if vad is not None:
             started = {"item_id": self._open.item_id, "audio_start_ms": _ms(start)}
-            await self._send(events.event(f"{events.BUFFER}.speech_started", **started))
+            await self.send(events.event(f"{events.BUFFER}.speech_started", **started))
 
     async def _commit(self) -> None:
         client_commits = self.settings.input.turn_detection is None
@@ -218,7 +205,7 @@ class LiveSession:
         utterance, self._open = self._open, None
         assert utterance is not None
         for event in events.committed(utterance.item_id, self._last_id):
-            await self._send(event)
+            await self.send(event)
         self._last_id = utterance.item_id
         self._spoken_until = utterance.spoken_until
         utterance.ended = True
@@ -297,7 +284,7 @@ class LiveSession:
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self.settings.include or ()):
                 guess = {"item_id": utterance.item_id, "text": utterance.agreement.guess}
-                await self._send(events.event(HYPOTHESIS, **guess))
+                await self.send(events.event(HYPOTHESIS, **guess))
         self._progress.set()
 
     async def _complete(self, utterance: LiveUtterance) -> None:
@@ -306,7 +293,7 @@ class LiveSession:
         if not utterance.silent:
             self._previous = utterance
         self.metrics.changed.inc(utterance.agreement.changed)
-        await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
+        await self.send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
     async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
         """Give up an utterance, and tell the client why."""
@@ -316,7 +303,7 @@ class LiveSession:
         self._done(utterance)
         wrong = error.status.grpc == "INVALID_ARGUMENT"
         kind = "invalid_request_error" if wrong else "server_error"
-        await self._send(events.failed(utterance.item_id, str(error), error.reason, kind))
+        await self.send(events.failed(utterance.item_id, str(error), error.reason, kind))
 
     def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
@@ -331,7 +318,7 @@ class LiveSession:
             arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
             self.metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
         about = {"item_id": utterance.item_id, "content_index": events.CONTENT}
-        await self._send(events.event(events.DELTA, **about, delta=final.text))
+        await self.send(events.event(events.DELTA, **about, delta=final.text))
 
 
 class UpdatePacer:

@@ -193,13 +193,6 @@ def updated(
     """
     if not isinstance(changes, dict):
         raise EventError("session is no object", "invalid_value", "session")
-    if changes.get("type") == "realtime":
-        raise EventError(
-            'session.type = "realtime"; this server transcribes and does not speak: '
-            'expected "transcription"',
-            "unsupported_value",
-            "session.type",
-        )
     changes, warnings = _without_ignored(changes)
     changes, unknown = split_unknown(SessionSettings, changes)
     if unknown:

@@ -167,7 +167,7 @@ def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
     [
         ({"expires_after": {"seconds": 9}}, "expires_after.seconds", "at least 10"),
         ({"expires_after": {"anchor": "now"}}, "expires_after.anchor", "created_at"),
-        ({"session": {"type": "realtime"}}, "session.type", "transcribes and does not speak"),
+        ({"session": {"type": "realtime"}}, "session.type", "expected 'transcription'"),
         ({"session": 3}, "session", "session = 3"),
         (
             {"session": {"audio": {"input": {"transcription": {"model": "gpt-9"}}}}},
