@@ -38,16 +38,10 @@ from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import EngineRequest
 from serve.gateway.errors import ApiError, openai_error
+from serve.gateway.jobs import table
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
-    MAX_FETCHED_OF_KEY,
-    JobRecord,
-    Work,
-)
+from serve.gateway.jobs.table import JobRecord, Work
 from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.kserve.messages import request_parts
@@ -129,7 +123,7 @@ class JobRunner(Background):
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
         self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
-        self._fetching = _Workers("fetch", self._fetch, LEASE_S, MAX_FETCHED_OF_KEY)
+        self._fetching = _Workers("fetch", self._fetch, LEASE_S, table.MAX_FETCHED_OF_KEY)
         self._webhooks = _Workers(
             "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
         )
@@ -152,7 +146,7 @@ class JobRunner(Background):
         for task, claimed in (*self._transcribing.tasks.items(), *self._fetching.tasks.items()):
             if claimed.id == job.id:
                 task.cancel()
-        self._ended(job, CANCELLED)
+        self._ended(job, table.CANCELLED)
 
     async def close(self) -> None:
         """End the work; the next process that claims the jobs begins them again."""
@@ -222,14 +216,14 @@ class JobRunner(Background):
 
     async def _sweep(self) -> None:
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
-        now, jobs, table = time.time(), self.services.config.jobs, self._table
+        now = time.time()
         self._swept_s = time.monotonic()
-        await self._quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
-        for job in await self._quietly(table.overdue, now - GIVE_UP_S) or ():
+        await self._quietly(self._table.follow_clock, now, _AHEAD_S, LEASE_S)
+        for job in await self._quietly(self._table.overdue, now - GIVE_UP_S) or ():
             error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))
-        await self._quietly(table.forget, now - jobs.keep_s)
-        ids = await self._quietly(table.open_ids)
+        await self._quietly(self._table.forget, now - self.services.config.jobs.keep_s)
+        ids = await self._quietly(self._table.open_ids)
         if ids is not None:
             await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
             self._metrics.open_jobs.set(len(ids))
@@ -301,7 +295,7 @@ class JobRunner(Background):
                     # Nothing changes if the job has ended otherwise.
                     if await self._do(self._table.complete, job, time.time(), result, seconds):
                         context.answered(transcript)
-                        self._ended(job, COMPLETED)
+                        self._ended(job, table.COMPLETED)
         except ApiError as error:
             await self._handle_error(job, error, counted=sent)
 
@@ -363,7 +357,7 @@ class JobRunner(Background):
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
         body = to_json(openai_error(error)["error"])
         if await self._quietly(self._table.fail, job, time.time(), body):
-            self._ended(job, FAILED)
+            self._ended(job, table.FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
         self._metrics.ended.labels(status).inc()

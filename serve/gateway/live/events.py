@@ -13,6 +13,7 @@ from typing import Any
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
+from serve.gateway.errors import ApiError
 from serve.gateway.live.settings import EventError, SessionSettings, SettingWarning, as_session
 
 Event = dict[str, Any]
@@ -184,9 +185,9 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
     )
 
 
-def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
+def failed(item_id: str, error: ApiError) -> Event:
     """Return the event of an utterance with missing or incomplete text."""
-    details = _error(kind, code, message)
+    details = _error(error.status.kind, error.reason, str(error))
     about = {"item_id": item_id, "content_index": CONTENT}
     return event(f"{_TRANSCRIPTION}.failed", **about, error=details)
 

@@ -22,7 +22,7 @@ from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
 from serve.gateway.live.events import ClientEvent, Event
-from serve.gateway.live.hearing import Hearing, VadFrame
+from serve.gateway.live.hearing import Hearing, VadFrame, now_s
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     EventError,
@@ -183,7 +183,7 @@ class LiveSession:
         self._open = LiveUtterance(events.new_id("item"), start, settings)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
-        self._pace.speech(_now_s())
+        self._pace.speech(now_s())
         if vad is not None:
             started = {"item_id": self._open.item_id, "audio_start_ms": _ms(start)}
             await self.send(events.event(f"{events.BUFFER}.speech_started", **started))
@@ -249,7 +249,7 @@ class LiveSession:
 
     def _wait_s(self, utterance: LiveUtterance) -> float:
         """Return the seconds until the next decoding; infinite: more audio has to come."""
-        due_s = self._pace.due_s - _now_s()
+        due_s = self._pace.due_s - now_s()
         if self._tries:
             return due_s
         if utterance.ended or utterance.undecoded_s >= _LONG_S:
@@ -261,7 +261,7 @@ class LiveSession:
         return 0.0 if paused else due_s
 
     async def _decode(self, utterance: LiveUtterance) -> None:
-        self._pace.began(_now_s())
+        self._pace.began(now_s())
         # The utterance before is decoded again with the first one that has speech.
         if self._previous is not None and not utterance.silent:
             utterance.prepend(self._previous, self._pace.hold_s)
@@ -273,12 +273,12 @@ class LiveSession:
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._tries += 1
-            self._pace.failed(_now_s(), self._tries)
+            self._pace.failed(now_s(), self._tries)
             if not error.status.again or self._tries >= _TRIES:
                 await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
-        self._pace.ended(_now_s(), self.streams())
+        self._pace.ended(now_s(), self.streams())
         self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
@@ -301,9 +301,7 @@ class LiveSession:
         if utterance is self._open:
             self._open = None
         self._done(utterance)
-        wrong = error.status.grpc == "INVALID_ARGUMENT"
-        kind = "invalid_request_error" if wrong else "server_error"
-        await self.send(events.failed(utterance.item_id, str(error), error.reason, kind))
+        await self.send(events.failed(utterance.item_id, error))
 
     def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
@@ -313,10 +311,9 @@ class LiveSession:
     async def _send_text(self, utterance: LiveUtterance, final: FinalText) -> None:
         if not final.text:
             return
-        now_s = _now_s()
         for word in final.words:
             arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
-            self.metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
+            self.metrics.word_seconds.observe(max(0.0, now_s() - arrived_s))
         about = {"item_id": utterance.item_id, "content_index": events.CONTENT}
         await self.send(events.event(events.DELTA, **about, delta=final.text))
 
@@ -375,7 +372,3 @@ def _samples(ms: int) -> int:
 
 def _ms(samples: int) -> int:
     return samples * 1000 // SAMPLE_RATE
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
