@@ -1,16 +1,13 @@
 """Jobs: accepted, kept whatever dies, done once, told by a webhook."""
 
 import base64
-import contextlib
 import dataclasses
 import hashlib
 import hmac
 import http.client
+import http.server
 import json
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +18,7 @@ from serve.contract.server_config import JobsConfig
 from serve.gateway.jobs.fetch import is_private
 from serve.gateway.jobs.table import JobTable
 from serve.gateway.jobs.webhooks import read_secret, signed
-from serve.supervisor.supervisor import free_ports
-from tests.gateways import WAIT_S, Running, full_disk, until
+from tests.gateways import Running, full_disk, until
 from tests.jobs import ALICE, BOB, JOBS, SECRET, accepted, audio_of, ended, result, send, show
 
 FORBIDDEN = [
@@ -439,46 +435,32 @@ def test_a_secret_that_is_none(tmp_path, text):
         read_secret(str(tmp_path / "none"))
 
 
-@pytest.mark.nightly
-def test_the_receiver_of_the_page_knows_what_is_signed(tmp_path):
+def test_the_receiver_of_the_page_knows_what_is_signed(tmp_path, monkeypatch, capsys):
     """That of docs/jobs.md, as it stands there but for its port."""
     page = (Path(__file__).parents[3] / "docs" / "jobs.md").read_text(encoding="utf-8")
     (code,) = [
         one.partition("```")[0] for one in page.split("```python\n")[1:] if "webhook-id" in one
     ]
-    (port,) = free_ports("127.0.0.1", 1)
-    (tmp_path / "hook.py").write_text(code.replace("9000", str(port)))
     (tmp_path / "webhook.secret").write_text(f"whsec_{base64.b64encode(SECRET).decode()}\n")
+    monkeypatch.chdir(tmp_path)
+    receiver = {}
+    exec(code.rpartition("http.server.HTTPServer")[0], receiver)
     body = b'{"type":"audio.job.completed"}'
     right = signed(SECRET, "msg_job_1", 1_795_643_188, body)
-    hook = subprocess.Popen([sys.executable, "hook.py"], cwd=tmp_path, stdout=subprocess.PIPE)
-    try:
+    with http.server.HTTPServer(("127.0.0.1", 0), receiver["Hook"]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         for headers, status in (
             (right, 204),
             ({**right, "webhook-timestamp": "1795643189"}, 401),
             ({name: text for name, text in right.items() if name != "webhook-signature"}, 401),
         ):
-            assert post(port, body, headers) == status
-    finally:
-        hook.terminate()
-        said, _ = hook.communicate()
-    kinds = [line.partition(b":")[0] for line in said.splitlines()]
-    assert kinds == [b"signed by the server", b"forged", b"forged"]
-
-
-def post(port, body, headers):
-    """The status of a webhook, once its receiver is there."""
-    end_s = time.monotonic() + WAIT_S
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-        with contextlib.closing(connection):
-            try:
-                connection.request("POST", "/hook", body, headers)
-            except ConnectionRefusedError:
-                assert time.monotonic() < end_s
-                time.sleep(0.02)
-            else:
-                return connection.getresponse().status
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+            connection.request("POST", "/hook", body, headers)
+            assert connection.getresponse().status == status
+            connection.close()
+        server.shutdown()
+    kinds = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert kinds == ["signed by the server", "forged", "forged"]
 
 
 def test_no_url_is_fetched_where_no_place_is_named(start, tmp_path):

@@ -56,8 +56,7 @@ def test_keywords_are_boosted_as_phrases_are(talk):
     client.set(transcription={"keywords": ["Zoë", "Karenina^2"], "phrases": ["oboe"]})
     assert "warnings" not in client.until("session.updated")
     client.audio(SPEECH)
-    client.say("input_audio_buffer.commit")
-    client.until(".completed")
+    client.commit()
     asked = [inputs_of(request) for request in client.running.triton.requests.values()]
     assert all(text in asked[-1]["PHRASES"] for text in ("Zoë", "Karenina^2", "oboe"))
 
@@ -72,8 +71,7 @@ def test_a_longer_delay_has_words_wait(talk):
     client.say("session.update", session={})
     client.until("session.updated")
     assert not any(event["type"].endswith(".delta") for event in client.events)
-    client.say("input_audio_buffer.commit")
-    assert client.until(".completed")["transcript"] == "one two three"
+    assert client.commit() == "one two three"
 
 
 # ---------------------------------------------------------------- models without turns
