@@ -4,10 +4,9 @@ They conform to the types of the package `openai` (`openai.types.realtime`).
 """
 
 import binascii
-import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from serve.contract.codec import parse_json
@@ -41,15 +40,6 @@ _KEYS = {UPDATE: ("session",), APPEND: ("audio",), COMMIT: (), f"{BUFFER}.clear"
 """By type: the keys that a client's event must have beside `type`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ClientEvent:
-    """An event that a client sent."""
-
-    type: str
-    event_id: str | None
-    fields: Mapping[str, Any]  # has the keys of `_KEYS`; the values are not checked
-
-
 def cost_s(text: str) -> float:
     """Estimate the seconds of the event loop that parsing a client's event takes."""
     return EVENT_S + JSON_S_PER_BYTE * len(text) + _MARK_S * min(_marks(text), _MAX_MARKS)
@@ -59,11 +49,11 @@ def _marks(text: str) -> int:
     return sum(map(text.count, _MARKS))
 
 
-def read_event(text: str) -> ClientEvent:
-    """Parse a client's event.
+def read_event(text: str) -> Event:
+    """Parse a client's event; see `check_event`.
 
     Raises:
-        EventError: it is not an event of a transcription session.
+        EventError: it is no JSON object, or too large.
     """
     # Marks are counted first: parsing a million keys would hold up the event loop for a second.
     marks, long = _marks(text), len(text) > _MAX_CHARS
@@ -80,20 +70,20 @@ def read_event(text: str) -> ClientEvent:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
     if not isinstance(table, dict):
         raise EventError(f"the message is {shown(table)}; expected an object", "invalid_event")
-    event_id = table.pop("event_id", None)
-    try:
-        if long and table.get("type") != APPEND:
-            found = f"the message has {len(text)} characters"
-            message = f"{found}; expected at most {_MAX_CHARS}, but for {APPEND}"
-            raise EventError(message, "invalid_event")
-        return _checked(table, event_id)
-    except EventError as error:
-        error.event_id = event_id if isinstance(event_id, str) else None
-        raise
+    if long and table.get("type") != APPEND:
+        found = f"the message has {len(text)} characters"
+        message = f"{found}; expected at most {_MAX_CHARS}, but for {APPEND}"
+        raise EventError(message, "invalid_event")
+    return table
 
 
-def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
-    kind = table.pop("type", None)
+def check_event(event: Event) -> None:
+    """Check the type of a client's event, and that it has the keys of this type.
+
+    Raises:
+        EventError: it is not an event of a transcription session.
+    """
+    kind, event_id = event.get("type"), event.get("event_id")
     if not isinstance(kind, str) or kind not in _KEYS:
         message = f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}"
         raise EventError(message, "invalid_value", "type")
@@ -101,9 +91,8 @@ def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
         message = f"event_id = {shown(event_id)}; expected at most {_MAX_ID_CHARS} characters"
         raise EventError(message, "invalid_value", "event_id")
     for key in _KEYS[kind]:
-        if key not in table:
+        if key not in event:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    return ClientEvent(kind, event_id, table)
 
 
 def read_audio(text: object) -> bytes:
@@ -132,15 +121,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
-def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
+def error(error: ApiError, code: str | None, event_id: str | None = None) -> Event:
     """Return the event of an error.
 
     Args:
         error: the error.
+        code: OpenAI's name of such errors.
         event_id: the id of the client's event that caused it.
-        kind: the type of the error; the default is `invalid_request_error`.
     """
-    details = _error(kind or "invalid_request_error", error.code, str(error), error.param)
+    details = _error(error.status.kind, code, str(error), error.param)
     return event("error", error={**details, "event_id": event_id})
 
 
@@ -153,8 +142,7 @@ def session(kind: str, id: str, settings: SessionSettings) -> Event:
 
 def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
     """Add warnings in a field of ours, since strict clients know no event for them."""
-    tables = [dataclasses.asdict(warning) for warning in warnings]
-    return {**table, "warnings": tables} if tables else table
+    return {**table, "warnings": warnings} if warnings else table
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:

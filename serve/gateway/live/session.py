@@ -21,7 +21,7 @@ from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
-from serve.gateway.live.events import ClientEvent, Event
+from serve.gateway.live.events import Event
 from serve.gateway.live.hearing import Hearing, VadFrame, now_s
 from serve.gateway.live.settings import (
     HYPOTHESIS,
@@ -103,21 +103,23 @@ class LiveSession:
         event_id = None
         try:
             event = events.read_event(text)
-            event_id = event.event_id
+            event_id = event.get("event_id")
+            events.check_event(event)
             await self._do(event)
         except EventError as error:
             self._errors += 1
-            await self.send(events.error(error, event_id or error.event_id))
+            told_id = event_id if isinstance(event_id, str) else None
+            await self.send(events.error(error, error.status.code, told_id))
             if self._errors >= MAX_ERRORS:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
                 raise ApiError(RequestError(text), "too_many_errors") from None
 
-    async def _do(self, event: ClientEvent) -> None:
-        if event.type == events.UPDATE:
-            await self._update(event.fields["session"])
-        elif event.type == events.APPEND:
-            await self._append(events.read_audio(event.fields["audio"]))
-        elif event.type == events.COMMIT:
+    async def _do(self, event: Event) -> None:
+        if event["type"] == events.UPDATE:
+            await self._update(event["session"])
+        elif event["type"] == events.APPEND:
+            await self._append(events.read_audio(event["audio"]))
+        elif event["type"] == events.COMMIT:
             await self._commit()
         else:
             await self._clear()

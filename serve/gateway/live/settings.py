@@ -55,6 +55,8 @@ Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 _DELAY_FACTORS = {"medium": 1.5, "high": 2.0, "xhigh": 3.0}
+SettingWarning = dict[Literal["param", "message"], str]
+"""A warning of settings or keys without effect; `param` has their names, separated by commas."""
 HYPOTHESIS = "earshot.hypothesis"
 """Our event that `include` may name; it has the text that is not final yet."""
 
@@ -130,15 +132,7 @@ class SessionSettings:
         return self.audio.input
 
 
-@dataclasses.dataclass(frozen=True)
-class SettingWarning:
-    """A warning of something without effect that a client sent."""
-
-    param: str  # the setting, key or URL parameter; or several, separated by commas
-    message: str
-
-
-class EventError(Exception):
+class EventError(ApiError):
     """A client's event is wrong, or cannot be done now.
 
     Args:
@@ -148,10 +142,9 @@ class EventError(Exception):
     """
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(OptionError(message))
+        self.status = dataclasses.replace(self.status, code=code)
         self.param = param
-        self.event_id: str | None = None
 
 
 _INPUT = "session.audio.input"
@@ -232,9 +225,8 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     shown_keys = dict(itertools.islice(keys.items(), _MAX_NAMED))
     rest = f" and {len(keys) - len(shown_keys)} more" if len(keys) > len(shown_keys) else ""
     names = [f"{key} (did you mean {near}?)" if near else key for key, near in shown_keys.items()]
-    return SettingWarning(
-        ", ".join(shown_keys), f"unknown, without effect: {', '.join(names)}{rest}"
-    )
+    message = f"unknown, without effect: {', '.join(names)}{rest}"
+    return {"param": ", ".join(shown_keys), "message": message}
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:
@@ -270,7 +262,7 @@ def _without_ignored(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[S
     warnings: list[SettingWarning] = []
 
     def warn(path: str, value: object) -> None:
-        warnings.append(SettingWarning(path, f"{path} = {shown(value)} has no effect"))
+        warnings.append({"param": path, "message": f"{path} = {shown(value)} has no effect"})
 
     include = session.get("include")
     if isinstance(include, list) and _LOGPROBS in include:
