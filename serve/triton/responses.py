@@ -39,7 +39,6 @@ class Responder:
         self._utils = backend_utils
         self._stream = stream
         self._phases = phases
-        self._lock = threading.Lock()
 
     @property
     def done(self) -> bool:
@@ -77,12 +76,11 @@ class Responder:
 
     def _send(self, response: Any, final: bool) -> None:
         flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        with self._lock:
-            sender = self._sender
-            if final:
-                self._sender = None
-            if sender is not None:
-                sender.send(response, flags=flags)
+        sender = self._sender
+        if final:
+            self._sender = None
+        if sender is not None:
+            sender.send(response, flags=flags)
 
 
 class ResponseQueue:

@@ -94,10 +94,9 @@ class OutboundClient:
                     return await self._save(answer, path)
                 fields = {name.lower(): value for name, value in answer.headers}
                 target = fields.get(b"location", b"").decode("latin-1")
-                try:
-                    url = urllib.parse.urljoin(url, target)
-                except ValueError:
-                    url = target  # `require_allowed` rejects it
+                with contextlib.suppress(ValueError):
+                    target = urllib.parse.urljoin(url, target)
+                url = target  # `require_allowed` rejects one that is no url
         raise field_error("url", f"url leads on more than {_MAX_REDIRECTS} times")
 
     async def _save(self, answer: httpcore2.Response, path: Path) -> int:

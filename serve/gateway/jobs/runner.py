@@ -34,6 +34,7 @@ from serve.contract.errors import (
     RequestError,
     UnavailableError,
 )
+from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engine import EngineRequest
@@ -241,7 +242,7 @@ class JobRunner(Background):
         try:
             if job.tries > MAX_TRIES:
                 message = f"the server was lost {job.tries - 1} times while it worked on this job"
-                raise ApiError(RequestError(message), "jobs_tries")
+                raise errors.invalid(message)
             yield
         except asyncio.CancelledError:
             put_back = self._quietly(self._table.put_back, job, time.time(), False)
