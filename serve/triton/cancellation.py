@@ -23,7 +23,6 @@ from serve.contract.messages import (
     TranscriberEvent,
 )
 
-MAX_KEY_CHARS = 64
 MAX_CANCELLED_KEYS = 1024
 """Maximum number of remembered keys that were cancelled before their requests arrived."""
 

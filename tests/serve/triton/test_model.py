@@ -171,15 +171,6 @@ def test_tensors_are_copied_because_tritons_memory_ends_with_execute(start, back
     assert not backend.started[0][0]["SAMPLES"].any()
 
 
-@pytest.mark.parametrize("key", [7, "", "x" * 65, True])
-def test_a_key_that_is_none_is_refused(start, backend, key):
-    request = asked()
-    request.sent = {"earshot_key": key}
-    start().execute([request])
-    assert last(request).error.message.startswith("OptionError: parameter earshot_key = ")
-    assert not backend.started
-
-
 def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start):
     start()
     assert sys.getswitchinterval() == pytest.approx(0.0005)
