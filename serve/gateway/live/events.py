@@ -106,10 +106,7 @@ def read_audio(text: object) -> bytes:
     """
     if not isinstance(text, str):
         raise EventError(f"audio = {shown(text)}; expected base64", "invalid_value", "audio")
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:  # rare: another alphabet, spaces, or no padding
-        text = text.translate(_TO_BASE64).rstrip("=")
+    text = text.translate(_TO_BASE64).rstrip("=")
     try:
         return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
     except ValueError as error:

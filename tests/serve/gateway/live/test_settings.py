@@ -95,26 +95,20 @@ def test_languages_are_also_those_of_locales():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (input_of(format={"type": "audio/mp3"}), "format.type = 'audio/mp3'; expected"),
-        (
-            input_of(format={"type": "audio/pcm", "rate": 8000}),
-            "rate = 8000; expected 16000 or 24000",
-        ),
-        (input_of(format={"type": "audio/pcma", "rate": 24000}), "G.711 has 8 kHz"),
-        (input_of(turn_detection={"threshold": 1.5}), "threshold = 1.5; expected at most 1"),
-        (input_of(transcription={"delay": "short"}), "delay = 'short'; expected 'minimal', 'low'"),
-        (input_of(transcription={"language": "elvish"}), "language = 'elvish'; expected a code"),
-        (input_of(transcription={"languages": ["en", "elvish"]}), "'elvish'; expected a code"),
-        (
-            input_of(transcription={"languages": ["en"], "language": "de"}),
-            "transcription.languages came beside language; expected one",
-        ),
-        (input_of(transcription="whisper-1"), "transcription = 'whisper-1'; expected a table"),
+        ({"format": {"type": "audio/mp3"}}, "format.type = 'audio/mp3'; expected"),
+        ({"format": {"type": "audio/pcm", "rate": 8000}}, "rate = 8000; expected 16000 or 24000"),
+        ({"format": {"type": "audio/pcma", "rate": 24000}}, "G.711 has 8 kHz"),
+        ({"turn_detection": {"threshold": 1.5}}, "threshold = 1.5; expected at most 1"),
+        ({"transcription": {"delay": "short"}}, "delay = 'short'; expected 'minimal', 'low'"),
+        ({"transcription": {"language": "elvish"}}, "language = 'elvish'; expected a code"),
+        ({"transcription": {"languages": ["en", "elvish"]}}, "'elvish'; expected a code"),
+        ({"transcription": {"languages": ["en"], "language": "de"}}, "languages came beside"),
+        ({"transcription": "whisper-1"}, "transcription = 'whisper-1'; expected a table"),
     ],
 )
 def test_what_is_wrong_is_refused_with_what_was_expected(changes, message):
     with pytest.raises(EventError, match=message) as refused:
-        updated(SessionSettings(), changes)
+        updated(SessionSettings(), input_of(**changes))
     assert refused.value.status.code == "invalid_value"
     assert refused.value.param.startswith("session.audio") and "=" not in refused.value.param
 
