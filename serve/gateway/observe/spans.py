@@ -60,11 +60,9 @@ class RequestSpan:
         self._engine: trace.Span = trace.INVALID_SPAN  # of the engine that has the request
         self._engine_began_ns = 0
         self._answered_ns: int | None = None
-        self._context = span.get_span_context()
-        self.trace_id = ""
+        context = self._context = span.get_span_context()
+        self.trace_id = trace.format_trace_id(context.trace_id) if context.is_valid else ""
         """32 hexadecimal digits; empty if there are no traces."""
-        if self._context.is_valid:
-            self.trace_id = trace.format_trace_id(self._context.trace_id)
         self.recorded = span.is_recording()
         """Whether the engine's answer lists the request's phases."""
 
@@ -77,8 +75,6 @@ class RequestSpan:
 
     def given(self, engine: str) -> None:
         """Note that an engine gets the request now; the engine before it has failed."""
-        if not self.recorded:
-            return
         now_ns = time.time_ns()
         if self._received_ns is not None:
             self._begin("receive", self._span, self._received_ns).end(now_ns)
