@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Counter, Gauge
 
 from serve.contract.codec import to_json
 from serve.contract.errors import (
@@ -72,22 +72,6 @@ _AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
-class JobMetrics:
-    """Metrics of jobs.
-
-    Args:
-        registry: the registry of the metrics.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        options: Any = {"namespace": "earshot_jobs", "registry": registry}
-        self.open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
-        self.running = Gauge("running", "Jobs that are worked on", **options)
-        self.ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
-        text = "Webhooks sent: delivered, failed and to be tried again, or given up"
-        self.webhooks = Counter("webhook_tries", text, ("outcome",), **options)
-
-
 @dataclasses.dataclass(eq=False)
 class _Workers:
     """The tasks of a process that do one kind of work."""
@@ -119,7 +103,6 @@ class JobRunner(Background):
         path = config.jobs.webhook_secret_file
         self.secret = read_secret(path) if path else None
         """Signs webhooks; None: no webhook is sent."""
-        self._metrics = JobMetrics(services.metrics.registry)
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
@@ -135,8 +118,14 @@ class JobRunner(Background):
         self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
+        options: Any = {"namespace": "earshot_jobs", "registry": services.metrics.registry}
+        self._open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
+        self._ended_jobs = Counter("ended", "Jobs by how they ended", ("status",), **options)
+        text = "Webhooks sent: delivered, failed and to be tried again, or given up"
+        self._webhook_tries = Counter("webhook_tries", text, ("outcome",), **options)
+        running = Gauge("running", "Jobs that are worked on", **options)
         tasks = self._transcribing.tasks, self._fetching.tasks
-        self._metrics.running.set_function(lambda: sum(map(len, tasks)))
+        running.set_function(lambda: sum(map(len, tasks)))
 
     def wake(self) -> None:
         """Look for work now."""
@@ -227,7 +216,7 @@ class JobRunner(Background):
         ids = await self._quietly(self._table.open_ids)
         if ids is not None:
             await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
-            self._metrics.open_jobs.set(len(ids))
+            self._open_jobs.set(len(ids))
 
     # ------------------------------------------------------------ work
 
@@ -361,14 +350,14 @@ class JobRunner(Background):
             self._ended(job, table.FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
-        self._metrics.ended.labels(status).inc()
+        self._ended_jobs.labels(status).inc()
         self.storage.discard(job.id)
         self.wake()
 
     async def _post_webhook(self, job: JobRecord) -> None:
         assert self.secret is not None  # else no webhook is claimed
         state, due = await post_webhook(self.outbound, self.secret, job)
-        self._metrics.webhooks.labels("failed" if state == "pending" else state).inc()
+        self._webhook_tries.labels("failed" if state == "pending" else state).inc()
         await self._quietly(self._table.webhook_done, job, state, due)
 
 
