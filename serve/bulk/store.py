@@ -7,6 +7,7 @@ libraries.
 
 import contextlib
 import functools
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ _NO_FILE = {
     fs.FileType.Directory: "it is a folder",
     fs.FileType.Unknown: "it is not a regular file",
 }
-_BY_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_BY_PYARROW = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 def full(name: str) -> str:
@@ -145,9 +146,23 @@ def _opened(scheme: str, bucket: str) -> tuple[fs.FileSystem, str]:
     address = f"{scheme}://{bucket}"
     advice = "expected a folder, or a store of pyarrow or fsspec such as s3://bucket/folder"
     with _failing_with(f"cannot reach {shown(address)}", advice):
+        if scheme == "s3":
+            return _s3(), bucket
         uri = address if scheme in _BY_PYARROW else f"fsspec+{address}/"
         store, base = fs.FileSystem.from_uri(uri)
         return store, base
+
+
+def _s3() -> fs.FileSystem:
+    """Open S3 with the environment's endpoint; with a URI, pyarrow asks Amazon for the region."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # as in Amazon's own libraries
+    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    if endpoint is None:
+        return fs.S3FileSystem()
+    scheme, mark, address = endpoint.partition("://")
+    if not mark or scheme not in ("http", "https"):
+        raise ValueError(f"the S3 endpoint is {shown(endpoint)}; expected http://… or https://…")
+    return fs.S3FileSystem(scheme=scheme, endpoint_override=address.rstrip("/"))
 
 
 @contextlib.contextmanager

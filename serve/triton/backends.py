@@ -48,7 +48,7 @@ class EngineBackend:
 
     def start(
         self, inputs: Inputs, on_event: OnEvent, key: str | None = None, priority: Priority = "file"
-    ) -> None:
+    ) -> RequestHandle:
         """Submit a request.
 
         Args:
@@ -62,9 +62,8 @@ class EngineBackend:
         """
         submit = functools.partial(self._submit, inputs, key, priority)
         if key is None:
-            submit(on_event)
-        else:
-            self._registry.submit(key, on_event, submit)
+            return submit(on_event)
+        return self._registry.submit(key, on_event, submit)
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives; see `CancellationRegistry`."""

@@ -51,7 +51,7 @@ class CancellationRegistry:
         self._running: dict[str, list[RequestHandle]] = {}
         self._cancelled: dict[str, None] = {}  # the latest ones, in order of arrival
 
-    def submit(self, key: str, on_event: OnEvent, submit: Submit) -> None:
+    def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
         """Submit a request under its key.
 
         Args:
@@ -73,6 +73,7 @@ class CancellationRegistry:
         except BaseException:
             self._running.pop(key, None)
             raise
+        return handles[0]
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives.

@@ -1,10 +1,20 @@
 """Send small HTTP requests over Unix sockets between the processes of a run."""
 
+import contextlib
+import http.client
+import socket
 from pathlib import Path
 
-import httpcore2
 
-_FAILED = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
 def ask(path: Path, address: str, timeout_s: float) -> bytes:
@@ -18,12 +28,13 @@ def ask(path: Path, address: str, timeout_s: float) -> bytes:
     Raises:
         OSError: the connection fails, or the status is not 200.
     """
-    timeouts = {"timeout": dict.fromkeys(("connect", "write", "read"), timeout_s)}
-    try:
-        with httpcore2.ConnectionPool(uds=str(path)) as pool:
-            answer = pool.request("GET", f"http://localhost{address}", extensions=timeouts)
-    except _FAILED as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from error
-    if answer.status != 200:
-        raise ConnectionError(f"{address} has status {answer.status}")
-    return answer.content
+    with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
+        try:
+            connection.request("GET", address)
+            answer = connection.getresponse()
+            page = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        if answer.status != http.client.OK:
+            raise ConnectionError(f"{address} has status {answer.status}")
+    return page

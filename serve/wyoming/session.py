@@ -68,6 +68,7 @@ class WyomingSession:
             logger.warning("%s", error)
             await self.refuse(error)
         finally:
+            self._utterance = None
             if self._read_task is not None:
                 self._read_task.cancel()
                 await asyncio.wait((self._read_task,))

@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import re
 import ssl
+import urllib.parse
 from typing import Any, TypeVar
 
 from serve.contract.codec import from_json
@@ -16,7 +17,6 @@ T = TypeVar("T")
 
 _MAX_ANSWER_BYTES = 2**22
 _CONNECT_S = 10.0
-_URL = re.compile(r"https?://[^/?#@\s]+[^?#@\s]*")
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
 
@@ -51,7 +51,12 @@ class SpeechApiClient:
     """
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
-        if not _URL.fullmatch(url):
+        try:
+            parts = urllib.parse.urlsplit(url)
+            host, _ = parts.hostname, parts.port  # the port may be out of range
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
             raise ConfigError(
                 f"--server {shown(url)}; expected a URL such as http://127.0.0.1:8000"
             )
@@ -60,7 +65,7 @@ class SpeechApiClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Accept-Encoding": "identity"}
         self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        self._tls = ssl.create_default_context() if url.startswith("https") else False
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else False
         self._timeout_s = timeout_s
 
     async def models(self) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ class OutboundClient:
                 "network in jobs.allowed_networks",
             ) from None
         except _FAILED as error:
-            raise _away(f"{field} cannot be reached: {error or type(error).__name__}") from error
+            raise _away(f"{field} cannot be fetched: {error or type(error).__name__}") from error
 
     def require_allowed(self, url: str, field: str) -> None:
         """Reject a url that names another host than `jobs.allowed_hosts`.

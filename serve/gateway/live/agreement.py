@@ -37,7 +37,7 @@ class LocalAgreement:
 
     def __init__(self, final: Sequence[Word] = ()) -> None:
         self.words = list(final)
-        """The final words, split by `_parts`. The last one's mark may be missing; see `_mark`."""
+        """The final words. The last one's mark may be missing; see `_mark`."""
         self.pending: tuple[Word, ...] = ()
         """The words of the latest hypothesis behind the final ones."""
         self.changed = 0
@@ -52,12 +52,11 @@ class LocalAgreement:
 
     def update(self, words: Sequence[Word]) -> str:
         """Take another hypothesis; return the text that becomes final by it."""
-        fresh = self._behind_final([part for word in words for part in _parts(word)])
+        fresh = self._behind_final(words)
         pairs = itertools.takewhile(lambda pair: _alike(*pair), zip(fresh, self.pending))  # noqa: B905
         agreed = sum(1 for _ in pairs)
         self.changed += len(self.pending) - agreed
-        last_parts = len(_parts(words[-1])) if words else 0
-        return self._commit(fresh, max(0, min(agreed, len(fresh) - last_parts)))
+        return self._commit(fresh, min(agreed, len(fresh) - 1) if fresh else 0)
 
     def finish(self) -> str:
         """Make the rest of the latest hypothesis final; return its text."""
@@ -119,18 +118,19 @@ class LocalAgreement:
         """Return the words of a hypothesis that follow the final ones."""
         if not self.words:
             return words
-        recent = self.words[-_RECENT:]
-        edits = _edits(list(map(_plain, recent)), list(map(_plain, words)))
+        parts = [(part, index) for index, word in enumerate(words) for part in _parts(word)]
+        recent = [part for word in self.words[-_RECENT:] for part in _parts(word)][-_RECENT:]
+        edits = _edits([_plain(part) for part in recent], [_plain(part) for part, _ in parts])
         until_s = recent[-1].end
 
         def unlikelihood(count: int) -> float:
-            ends_s = words[count - 1].end if count else until_s
+            ends_s = parts[count - 1][0].end if count else until_s
             return edits[count] + _EDITS_PER_S * abs(ends_s - until_s)
 
-        count = min(range(len(words) + 1), key=unlikelihood)
-        if self._began and count and _alike(words[count - 1], recent[-1]):
-            self._mark = _split(words[count - 1].word)[1]
-        return words[count:]
+        count = min(range(len(parts) + 1), key=unlikelihood)
+        if self._began and count and _alike(parts[count - 1][0], recent[-1]):
+            self._mark = _split(parts[count - 1][0].word)[1]
+        return _joined(words, parts[count:])
 
 
 def _parts(word: Word) -> list[Word]:
@@ -148,6 +148,21 @@ def _parts(word: Word) -> list[Word]:
         )
         for begin, end in itertools.pairwise([0, *cuts, len(text)])
     ]
+
+
+def _joined(words: Sequence[Word], parts: Sequence[tuple[Word, int]]) -> Sequence[Word]:
+    """Join the last parts of words to words again.
+
+    Args:
+        words: all words.
+        parts: the last parts, each with its word's index.
+    """
+    if not parts:
+        return ()
+    part, index = parts[0]
+    text = "".join(part.word for part, word_index in parts if word_index == index)
+    word = dataclasses.replace(words[index], word=text, start=part.start)
+    return [word, *words[index + 1 :]]
 
 
 def _edits(final: Sequence[str], words: Sequence[str]) -> list[int]:

@@ -57,11 +57,12 @@ def read_event(text: str) -> Event:
     """
     # Marks are counted first: parsing a million keys would hold up the event loop for a second.
     marks, long = _marks(text), len(text) > _MAX_CHARS
-    max_marks = _AUDIO_MARKS if long else _MAX_MARKS
-    if marks > max_marks:
+    if long and marks > _AUDIO_MARKS:
+        raise _too_long(len(text))
+    if marks > _MAX_MARKS:
         raise EventError(
             f"the message has {marks} commas, quotation marks and opening brackets; expected at "
-            f"most {max_marks}: send fewer settings",
+            f"most {_MAX_MARKS}: send fewer settings",
             "invalid_event",
         )
     try:
@@ -70,19 +71,26 @@ def read_event(text: str) -> Event:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
     if not isinstance(table, dict):
         raise EventError(f"the message is {shown(table)}; expected an object", "invalid_event")
-    if long and table.get("type") != APPEND:
-        found = f"the message has {len(text)} characters"
-        message = f"{found}; expected at most {_MAX_CHARS}, but for {APPEND}"
-        raise EventError(message, "invalid_event")
     return table
 
 
-def check_event(event: Event) -> None:
+def _too_long(chars: int) -> EventError:
+    message = f"the message has {chars} characters; expected at most {_MAX_CHARS}, but for {APPEND}"
+    return EventError(message, "invalid_event")
+
+
+def check_event(event: Event, chars: int) -> None:
     """Check the type of a client's event, and that it has the keys of this type.
 
+    Args:
+        event: the event.
+        chars: the length of its text.
+
     Raises:
-        EventError: it is not an event of a transcription session.
+        EventError: it is not an event of a transcription session, or too long.
     """
+    if chars > _MAX_CHARS and event.get("type") != APPEND:
+        raise _too_long(chars)
     kind, event_id = event.get("type"), event.get("event_id")
     if not isinstance(kind, str) or kind not in _KEYS:
         message = f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}"

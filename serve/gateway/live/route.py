@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import from_table, split_unknown, to_json
-from serve.contract.errors import OptionError, OverloadedError, RequestError, shown
+from serve.contract.errors import EarshotError, OptionError, OverloadedError, RequestError, shown
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
@@ -125,6 +125,10 @@ class _Connection:
         ):
             if services.target is not None:
                 services.target.require_live(len(streams) - 1)
+            try:
+                detector = await asyncio.to_thread(VadModel)  # the first one reads the model
+            except EarshotError as error:
+                raise ApiError(error) from error
             unknown = [key for key in self.websocket.query_params if key not in _URL_PARAMETERS]
             session = LiveSession(
                 services.config.live,
@@ -132,7 +136,7 @@ class _Connection:
                 self._transcribe,
                 self._send,
                 context.count_live,
-                await asyncio.to_thread(VadModel),  # the first one reads the model
+                detector,
                 pool,
                 services.metrics.live,
                 streams.__len__,

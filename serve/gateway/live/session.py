@@ -22,7 +22,7 @@ from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
 from serve.gateway.live.events import Event
-from serve.gateway.live.hearing import Hearing, VadFrame, now_s
+from serve.gateway.live.hearing import Hearing, VadFrame, clock_s
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     EventError,
@@ -104,7 +104,7 @@ class LiveSession:
         try:
             event = events.read_event(text)
             event_id = event.get("event_id")
-            events.check_event(event)
+            events.check_event(event, len(text))
             await self._do(event)
         except EventError as error:
             self._errors += 1
@@ -185,7 +185,7 @@ class LiveSession:
         self._open = LiveUtterance(events.new_id("item"), start, settings)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
-        self._pace.speech(now_s())
+        self._pace.speech(clock_s())
         if vad is not None:
             started = {"item_id": self._open.item_id, "audio_start_ms": _ms(start)}
             await self.send(events.event(f"{events.BUFFER}.speech_started", **started))
@@ -251,7 +251,7 @@ class LiveSession:
 
     def _wait_s(self, utterance: LiveUtterance) -> float:
         """Return the seconds until the next decoding; infinite: more audio has to come."""
-        due_s = self._pace.due_s - now_s()
+        due_s = self._pace.due_s - clock_s()
         if self._tries:
             return due_s
         if utterance.ended or utterance.undecoded_s >= _LONG_S:
@@ -263,7 +263,7 @@ class LiveSession:
         return 0.0 if paused else due_s
 
     async def _decode(self, utterance: LiveUtterance) -> None:
-        self._pace.began(now_s())
+        self._pace.began(clock_s())
         # The utterance before is decoded again with the first one that has speech.
         if self._previous is not None and not utterance.silent:
             utterance.prepend(self._previous, self._pace.hold_s)
@@ -275,12 +275,12 @@ class LiveSession:
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._tries += 1
-            self._pace.failed(now_s(), self._tries)
+            self._pace.failed(clock_s(), self._tries)
             if not error.status.again or self._tries >= _TRIES:
                 await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
-        self._pace.ended(now_s(), self.streams())
+        self._pace.ended(clock_s(), self.streams())
         self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
@@ -315,7 +315,7 @@ class LiveSession:
             return
         for word in final.words:
             arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
-            self.metrics.word_seconds.observe(max(0.0, now_s() - arrived_s))
+            self.metrics.word_seconds.observe(max(0.0, clock_s() - arrived_s))
         about = {"item_id": utterance.item_id, "content_index": events.CONTENT}
         await self.send(events.event(events.DELTA, **about, delta=final.text))
 

@@ -149,6 +149,13 @@ class EventError(ApiError):
 
 _INPUT = "session.audio.input"
 _LOGPROBS = "item.input_audio_transcription.logprobs"
+_TURNS = f"{_INPUT}.turn_detection"
+_IGNORED = (
+    *("session.client_secret", "session.modalities", f"{_INPUT}.noise_reduction"),
+    *(f"{_TURNS}.eagerness", f"{_TURNS}.create_response", f"{_TURNS}.interrupt_response"),
+    f"{_TURNS}.idle_timeout_ms",
+)
+"""OpenAI's settings that never have an effect here. A warning names them."""
 # OpenAI's models without voice activity detection: turn_detection is null, and clients commit. If
 # the server found the end of the same turn first, their commit would be an error.
 # https://developers.openai.com/api/docs/guides/realtime-vad
@@ -262,10 +269,13 @@ def _without_ignored(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[S
     input = _table(session, "audio", "input")
     turns = _table(input, "turn_detection")
     if turns.get("type") == "semantic_vad":
-        warn(f"{_INPUT}.turn_detection.type", turns["type"])
+        warn(f"{_TURNS}.type", turns["type"])
         turns["type"] = "server_vad"
-    if (reduction := input.pop("noise_reduction", None)) is not None:
-        warn(f"{_INPUT}.noise_reduction", reduction)
+    for path in _IGNORED:
+        _, *parents, key = path.split(".")
+        value = _table(session, *parents).pop(key, None)
+        if value not in (None, False):
+            warn(path, value)
     if _table(input, "transcription").get("model", "-") in (None, ""):  # it stays as it is
         del input["transcription"]["model"]
     if input.get("transcription", "-") is None:

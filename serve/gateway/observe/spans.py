@@ -25,7 +25,9 @@ from serve.contract.messages import Phase
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PATH = "/v1/traces"
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 _NS = 1_000_000_000
@@ -201,7 +203,8 @@ def open_tracer(spans: Counter) -> RequestTracer:
     environment = os.environ.get
     off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
     is_off = any(environment(name, "").strip().lower() == value for name, value in off.items())
-    if is_off or not any(map(environment, _ENDPOINTS)):
+    endpoint, base = (environment(name, "").strip() for name in (_TRACES_ENDPOINT, _ENDPOINT))
+    if is_off or not (endpoint or base):
         return RequestTracer()
     protocol = next(filter(None, map(environment, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
@@ -211,4 +214,4 @@ def open_tracer(spans: Counter) -> RequestTracer:
         )
     from serve.gateway.observe.traces import open_provider  # noqa: PLC0415 - loads the SDK
 
-    return RequestTracer(open_provider(spans))
+    return RequestTracer(open_provider(endpoint or base.rstrip("/") + _PATH, spans))

@@ -19,8 +19,8 @@ CLOSE_S = 2.0  # limit of sending the last spans
 class _CountingExporter(OTLPSpanExporter):
     """Counts the spans that were sent and the spans that could not be sent."""
 
-    def __init__(self, spans: Counter) -> None:
-        super().__init__()
+    def __init__(self, endpoint: str, spans: Counter) -> None:
+        super().__init__(endpoint)
         self._spans = spans
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -36,8 +36,8 @@ class _CountingQueue(BatchSpanProcessor):
     A span that is counted here and neither sent nor failed is waiting, or was dropped.
     """
 
-    def __init__(self, spans: Counter) -> None:
-        super().__init__(_CountingExporter(spans))
+    def __init__(self, endpoint: str, spans: Counter) -> None:
+        super().__init__(_CountingExporter(endpoint, spans))
         self._ended = spans.labels("ended")
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -55,10 +55,11 @@ def _limit_lines(record: logging.LogRecord) -> bool:
     return True
 
 
-def open_provider(spans: Counter) -> TracerProvider:
-    """Return a provider of spans, which it sends to the collector that the environment names.
+def open_provider(endpoint: str, spans: Counter) -> TracerProvider:
+    """Return a provider of spans, which it sends to a collector.
 
     Args:
+        endpoint: the collector's URL, with the path of traces.
         spans: counts spans, with the label `state`.
 
     Raises:
@@ -73,7 +74,7 @@ def open_provider(spans: Counter) -> TracerProvider:
         resource = resource.merge(Resource({SERVICE_NAME: "earshot"}))
     try:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(_CountingQueue(spans))
+        provider.add_span_processor(_CountingQueue(endpoint, spans))
     except ValueError as error:
         raise ConfigError(f"a variable OTEL_… cannot be used: {error}") from error
     return provider

@@ -39,10 +39,11 @@ WINDOW = 1000
 LOOK_S = 0.05
 """Seconds between two looks at the requests in flight."""
 AWAY_S = 5.0
-"""Seconds until the next sample if the reference takes nothing."""
+"""Seconds between two tries while the reference takes nothing."""
 IDLE_S = 1.0  # without a request in flight, before the reference is asked
 MAX_PENDING_MB = 64  # MiB of samples that wait; the oldest are dropped
 _MAX_WORST = 20  # texts that are kept
+_MAX_LOST = 2  # times that a sample may lose its server: it may be the cause
 _SEED = 20  # of the choice of samples: the same requests in a row give the same ones
 _MAX_CHARS = 2000  # a text that is kept
 _DIGITS = 6  # behind the point, in JSON
@@ -68,6 +69,7 @@ class ShadowSample:
     request: EngineRequest  # in one part; its file is a link of the sample's own
     served: Transcript  # without words and probabilities of tokens
     size: int  # bytes of the request, its file and the answer
+    lost: int = 0  # times that a server had it and was lost
 
     def remove(self) -> None:
         """Remove the sample's file."""
@@ -191,10 +193,13 @@ class ShadowMonitor(Background):
                 self._put(sample)
                 continue
             except ApiError as error:
+                away = isinstance(error.error, UnavailableError | OverloadedError)
+                if away and sample.lost < _MAX_LOST:
+                    self._put(sample)
+                    await asyncio.sleep(AWAY_S)
+                    continue
                 logger.warning("the reference has not answered: %s", error)
                 self._metrics.failed.inc()
-                if isinstance(error.error, UnavailableError | OverloadedError):
-                    await asyncio.sleep(AWAY_S)
             except Exception:  # one sample must not end the monitor
                 logger.exception("a sample could not be compared")
                 self._metrics.failed.inc()
@@ -258,8 +263,12 @@ class ShadowMonitor(Background):
         with self._uncounted.admit_unchecked(ApiKey("")) as permit:
             call = self._engines.start(request, permit)
         started.clear()  # the sample's own request has set it
-        with call:
-            return await unless(started.wait(), _ClientCameError, call.transcript())
+        try:
+            with call:
+                return await unless(started.wait(), _ClientCameError, call.transcript())
+        except ApiError as error:
+            sample.lost += isinstance(error.error, UnavailableError)
+            raise
 
 
 def for_reference(message: bytes, beam_size: int) -> bytes:

@@ -174,6 +174,10 @@ def test_s3_is_where_the_environment_says(monkeypatch):
             assert store.read("s3://calls/a b.wav") == b"audio"
             with pytest.raises(FileError, match="it does not exist"):
                 store.read("s3://calls/c.wav")
+            store._opened.cache_clear()
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")
+            with pytest.raises(FileError, match=r"'localhost:9000'; expected http://"):
+                store.read("s3://calls/a b.wav")
         finally:
             store._opened.cache_clear()
             server.shutdown()

@@ -37,8 +37,9 @@ def test_an_update_changes_what_it_names_and_nothing_else():
 
 
 def test_what_asks_for_nothing_is_taken():
+    vad = {"type": "server_vad", "create_response": False, "interrupt_response": None}
     transcription = {"model": None, "delay": None, "keywords": None, "prompt": None}
-    changes = input_of(noise_reduction=None, transcription=transcription)
+    changes = input_of(noise_reduction=None, turn_detection=vad, transcription=transcription)
     assert (
         updated(SessionSettings(), {"type": "transcription", "include": [], **changes})
         == SessionSettings()
@@ -52,8 +53,12 @@ def test_what_asks_for_nothing_is_taken():
         ({"include": ["earshot.hypothesis", LOGPROBS]}, ["include"]),
         (input_of(noise_reduction={"type": "near_field"}), ["audio.input.noise_reduction"]),
         (
-            input_of(turn_detection={"type": "semantic_vad"}),
-            ["audio.input.turn_detection.type"],
+            input_of(turn_detection={"type": "semantic_vad", "eagerness": "low"}),
+            ["audio.input.turn_detection.type", "audio.input.turn_detection.eagerness"],
+        ),
+        (
+            input_of(turn_detection={"idle_timeout_ms": 5000, "create_response": True}),
+            [f"audio.input.turn_detection.{x}" for x in ("create_response", "idle_timeout_ms")],
         ),
         (input_of(transcription=None), ["audio.input.transcription"]),
     ],
@@ -116,7 +121,7 @@ def test_unknown_keys_have_no_effect_and_one_warning():
             speed=2,
             format={"type": "audio/pcm", "rate": 24000, "channels": 1},
             transcription={"language": "de", "promt": "x"},
-            turn_detection={"type": "server_vad", "create_response": False},
+            turn_detection={"type": "server_vad", "foo": {"bar": 1}},
         ),
     }
     after, (warning,) = updated_and_warned(SessionSettings(), changes)
@@ -125,7 +130,7 @@ def test_unknown_keys_have_no_effect_and_one_warning():
         *("session.voice", "session.tools", "session.audio.input.speed"),
         "session.audio.input.format.channels",
         "session.audio.input.transcription.promt",
-        "session.audio.input.turn_detection.create_response",
+        "session.audio.input.turn_detection.foo",
     }
     assert "transcription.promt (did you mean prompt?)" in warning["message"]
     many = {f"{number}{'k' * 1000}": 1 for number in range(1000)}
@@ -173,7 +178,7 @@ def test_an_empty_language_is_to_be_detected_and_an_empty_model_is_no_change():
 )
 def test_what_is_no_event_is_refused(text, code, message):
     with pytest.raises(EventError, match=message) as refused:
-        events.check_event(events.read_event(text))
+        events.check_event(events.read_event(text), len(text))
     assert refused.value.status.code == code and len(str(refused.value)) < 400
 
 
@@ -182,7 +187,7 @@ def test_what_is_long_and_no_audio_is_refused_before_it_is_read(monkeypatch):
     assert events.read_event(audio)["type"] == "input_audio_buffer.append"
     monkeypatch.setattr(events, "parse_json", None)
     keys = ",".join(f'"k{number}":1' for number in range(20_000))
-    with pytest.raises(EventError, match="expected at most 1000: send fewer settings"):
+    with pytest.raises(EventError, match="expected at most 100000, but for input_audio_buffer"):
         events.read_event('{"type": "session.update", "session": {' + keys + "}}")
 
 
