@@ -131,7 +131,6 @@ class Simulated:
             self._metrics,
             lambda: self._streams,
             SessionSettings(),
-            [],
         )
 
         async def work() -> None:

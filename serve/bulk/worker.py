@@ -1,12 +1,11 @@
 """The Ray actor that has an engine and transcribes shards."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow
@@ -29,9 +28,6 @@ from serve.contract.messages import Request, Transcript
 from serve.speech.formats import render
 from serve.transcriber.decoding_plan import MAX_AUDIO_MB, MIB
 from serve.transcriber.open import open_transcriber
-
-Answer = tuple[str, Callable[[], Transcript]]
-"""A file, and a function that returns its transcript or raises its error."""
 
 _RETRY_S = 0.1  # between attempts to submit a request while the transcriber is full
 
@@ -82,20 +78,25 @@ class ShardWorker:
         try:
             if store.exists(self._output.transcripts(number)):
                 return ShardReport(number, len(files))
-            with contextlib.closing(self._answers(files)) as answers:
-                return self._transcribe_shard(shard, answers)
+            answers = [self._pool.submit(self._transcribe, file) for file in files]
+            try:
+                return self._collect(shard, answers)
+            finally:
+                for answer in answers:  # files that are not started if the shard is abandoned
+                    answer.cancel()
         except EarshotError as error:  # the output or an option is wrong
             return ShardReport(number, refused=str(error))
 
-    def _transcribe_shard(self, shard: Shard, answers: Iterable[Answer]) -> ShardReport:
+    def _collect(self, shard: Shard, answers: Sequence[Future[Transcript]]) -> ShardReport:
+        """Write the transcripts and errors of a shard's files."""
         number = shard.number
         places = dict(zip(shard.files, shard.places, strict=False))  # some runs have none
         lines: list[str] = []
         failures: list[str] = []
         audio_s = 0.0
-        for file, answer in answers:
+        for file, answer in zip(shard.files, answers, strict=True):
             try:
-                transcript = answer()
+                transcript = answer.result()
             except OptionError:
                 raise
             except (DeviceError, CancelledError) as error:
@@ -116,16 +117,6 @@ class ShardWorker:
         # This file marks the shard as done, so it is written last.
         store.write(self._output.transcripts(number), _encoded(lines, self._output.format))
         return ShardReport(number, len(lines) + len(failures), audio_s)
-
-    def _answers(self, files: Sequence[str]) -> Generator[Answer, None, None]:
-        """Transcribe all files concurrently."""
-        answers = [self._pool.submit(self._transcribe, file) for file in files]
-        try:
-            for file, answer in zip(files, answers, strict=True):
-                yield file, answer.result
-        finally:
-            for answer in answers:  # files that are not started when the shard is abandoned
-                answer.cancel()
 
     def _transcribe(self, file: str) -> Transcript:
         """Transcribe one file; wait while the transcriber is full."""

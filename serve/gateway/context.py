@@ -128,9 +128,11 @@ class RequestContext:
         if isinstance(error, ApiError):
             record.param = error.param or ""
         metrics = self.services.metrics
-        metrics.ended(record.route, record.key, record.status, reason)
+        metrics.requests.labels(record.route, record.status, record.key).inc()
+        if reason:
+            metrics.refused.labels(reason).inc()
         if self.timed:
-            metrics.timed(record.route, time.monotonic() - record.began_s)
+            metrics.seconds.labels(record.route).observe(time.monotonic() - record.began_s)
         record.span.end(record)
         record.write()
 
@@ -160,7 +162,7 @@ class RequestContext:
     def text_sent(self) -> None:
         """Note that the client got some of a stream's text."""
         if (took_s := self.record.text_sent()) is not None:
-            self.services.metrics.delta(self.record.route, took_s)
+            self.services.metrics.first_delta_s.labels(self.record.route).observe(took_s)
 
     def answered(self, transcript: Transcript) -> None:
         """Count the request's audio, by the length in its transcript."""
@@ -201,7 +203,7 @@ class RequestContext:
 
     def _count(self, seconds: float) -> None:
         record, key = self.record, self.api_key.name
-        self.services.metrics.count_audio(record.route, key, seconds)
+        self.services.metrics.audio_s.labels(record.route, key).inc(seconds)
         record.audio_s = (record.audio_s or 0.0) + seconds
         self.services.usage.count(key, record.model, self._uncounted_requests, seconds)
         self._uncounted_requests = 0

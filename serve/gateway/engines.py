@@ -344,7 +344,8 @@ class Engines:
         """The requests sent to engines and not ended."""
         for engine in self.all:
             inflight = functools.partial(getattr, engine, "inflight")
-            metrics.watch(engine.name, engine.model, inflight, engine.is_available)
+            metrics.inflight.labels(engine.name).set_function(inflight)
+            metrics.takes.labels(engine.name, engine.model).set_function(engine.is_available)
 
     def start(
         self, request: EngineRequest, permit: Permit, span: RequestSpan = NO_SPAN
@@ -529,7 +530,7 @@ class EngineCall:
             return error
         finally:
             self._cancel_sent = None
-            self._owner.metrics.ended(engine.name, status)
+            self._owner.metrics.requests.labels(engine.name, status).inc()
             engine.inflight -= 1
         return None
 

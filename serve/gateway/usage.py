@@ -130,7 +130,6 @@ class Usage(Background):
         self._spent: dict[str, float] = {}  # seconds of audio in the file, by key
         self._spent_day = ""
         self._exchange_lock = asyncio.Lock()
-        self._file_works = True
 
     @property
     def day(self) -> str:
@@ -165,17 +164,18 @@ class Usage(Background):
         Raises:
             ApiError: 503, the file cannot be read or written.
         """
-        await self.exchange()
-        if self._file_works:
-            try:
+        if await self.exchange():
+            with contextlib.suppress(FileError):  # the next exchange logs it
                 return await asyncio.to_thread(read_usage, self._path, first, last, key)
-            except FileError as error:
-                self._log_state(error)
         raise ApiError(UnavailableError("usage cannot be told just now; the server's log says why"))
 
-    async def exchange(self) -> None:
-        """Write the counts and read the sums of the day, even if the caller is cancelled."""
-        await asyncio.shield(asyncio.create_task(self._exchange()))
+    async def exchange(self) -> bool:
+        """Write the counts and read the sums of the day, even if the caller is cancelled.
+
+        Returns:
+            Whether the file could be used.
+        """
+        return await asyncio.shield(asyncio.create_task(self._exchange()))
 
     async def close(self) -> None:
         """Write the last counts."""
@@ -187,7 +187,7 @@ class Usage(Background):
             await asyncio.sleep(_INTERVAL_S)
             await self.exchange()
 
-    async def _exchange(self) -> None:
+    async def _exchange(self) -> bool:
         async with self._exchange_lock:
             day, requests, audio_s = self.day, self._requests.copy(), self._audio_s.copy()
             labels: set[tuple[str, str, str]] = requests.keys() | audio_s.keys()
@@ -195,20 +195,13 @@ class Usage(Background):
             try:
                 self._spent = await asyncio.to_thread(add_usage, self._path, rows, day)
             except FileError as error:
-                self._log_state(error)
-            else:
-                self._spent_day = day
-                self._requests -= requests  # counts since the copy stay
-                self._audio_s -= audio_s
-                self._log_state(None)
-
-    def _log_state(self, error: FileError | None) -> None:
-        """Log that the file fails, or works again, when that changes."""
-        if error and self._file_works:
-            logger.error("%s; requests are answered, and counted in memory until it can", error)
-        if not (error or self._file_works):
-            logger.info("usage is counted in %s again", self._path)
-        self._file_works = error is None
+                text = "%s; requests are answered, and counted in memory until it can"
+                logger.error(text, error, extra={"max_lines": 1})
+                return False
+            self._spent_day = day
+            self._requests -= requests  # counts since the copy stay
+            self._audio_s -= audio_s
+            return True
 
     def _used_s(self, key: str) -> float:
         """Return a key's seconds of today: of all processes a second ago, and of this one now."""

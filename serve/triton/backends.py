@@ -16,7 +16,6 @@ from serve.contract.messages import (
     RequestHandle,
     TranscriberEvent,
 )
-from serve.transcriber.guard import guarded
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.request_tracker import Stats
 from serve.triton.cancellation import CancellationRegistry
@@ -50,22 +49,21 @@ class EngineBackend:
     def start(
         self, inputs: Inputs, on_event: OnEvent, key: str | None = None, priority: Priority = "file"
     ) -> RequestHandle:
-        """Submit a request; any failure is an EarshotError.
+        """Submit a request.
 
         Args:
             inputs: the request's tensors.
             on_event: receives the events; see `Transcriber.submit`.
             key: the request's key for cancelling; see `serve.triton.cancellation`.
             priority: see `Transcriber.submit`.
+
+        Raises:
+            EarshotError: the request is wrong, or not accepted.
         """
         submit = functools.partial(self._submit, inputs, key, priority)
-        start = functools.partial(submit, on_event)
-        if key is not None:
-            start = functools.partial(self._registry.submit, key, on_event, submit)
-        handle = guarded("starting a request", start)
-        if isinstance(handle, EarshotError):
-            raise handle
-        return handle
+        if key is None:
+            return submit(on_event)
+        return self._registry.submit(key, on_event, submit)
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives; see `CancellationRegistry`."""

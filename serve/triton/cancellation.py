@@ -12,7 +12,6 @@ one ends the remaining requests of the replaced process.
 """
 
 import functools
-import threading
 from collections.abc import Callable
 
 from serve.contract.errors import CancelledError
@@ -24,7 +23,6 @@ from serve.contract.messages import (
     TranscriberEvent,
 )
 
-MAX_KEY_CHARS = 64
 MAX_CANCELLED_KEYS = 1024
 """Maximum number of remembered keys that were cancelled before their requests arrived."""
 
@@ -45,12 +43,12 @@ def _is_abandoned(key: str, cancel_key: str) -> bool:
 class CancellationRegistry:
     """The running requests by key, and the keys that were cancelled before their requests arrived.
 
-    Thread-safe.
+    One thread submits and cancels, that of Triton's `execute`. Events may come from another.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: dict[str, RequestHandle | None] = {}  # None until the request is submitted
+        # Each list gets the request's handle once it is submitted.
+        self._running: dict[str, list[RequestHandle]] = {}
         self._cancelled: dict[str, None] = {}  # the latest ones, in order of arrival
 
     def submit(self, key: str, on_event: OnEvent, submit: Submit) -> RequestHandle:
@@ -64,51 +62,35 @@ class CancellationRegistry:
         Raises:
             CancelledError: the key was cancelled, or another request runs under it.
         """
-        with self._lock:
-            if key in self._cancelled:
-                raise CancelledError("the client cancelled the request before it arrived")
-            if key in self._running:
-                raise CancelledError("another request runs under this key; use each key once")
-            self._running[key] = None
+        if key in self._cancelled:
+            raise CancelledError("the client cancelled the request before it arrived")
+        if key in self._running:
+            raise CancelledError("another request runs under this key; use each key once")
+        handles: list[RequestHandle] = []
+        self._running[key] = handles
         try:
-            handle = submit(functools.partial(self._forward, key, on_event))
+            handles.append(submit(functools.partial(self._forward, key, on_event)))
         except BaseException:
-            self._remove(key)
+            self._running.pop(key, None)
             raise
-        with self._lock:
-            cancelled = key in self._cancelled
-            if key in self._running:  # otherwise it has ended already
-                self._running[key] = handle
-        if cancelled:  # while it was submitted
-            handle.cancel()
-        return handle
+        return handles[0]
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives.
 
         Also end the requests of a process that the key's sender has replaced.
         """
-        with self._lock:
-            abandoned = [other for other in self._running if _is_abandoned(other, key)]
-            handles = {ended_key: self._running.get(ended_key) for ended_key in (key, *abandoned)}
-            for ended_key, handle in handles.items():
-                if handle is None:
-                    self._remember(ended_key)
-        for handle in handles.values():
-            if handle is not None:
-                handle.cancel()
-
-    def _remember(self, key: str) -> None:
-        self._cancelled.pop(key, None)
-        self._cancelled[key] = None
-        if len(self._cancelled) > MAX_CANCELLED_KEYS:
-            del self._cancelled[next(iter(self._cancelled))]
+        if key not in self._running:
+            self._cancelled.pop(key, None)
+            self._cancelled[key] = None
+            if len(self._cancelled) > MAX_CANCELLED_KEYS:
+                del self._cancelled[next(iter(self._cancelled))]
+        for running in list(self._running):
+            if running == key or _is_abandoned(running, key):
+                for handle in self._running.get(running, ()):
+                    handle.cancel()
 
     def _forward(self, key: str, on_event: OnEvent, event: TranscriberEvent) -> None:
         if isinstance(event, RequestFinished | RequestFailed):
-            self._remove(key)
-        on_event(event)
-
-    def _remove(self, key: str) -> None:
-        with self._lock:
             self._running.pop(key, None)
+        on_event(event)

@@ -43,11 +43,9 @@ class PendingTranscript:
         try:
             return self._answer.result(self._timeout_s + _GRACE_S)
         except TimeoutError as error:
-            self.cancel()
             raise DeadlineError(f"no answer within {self._timeout_s:g} s") from error
-        except KeyboardInterrupt:
+        finally:
             self.cancel()
-            raise
 
     def cancel(self) -> None:
         """Cancel the request, unless it has ended."""

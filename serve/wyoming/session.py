@@ -12,7 +12,7 @@ from typing import Any
 from serve.contract.errors import DeadlineError, EarshotError, RequestError
 from serve.wyoming.events import WyomingEvent, data_of, read_event
 from serve.wyoming.upstream import SpeechApiAnswer, SpeechApiClient
-from serve.wyoming.utterance import AudioFormat, Budget, TranscribeOptions, WyomingUtterance
+from serve.wyoming.utterance import AudioFormat, TranscribeOptions, WyomingUtterance
 
 logger = logging.getLogger("earshot.wyoming")
 
@@ -28,7 +28,6 @@ class BridgeSettings:
     languages: tuple[str, ...]  # codes that clients may choose from
     language: str | None  # if the client names none; None: detect it
     idle_s: float  # timeout between a client's events
-    budget: Budget = dataclasses.field(default_factory=Budget)  # for the audio of all sessions
 
 
 class WyomingSession:
@@ -69,7 +68,7 @@ class WyomingSession:
             logger.warning("%s", error)
             await self.refuse(error)
         finally:
-            self._drop()
+            self._utterance = None
             if self._read_task is not None:
                 self._read_task.cancel()
                 await asyncio.wait((self._read_task,))
@@ -116,12 +115,10 @@ class WyomingSession:
             case "transcribe":
                 self._options = data_of(event, TranscribeOptions)
             case "audio-start":
-                self._drop()
-                format = data_of(event, AudioFormat)
-                self._utterance = WyomingUtterance(format, self._settings.budget)
+                self._utterance = WyomingUtterance(data_of(event, AudioFormat))
             case "audio-chunk":
                 format = data_of(event, AudioFormat)
-                self._utterance = self._utterance or WyomingUtterance(format, self._settings.budget)
+                self._utterance = self._utterance or WyomingUtterance(format)
                 self._utterance.add(format, event.payload)
             case "audio-stop":
                 await self._transcribe()
@@ -158,13 +155,7 @@ class WyomingSession:
             options = dataclasses.replace(options, language=self._settings.language)
         if (answer := await self._while_client_waits(self._utterance, options)) is not None:
             await self._send("transcript", {"text": answer.text, "language": answer.language})
-        self._options = TranscribeOptions()
-        self._drop()
-
-    def _drop(self) -> None:
-        if self._utterance is not None:
-            self._utterance.close()
-        self._utterance = None
+        self._options, self._utterance = TranscribeOptions(), None
 
     async def _while_client_waits(
         self, utterance: WyomingUtterance, options: TranscribeOptions

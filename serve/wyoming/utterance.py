@@ -6,40 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from serve.contract.errors import AudioError, AudioLimitError, OverloadedError
+from serve.contract.errors import AudioError, AudioLimitError
 from serve.speech.raw import wav_header
 
 MAX_S = 300.0
-MAX_BYTES = 2**25
-
-
-class Budget:
-    """The memory for the audio of all connections.
-
-    Args:
-        max_bytes: the maximum.
-    """
-
-    def __init__(self, max_bytes: int = 2**28) -> None:
-        self.max_bytes = max_bytes
-        self._bytes = 0
-
-    def take(self, size: int) -> None:
-        """Take bytes from the budget.
-
-        Raises:
-            OverloadedError: too few are left.
-        """
-        if self._bytes + size > self.max_bytes:
-            raise OverloadedError(
-                f"the audio of all connections has {self._bytes} bytes; expected at most "
-                f"{self.max_bytes}: try again later"
-            )
-        self._bytes += size
-
-    def give_back(self, size: int) -> None:
-        """Give bytes back to the budget."""
-        self._bytes -= size
+MAX_BYTES = 2**24  # with `serve.wyoming.bridge.MAX_CONNECTIONS`: 256 MiB in all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +48,12 @@ class WyomingUtterance:
 
     Args:
         format: the format of the samples.
-        budget: the memory budget that is charged until `close`.
     """
 
-    def __init__(self, format: AudioFormat, budget: Budget) -> None:
+    def __init__(self, format: AudioFormat) -> None:
         self._format = format
-        self._budget = budget
         self._file = io.BytesIO()
-        self._bytes = 0
+        self._bytes = 0  # of samples
         self._write_header()
 
     @property
@@ -98,13 +67,11 @@ class WyomingUtterance:
         Raises:
             AudioError: the format differs from that of the utterance.
             AudioLimitError: the utterance is too long.
-            OverloadedError: the budget is exhausted.
         """
         if format != self._format:
             raise AudioError(
                 f"audio-chunk has {format}; expected {self._format}, as at the start of the audio"
             )
-        self._budget.take(len(samples))
         self._bytes += len(samples)
         self._file.write(samples)
         if self.seconds > MAX_S or self._bytes > MAX_BYTES:
@@ -112,11 +79,6 @@ class WyomingUtterance:
                 f"the audio has {self.seconds:.0f} s and {self._bytes} bytes; expected at most "
                 f"{MAX_S:g} s and {MAX_BYTES} bytes before audio-stop"
             )
-
-    def close(self) -> None:
-        """Release the samples; may be called again."""
-        self._budget.give_back(self._bytes)
-        self._file, self._bytes = io.BytesIO(), 0
 
     def wav(self) -> io.BytesIO:
         """Return the WAV file of the samples so far.

@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ _HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", r
 _PORTS = {"https": 443, "http": 80}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _IPv4_BITS = 0xFFFF_FFFF
+# IPv6 networks that embed IPv4 addresses: mapped ones, Teredo's and 6to4's.
+_EMBEDDING = [ipaddress.ip_network(text) for text in ("::ffff:0:0/96", "2001::/32", "2002::/16")]
 
 
 class PrivateAddressError(Exception):
@@ -83,31 +85,18 @@ class OutboundClient:
                 return await self._get(url, path)
         except TimeoutError:
             raise _away(f"url was not whole after {FETCH_TIMEOUT_S:g} s") from None
-        except PrivateAddressError as error:
-            raise field_error(
-                "url",
-                f"url: {error} resolves to a private address; expected a public one, or a network "
-                "in jobs.allowed_networks",
-            ) from None
-        except _FAILED as error:
-            raise _away(f"url cannot be fetched: {error or type(error).__name__}") from error
 
     async def _get(self, url: str, path: Path) -> int:
         headers = [_AGENT, ("Accept-Encoding", "identity")]
         for _ in range(_MAX_REDIRECTS + 1):
-            self.require_allowed(url, "url")
-            url = urllib.parse.urldefrag(url).url
-            async with self._pool.stream(
-                "GET", url, headers=headers, extensions=_TIMEOUTS
-            ) as answer:
+            async with self._answer("GET", url, "url", headers=headers) as answer:
                 if answer.status not in _REDIRECTS:
                     return await self._save(answer, path)
                 fields = {name.lower(): value for name, value in answer.headers}
                 target = fields.get(b"location", b"").decode("latin-1")
-                try:
-                    url = urllib.parse.urljoin(url, target)
-                except ValueError:
-                    url = target  # `require_allowed` rejects it
+                with contextlib.suppress(ValueError):
+                    target = urllib.parse.urljoin(url, target)
+                url = target  # `require_allowed` rejects one that is no url
         raise field_error("url", f"url leads on more than {_MAX_REDIRECTS} times")
 
     async def _save(self, answer: httpcore2.Response, path: Path) -> int:
@@ -138,18 +127,36 @@ class OutboundClient:
         Raises:
             ApiError: there is no answer, or the url is not allowed.
         """
-        self.require_allowed(url, "webhook_url")
-        fields = [_AGENT, *headers.items()]
+        request = {"headers": [_AGENT, *headers.items()], "content": body}
         try:
             async with asyncio.timeout(_POST_S):
-                async with self._pool.stream(
-                    "POST", url, headers=fields, content=body, extensions=_TIMEOUTS
-                ) as answer:
+                async with self._answer("POST", url, "webhook_url", **request) as answer:
                     return int(answer.status)
+        except TimeoutError:
+            raise _away(f"webhook_url did not answer within {_POST_S:g} s") from None
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, url: str, field: str, **request: Any
+    ) -> AsyncIterator[httpcore2.Response]:
+        """Send a request to an allowed host; a `with` block gets the answer.
+
+        Raises:
+            ApiError: the url is not allowed, or the answer cannot be had.
+        """
+        self.require_allowed(url, field)
+        url = urllib.parse.urldefrag(url).url
+        try:
+            async with self._pool.stream(method, url, **request, extensions=_TIMEOUTS) as answer:
+                yield answer
         except PrivateAddressError as error:
-            raise field_error("webhook_url", f"{error} resolves to a private address") from None
-        except (TimeoutError, *_FAILED) as error:
-            raise _away(str(error) or type(error).__name__) from error
+            raise field_error(
+                field,
+                f"{field}: {error} resolves to a private address; expected a public one, or a "
+                "network in jobs.allowed_networks",
+            ) from None
+        except _FAILED as error:
+            raise _away(f"{field} cannot be fetched: {error or type(error).__name__}") from error
 
     def require_allowed(self, url: str, field: str) -> None:
         """Reject a url that names another host than `jobs.allowed_hosts`.
@@ -218,19 +225,10 @@ def _parts(url: str, field: str) -> urllib.parse.SplitResult:
 def is_private(text: str) -> bool:
     """Tell whether an address is this machine's, its network's, or not a host's."""
     address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        embedded = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            embedded.append(ipaddress.IPv4Address(int(address) & _IPv4_BITS))
-        if any(_is_private(inner) for inner in embedded if inner is not None):
-            return True
-        if address.ipv4_mapped is not None:
-            return False  # it is that public address
-    return _is_private(address)
-
-
-def _is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    return not address.is_global or address.is_multicast or address.is_reserved
+    if address in _NAT64:  # a network without IPv4 has such addresses of public hosts
+        address = ipaddress.IPv4Address(int(address) & _IPv4_BITS)
+    embedding = any(address in network for network in _EMBEDDING)
+    return embedding or not address.is_global or address.is_multicast or address.is_reserved
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):

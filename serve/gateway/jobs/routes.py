@@ -36,7 +36,7 @@ from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.errors import ApiError, field_error
 from serve.gateway.jobs import wire
 from serve.gateway.jobs.runner import JobRunner
-from serve.gateway.jobs.table import OPEN, JobRecord
+from serve.gateway.jobs.table import JobRecord
 from serve.gateway.keys import KEY_SHARE, ApiKey
 from serve.gateway.kserve.messages import request_parts
 from serve.gateway.openai.form import received_form
@@ -245,13 +245,10 @@ class JobRoutes:
         return JSONResponse(wire.described(await self._requested(request)))
 
     async def _cancel(self, request: Request) -> Response:
-        job = await self._requested(request)
-        if job.status in OPEN:
-            cancel = self._storage.table.cancel
-            if await self._storage.do(cancel, job.key, job.id, time.time()):
-                self._runner.cancelled(job)
-            job = await self._requested(request)
-        return JSONResponse(wire.described(job))
+        job, cancel = await self._requested(request), self._storage.table.cancel
+        if await self._storage.do(cancel, job.key, job.id, time.time()):
+            self._runner.cancelled(job)
+        return await self._show(request)
 
     async def _result(self, request: Request) -> Response:
         api_key = self._services.keys.of_request(request)

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Set
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Counter, Gauge
 
 from serve.contract.codec import to_json
 from serve.contract.errors import (
@@ -34,20 +34,15 @@ from serve.contract.errors import (
     RequestError,
     UnavailableError,
 )
+from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.engines import EngineRequest
 from serve.gateway.errors import ApiError, openai_error
+from serve.gateway.jobs import table
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
-    MAX_FETCHED_OF_KEY,
-    JobRecord,
-    Work,
-)
+from serve.gateway.jobs.table import JobRecord, Work
 from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.kserve.messages import request_parts
@@ -75,22 +70,6 @@ _MAX_FETCHES = 64
 _MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
 _AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
-
-
-class JobMetrics:
-    """Metrics of jobs.
-
-    Args:
-        registry: the registry of the metrics.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        options: Any = {"namespace": "earshot_jobs", "registry": registry}
-        self.open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
-        self.running = Gauge("running", "Jobs that are worked on", **options)
-        self.ended = Counter("ended", "Jobs by how they ended", ("status",), **options)
-        text = "Webhooks sent: delivered, failed and to be tried again, or given up"
-        self.webhooks = Counter("webhook_tries", text, ("outcome",), **options)
 
 
 @dataclasses.dataclass(eq=False)
@@ -124,12 +103,11 @@ class JobRunner(Background):
         path = config.jobs.webhook_secret_file
         self.secret = read_secret(path) if path else None
         """Signs webhooks; None: no webhook is sent."""
-        self._metrics = JobMetrics(services.metrics.registry)
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
         self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
-        self._fetching = _Workers("fetch", self._fetch, LEASE_S, MAX_FETCHED_OF_KEY)
+        self._fetching = _Workers("fetch", self._fetch, LEASE_S, table.MAX_FETCHED_OF_KEY)
         self._webhooks = _Workers(
             "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
         )
@@ -140,8 +118,14 @@ class JobRunner(Background):
         self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
+        options: Any = {"namespace": "earshot_jobs", "registry": services.metrics.registry}
+        self._open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
+        self._ended_jobs = Counter("ended", "Jobs by how they ended", ("status",), **options)
+        text = "Webhooks sent: delivered, failed and to be tried again, or given up"
+        self._webhook_tries = Counter("webhook_tries", text, ("outcome",), **options)
+        running = Gauge("running", "Jobs that are worked on", **options)
         tasks = self._transcribing.tasks, self._fetching.tasks
-        self._metrics.running.set_function(lambda: sum(map(len, tasks)))
+        running.set_function(lambda: sum(map(len, tasks)))
 
     def wake(self) -> None:
         """Look for work now."""
@@ -152,7 +136,7 @@ class JobRunner(Background):
         for task, claimed in (*self._transcribing.tasks.items(), *self._fetching.tasks.items()):
             if claimed.id == job.id:
                 task.cancel()
-        self._ended(job, CANCELLED)
+        self._ended(job, table.CANCELLED)
 
     async def close(self) -> None:
         """End the work; the next process that claims the jobs begins them again."""
@@ -222,17 +206,17 @@ class JobRunner(Background):
 
     async def _sweep(self) -> None:
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
-        now, jobs, table = time.time(), self.services.config.jobs, self._table
+        now = time.time()
         self._swept_s = time.monotonic()
-        await self._quietly(table.follow_clock, now, _AHEAD_S, LEASE_S)
-        for job in await self._quietly(table.overdue, now - GIVE_UP_S) or ():
+        await self._quietly(self._table.follow_clock, now, _AHEAD_S, LEASE_S)
+        for job in await self._quietly(self._table.overdue, now - GIVE_UP_S) or ():
             error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))
-        await self._quietly(table.forget, now - jobs.keep_s)
-        ids = await self._quietly(table.open_ids)
+        await self._quietly(self._table.forget, now - self.services.config.jobs.keep_s)
+        ids = await self._quietly(self._table.open_ids)
         if ids is not None:
             await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
-            self._metrics.open_jobs.set(len(ids))
+            self._open_jobs.set(len(ids))
 
     # ------------------------------------------------------------ work
 
@@ -247,7 +231,7 @@ class JobRunner(Background):
         try:
             if job.tries > MAX_TRIES:
                 message = f"the server was lost {job.tries - 1} times while it worked on this job"
-                raise ApiError(RequestError(message), "jobs_tries")
+                raise errors.invalid(message)
             yield
         except asyncio.CancelledError:
             put_back = self._quietly(self._table.put_back, job, time.time(), False)
@@ -301,7 +285,7 @@ class JobRunner(Background):
                     # Nothing changes if the job has ended otherwise.
                     if await self._do(self._table.complete, job, time.time(), result, seconds):
                         context.answered(transcript)
-                        self._ended(job, COMPLETED)
+                        self._ended(job, table.COMPLETED)
         except ApiError as error:
             await self._handle_error(job, error, counted=sent)
 
@@ -363,17 +347,17 @@ class JobRunner(Background):
     async def _fail(self, job: JobRecord, error: ApiError) -> None:
         body = to_json(openai_error(error)["error"])
         if await self._quietly(self._table.fail, job, time.time(), body):
-            self._ended(job, FAILED)
+            self._ended(job, table.FAILED)
 
     def _ended(self, job: JobRecord, status: str) -> None:
-        self._metrics.ended.labels(status).inc()
+        self._ended_jobs.labels(status).inc()
         self.storage.discard(job.id)
         self.wake()
 
     async def _post_webhook(self, job: JobRecord) -> None:
         assert self.secret is not None  # else no webhook is claimed
         state, due = await post_webhook(self.outbound, self.secret, job)
-        self._metrics.webhooks.labels("failed" if state == "pending" else state).inc()
+        self._webhook_tries.labels("failed" if state == "pending" else state).inc()
         await self._quietly(self._table.webhook_done, job, state, due)
 
 

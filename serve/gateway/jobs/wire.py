@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from starlette.requests import Request
 
@@ -133,8 +133,7 @@ def fields_of(job: JobRecord, unknown: UnknownFields) -> FormFields:
         ApiError: this server reads them otherwise.
     """
     pairs = from_json(Pairs, job.pairs, job.id)
-    task: Task = "translate" if job.task == "translate" else "transcribe"
-    return read_fields(pairs, task, unknown)
+    return read_fields(pairs, cast(Task, job.task), unknown)
 
 
 def require_result(job: JobRecord) -> None:

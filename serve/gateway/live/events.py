@@ -4,15 +4,15 @@ They conform to the types of the package `openai` (`openai.types.realtime`).
 """
 
 import binascii
-import dataclasses
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from serve.contract.codec import parse_json
 from serve.contract.errors import shown
 from serve.gateway.edge.budget import EVENT_S, JSON_S_PER_BYTE
+from serve.gateway.errors import ApiError
 from serve.gateway.live.settings import EventError, SessionSettings, SettingWarning, as_session
 
 Event = dict[str, Any]
@@ -33,22 +33,11 @@ _MAX_MARKS = 10_000  # in an event: parsing that many takes 15 ms
 _MARK_S = 2e-6  # the event loop's time for each mark
 _AUDIO_MARKS = 1000  # maximum in an event with audio; base64 has none
 _MAX_ID_CHARS = 512  # a client's event_id
-_MAX_KEY_CHARS = 60  # an unknown key in a warning
 _SPACES = " \t\r\n\v\f"
 _TO_BASE64 = str.maketrans("-_", "+/", _SPACES)  # from the alphabet of URLs, and without spaces
 UPDATE, APPEND, COMMIT = "session.update", f"{BUFFER}.append", f"{BUFFER}.commit"
 _KEYS = {UPDATE: ("session",), APPEND: ("audio",), COMMIT: (), f"{BUFFER}.clear": ()}
 """By type: the keys that a client's event must have beside `type`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientEvent:
-    """An event that a client sent."""
-
-    type: str
-    event_id: str | None
-    fields: Mapping[str, Any]  # the keys of `_KEYS`; the values are not checked
-    unknown: tuple[str, ...] = ()  # the other keys
 
 
 def cost_s(text: str) -> float:
@@ -60,20 +49,16 @@ def _marks(text: str) -> int:
     return sum(map(text.count, _MARKS))
 
 
-def read_event(text: str) -> ClientEvent:
-    """Parse a client's event.
+def read_event(text: str) -> Event:
+    """Parse a client's event; see `check_event`.
 
     Raises:
-        EventError: it is not an event of a transcription session.
+        EventError: it is no JSON object, or too large.
     """
     # Marks are counted first: parsing a million keys would hold up the event loop for a second.
     marks, long = _marks(text), len(text) > _MAX_CHARS
-    too_long = EventError(
-        f"the message has {len(text)} characters; expected at most {_MAX_CHARS}, but for {APPEND}",
-        "invalid_event",
-    )
     if long and marks > _AUDIO_MARKS:
-        raise too_long
+        raise _too_long(len(text))
     if marks > _MAX_MARKS:
         raise EventError(
             f"the message has {marks} commas, quotation marks and opening brackets; expected at "
@@ -86,18 +71,27 @@ def read_event(text: str) -> ClientEvent:
         raise EventError(f"the message is not JSON: {error}", "invalid_json") from None
     if not isinstance(table, dict):
         raise EventError(f"the message is {shown(table)}; expected an object", "invalid_event")
-    event_id = table.pop("event_id", None)
-    try:
-        if long and table.get("type") != APPEND:
-            raise too_long
-        return _checked(table, event_id)
-    except EventError as error:
-        error.event_id = event_id if isinstance(event_id, str) else None
-        raise
+    return table
 
 
-def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
-    kind = table.pop("type", None)
+def _too_long(chars: int) -> EventError:
+    message = f"the message has {chars} characters; expected at most {_MAX_CHARS}, but for {APPEND}"
+    return EventError(message, "invalid_event")
+
+
+def check_event(event: Event, chars: int) -> None:
+    """Check the type of a client's event, and that it has the keys of this type.
+
+    Args:
+        event: the event.
+        chars: the length of its text.
+
+    Raises:
+        EventError: it is not an event of a transcription session, or too long.
+    """
+    if chars > _MAX_CHARS and event.get("type") != APPEND:
+        raise _too_long(chars)
+    kind, event_id = event.get("type"), event.get("event_id")
     if not isinstance(kind, str) or kind not in _KEYS:
         message = f"type = {shown(kind)}; a transcription session takes {', '.join(_KEYS)}"
         raise EventError(message, "invalid_value", "type")
@@ -105,10 +99,8 @@ def _checked(table: dict[str, Any], event_id: object) -> ClientEvent:
         message = f"event_id = {shown(event_id)}; expected at most {_MAX_ID_CHARS} characters"
         raise EventError(message, "invalid_value", "event_id")
     for key in _KEYS[kind]:
-        if key not in table:
+        if key not in event:
             raise EventError(f"{kind}: {key} is missing", "missing_required_parameter", key)
-    unknown = (key[:_MAX_KEY_CHARS] for key in table if key not in _KEYS[kind])
-    return ClientEvent(kind, event_id, table, tuple(unknown))
 
 
 def read_audio(text: object) -> bytes:
@@ -122,10 +114,7 @@ def read_audio(text: object) -> bytes:
     """
     if not isinstance(text, str):
         raise EventError(f"audio = {shown(text)}; expected base64", "invalid_value", "audio")
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:  # rare: another alphabet, spaces, or no padding
-        text = text.translate(_TO_BASE64).rstrip("=")
+    text = text.translate(_TO_BASE64).rstrip("=")
     try:
         return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
     except ValueError as error:
@@ -137,15 +126,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
-def error(error: EventError, event_id: str | None = None, kind: str = "") -> Event:
+def error(error: ApiError, code: str | None, event_id: str | None = None) -> Event:
     """Return the event of an error.
 
     Args:
         error: the error.
+        code: OpenAI's name of such errors.
         event_id: the id of the client's event that caused it.
-        kind: the type of the error; the default is `invalid_request_error`.
     """
-    details = _error(kind or "invalid_request_error", error.code, str(error), error.param)
+    details = _error(error.status.kind, code, str(error), error.param)
     return event("error", error={**details, "event_id": event_id})
 
 
@@ -158,8 +147,7 @@ def session(kind: str, id: str, settings: SessionSettings) -> Event:
 
 def with_warnings(table: Event, warnings: Sequence[SettingWarning]) -> Event:
     """Add warnings in a field of ours, since strict clients know no event for them."""
-    tables = [dataclasses.asdict(warning) for warning in warnings]
-    return {**table, "warnings": tables} if tables else table
+    return {**table, "warnings": warnings} if warnings else table
 
 
 def committed(item_id: str, previous_id: str | None) -> list[Event]:
@@ -190,9 +178,9 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
     )
 
 
-def failed(item_id: str, message: str, code: str | None, kind: str) -> Event:
+def failed(item_id: str, error: ApiError) -> Event:
     """Return the event of an utterance with missing or incomplete text."""
-    details = _error(kind, code, message)
+    details = _error(error.status.kind, error.reason, str(error))
     about = {"item_id": item_id, "content_index": CONTENT}
     return event(f"{_TRANSCRIPTION}.failed", **about, error=details)
 

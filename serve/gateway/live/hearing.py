@@ -59,7 +59,7 @@ class Hearing:
         self._voice = VadState(options)
         self._resampler = StreamResampler(format)
         # Samples until a piece of audio, with that piece, and the time at which it came.
-        self._arrivals = collections.deque([(0.0, _now_s())], maxlen=_ARRIVALS)
+        self._arrivals = collections.deque([(0.0, clock_s())], maxlen=_ARRIVALS)
         self._data = bytearray()  # smaller than a block
         self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
         self._position = 0  # samples in the frames before
@@ -77,7 +77,7 @@ class Hearing:
     async def hear(self, data: bytes) -> list[VadFrame]:
         """Take more bytes; return the frames that are complete, or none before a block is."""
         samples = len(data) * SAMPLE_RATE / self.bytes_per_s
-        self._arrivals.append((self._arrivals[-1][0] + samples, _now_s()))
+        self._arrivals.append((self._arrivals[-1][0] + samples, clock_s()))
         self._data += data
         return await self.flush() if len(self._data) >= _BLOCK_S * self.bytes_per_s else []
 
@@ -201,5 +201,6 @@ def _table(law: str) -> npt.NDArray[np.float32]:
     return table
 
 
-def _now_s() -> float:
+def clock_s() -> float:
+    """Return the loop's time."""
     return asyncio.get_running_loop().time()

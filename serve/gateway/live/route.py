@@ -46,14 +46,7 @@ from serve.gateway.limits import Permit
 from serve.gateway.live import events
 from serve.gateway.live.events import Event
 from serve.gateway.live.session import LiveSession
-from serve.gateway.live.settings import (
-    EventError,
-    SessionSettings,
-    Whole,
-    as_session,
-    unknown_keys,
-    updated,
-)
+from serve.gateway.live.settings import SessionSettings, Whole, as_session, unknown_keys, updated
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.models import Target
 from serve.gateway.target import AudioLength
@@ -148,7 +141,6 @@ class _Connection:
                 services.metrics.live,
                 streams.__len__,
                 settings,
-                [unknown_keys(dict.fromkeys(unknown, ""))] if unknown else [],
             )
             offered = self.websocket.scope["subprotocols"]
             headers = (served_by(context.record.model) | ignored(unknown)).items()
@@ -160,8 +152,7 @@ class _Connection:
                 await self._run(session)
             except ApiError as end:
                 context.record.outcome = end.reason
-                error_event = EventError(str(end), end.reason)
-                await self._send(events.error(error_event, kind=end.status.kind))
+                await self._send(events.error(end, end.reason))
                 await self.websocket.close(end.status.close, str(end)[:100])
 
     def _settings(self) -> SessionSettings:
@@ -312,10 +303,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
         message = str(error).removeprefix("client_secrets: ")
         raise field_error(message.partition(" ")[0], message) from error
     changes = secret_request.session or {}
-    try:
-        settings, warnings = updated(SessionSettings(), changes, services.models.named)
-    except EventError as error:
-        raise field_error(error.param or "session", str(error), error.code) from error
+    settings, warnings = updated(SessionSettings(), changes, services.models.named)
     if unknown:
         warnings.append(unknown_keys(unknown))
     seconds = secret_request.expires_after.seconds if secret_request.expires_after else _SECRET_S

@@ -21,15 +21,13 @@ from serve.contract.messages import Samples, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
-from serve.gateway.live.events import ClientEvent, Event
-from serve.gateway.live.hearing import Hearing, VadFrame
+from serve.gateway.live.events import Event
+from serve.gateway.live.hearing import Hearing, VadFrame, clock_s
 from serve.gateway.live.settings import (
     HYPOTHESIS,
     EventError,
     ServerVad,
     SessionSettings,
-    SettingWarning,
-    unknown_keys,
     updated,
 )
 from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
@@ -63,19 +61,17 @@ class LiveSession:
     config: LiveConfig
     check_model: Callable[[str], object]  # refuses the name of a model that is not served
     transcribe: Transcribe
-    send_event: Send  # sends the client an event; returns once the connection has taken it
+    send: Send  # sends the client an event; returns once the connection has taken it
     charge: Callable[[float], None]  # counts seconds of audio; refuses those beyond a key's limit
     detector: VadModel  # the stream's own
     pool: Executor  # the threads in which all streams resample audio and detect speech
     metrics: LiveMetrics
     streams: Callable[[], int]  # returns the number of open streams, with this one
     settings: SessionSettings
-    warnings: list[SettingWarning]  # not sent yet
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.id = events.new_id("sess")
-        self._warned = set[str]()  # types of events with unknown keys that were warned of
         self._hearing = Hearing(settings.input.format, _options(settings), self.detector, self.pool)
         self._position = 0  # samples that have come
         self._recent = collections.deque[Samples]()  # before an utterance
@@ -96,7 +92,7 @@ class LiveSession:
 
     async def start(self) -> None:
         """Send the client the session's first event."""
-        await self._send(events.session("session.created", self.id, self.settings))
+        await self.send(events.session("session.created", self.id, self.settings))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
@@ -107,29 +103,27 @@ class LiveSession:
         event_id = None
         try:
             event = events.read_event(text)
-            event_id = event.event_id
-            if event.unknown and event.type not in self._warned:
-                self._warned.add(event.type)
-                keys = {f"{event.type}.{key}": "" for key in event.unknown}
-                self.warnings.append(unknown_keys(keys))
+            event_id = event.get("event_id")
+            events.check_event(event, len(text))
             await self._do(event)
         except EventError as error:
             self._errors += 1
-            await self._send(events.error(error, event_id or error.event_id))
+            told_id = event_id if isinstance(event_id, str) else None
+            await self.send(events.error(error, error.status.code, told_id))
             if self._errors >= MAX_ERRORS:
                 text = f"{MAX_ERRORS} events were wrong; the session is closed"
                 raise ApiError(RequestError(text), "too_many_errors") from None
 
-    async def _do(self, event: ClientEvent) -> None:
-        if event.type == events.UPDATE:
-            await self._update(event.fields["session"])
-        elif event.type == events.APPEND:
-            await self._append(events.read_audio(event.fields["audio"]))
-        elif event.type == events.COMMIT:
+    async def _do(self, event: Event) -> None:
+        if event["type"] == events.UPDATE:
+            await self._update(event["session"])
+        elif event["type"] == events.APPEND:
+            await self._append(events.read_audio(event["audio"]))
+        elif event["type"] == events.COMMIT:
             await self._commit()
         else:
             await self._clear()
-            await self._send(events.event(f"{events.BUFFER}.cleared"))
+            await self.send(events.event(f"{events.BUFFER}.cleared"))
 
     async def _update(self, changes: object) -> None:
         await self._take(await self._hearing.flush())
@@ -140,13 +134,8 @@ class LiveSession:
         self._pace.update_s = self.config.update_s * factor
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
-        self.warnings += warnings
-        await self._send(events.session("session.updated", self.id, settings))
-
-    async def _send(self, event: Event) -> None:
-        """Send an event, and with it the warnings that wait."""
-        warnings, self.warnings = self.warnings, []
-        await self.send_event(events.with_warnings(event, warnings))
+        told = events.session("session.updated", self.id, settings)
+        await self.send(events.with_warnings(told, warnings))
 
     # ------------------------------------------------------------ audio
 
@@ -180,7 +169,7 @@ class LiveSession:
                 self._recent.popleft()
             if frame.ends and self._open is not None:
                 stopped = {"item_id": self._open.item_id, "audio_end_ms": _ms(self._position)}
-                await self._send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
+                await self.send(events.event(f"{events.BUFFER}.speech_stopped", **stopped))
                 await self._end()
         if frames:
             self._changed.set()
@@ -196,10 +185,10 @@ class LiveSession:
         self._open = LiveUtterance(events.new_id("item"), start, settings)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
-        self._pace.speech(_now_s())
+        self._pace.speech(clock_s())
         if vad is not None:
             started = {"item_id": self._open.item_id, "audio_start_ms": _ms(start)}
-            await self._send(events.event(f"{events.BUFFER}.speech_started", **started))
+            await self.send(events.event(f"{events.BUFFER}.speech_started", **started))
 
     async def _commit(self) -> None:
         client_commits = self.settings.input.turn_detection is None
@@ -218,7 +207,7 @@ class LiveSession:
         utterance, self._open = self._open, None
         assert utterance is not None
         for event in events.committed(utterance.item_id, self._last_id):
-            await self._send(event)
+            await self.send(event)
         self._last_id = utterance.item_id
         self._spoken_until = utterance.spoken_until
         utterance.ended = True
@@ -262,7 +251,7 @@ class LiveSession:
 
     def _wait_s(self, utterance: LiveUtterance) -> float:
         """Return the seconds until the next decoding; infinite: more audio has to come."""
-        due_s = self._pace.due_s - _now_s()
+        due_s = self._pace.due_s - clock_s()
         if self._tries:
             return due_s
         if utterance.ended or utterance.undecoded_s >= _LONG_S:
@@ -274,7 +263,7 @@ class LiveSession:
         return 0.0 if paused else due_s
 
     async def _decode(self, utterance: LiveUtterance) -> None:
-        self._pace.began(_now_s())
+        self._pace.began(clock_s())
         # The utterance before is decoded again with the first one that has speech.
         if self._previous is not None and not utterance.silent:
             utterance.prepend(self._previous, self._pace.hold_s)
@@ -286,18 +275,18 @@ class LiveSession:
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._tries += 1
-            self._pace.failed(_now_s(), self._tries)
+            self._pace.failed(clock_s(), self._tries)
             if not error.status.again or self._tries >= _TRIES:
                 await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
-        self._pace.ended(_now_s(), self.streams())
+        self._pace.ended(clock_s(), self.streams())
         self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self.settings.include or ()):
                 guess = {"item_id": utterance.item_id, "text": utterance.agreement.guess}
-                await self._send(events.event(HYPOTHESIS, **guess))
+                await self.send(events.event(HYPOTHESIS, **guess))
         self._progress.set()
 
     async def _complete(self, utterance: LiveUtterance) -> None:
@@ -306,7 +295,7 @@ class LiveSession:
         if not utterance.silent:
             self._previous = utterance
         self.metrics.changed.inc(utterance.agreement.changed)
-        await self._send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
+        await self.send(events.completed(utterance.item_id, utterance.text, utterance.duration_s))
 
     async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
         """Give up an utterance, and tell the client why."""
@@ -314,9 +303,7 @@ class LiveSession:
         if utterance is self._open:
             self._open = None
         self._done(utterance)
-        wrong = error.status.grpc == "INVALID_ARGUMENT"
-        kind = "invalid_request_error" if wrong else "server_error"
-        await self._send(events.failed(utterance.item_id, str(error), error.reason, kind))
+        await self.send(events.failed(utterance.item_id, error))
 
     def _done(self, utterance: LiveUtterance) -> None:
         with contextlib.suppress(ValueError):
@@ -326,12 +313,11 @@ class LiveSession:
     async def _send_text(self, utterance: LiveUtterance, final: FinalText) -> None:
         if not final.text:
             return
-        now_s = _now_s()
         for word in final.words:
             arrived_s = self._hearing.arrived_s(round(word.end * SAMPLE_RATE))
-            self.metrics.word_seconds.observe(max(0.0, now_s - arrived_s))
+            self.metrics.word_seconds.observe(max(0.0, clock_s() - arrived_s))
         about = {"item_id": utterance.item_id, "content_index": events.CONTENT}
-        await self._send(events.event(events.DELTA, **about, delta=final.text))
+        await self.send(events.event(events.DELTA, **about, delta=final.text))
 
 
 class UpdatePacer:
@@ -388,7 +374,3 @@ def _samples(ms: int) -> int:
 
 def _ms(samples: int) -> int:
     return samples * 1000 // SAMPLE_RATE
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -55,6 +55,8 @@ Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
 Rate = Annotated[Literal[16_000, 24_000], Whole]
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 _DELAY_FACTORS = {"medium": 1.5, "high": 2.0, "xhigh": 3.0}
+SettingWarning = dict[Literal["param", "message"], str]
+"""A warning of settings or keys without effect; `param` has their names, separated by commas."""
 HYPOTHESIS = "earshot.hypothesis"
 """Our event that `include` may name; it has the text that is not final yet."""
 
@@ -130,15 +132,7 @@ class SessionSettings:
         return self.audio.input
 
 
-@dataclasses.dataclass(frozen=True)
-class SettingWarning:
-    """A warning of something without effect that a client sent."""
-
-    param: str  # the setting, key or URL parameter; or several, separated by commas
-    message: str
-
-
-class EventError(Exception):
+class EventError(ApiError):
     """A client's event is wrong, or cannot be done now.
 
     Args:
@@ -148,10 +142,9 @@ class EventError(Exception):
     """
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(OptionError(message))
+        self.status = dataclasses.replace(self.status, code=code)
         self.param = param
-        self.event_id: str | None = None
 
 
 _INPUT = "session.audio.input"
@@ -163,7 +156,6 @@ _IGNORED = (
     f"{_TURNS}.idle_timeout_ms",
 )
 """OpenAI's settings that never have an effect here. A warning names them."""
-
 # OpenAI's models without voice activity detection: turn_detection is null, and clients commit. If
 # the server found the end of the same turn first, their commit would be an error.
 # https://developers.openai.com/api/docs/guides/realtime-vad
@@ -193,13 +185,6 @@ def updated(
     """
     if not isinstance(changes, dict):
         raise EventError("session is no object", "invalid_value", "session")
-    if changes.get("type") == "realtime":
-        raise EventError(
-            'session.type = "realtime"; this server transcribes and does not speak: '
-            'expected "transcription"',
-            "unsupported_value",
-            "session.type",
-        )
     changes, warnings = _without_ignored(changes)
     changes, unknown = split_unknown(SessionSettings, changes)
     if unknown:
@@ -239,9 +224,8 @@ def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:
     shown_keys = dict(itertools.islice(keys.items(), _MAX_NAMED))
     rest = f" and {len(keys) - len(shown_keys)} more" if len(keys) > len(shown_keys) else ""
     names = [f"{key} (did you mean {near}?)" if near else key for key, near in shown_keys.items()]
-    return SettingWarning(
-        ", ".join(shown_keys), f"unknown, without effect: {', '.join(names)}{rest}"
-    )
+    message = f"unknown, without effect: {', '.join(names)}{rest}"
+    return {"param": ", ".join(shown_keys), "message": message}
 
 
 def as_session(settings: SessionSettings) -> dict[str, Any]:
@@ -259,11 +243,10 @@ def _with_turns(settings: SessionSettings, changes: Mapping[str, Any]) -> dict[s
     """
     session = as_session(settings)
     model = _table(changes, "audio", "input", "transcription").get("model")
-    if isinstance(model, str) and _has_turns(model) != _has_turns(
-        settings.input.transcription.model or ""
-    ):
-        turns = ServerVad() if _has_turns(model) else None
-        session["audio"]["input"]["turn_detection"] = turns and dataclasses.asdict(turns)
+    before = settings.input.transcription.model or ""
+    if isinstance(model, str) and _has_turns(model) != _has_turns(before):
+        turns = dataclasses.asdict(ServerVad()) if _has_turns(model) else None
+        session["audio"]["input"]["turn_detection"] = turns
     return session
 
 
@@ -277,7 +260,7 @@ def _without_ignored(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[S
     warnings: list[SettingWarning] = []
 
     def warn(path: str, value: object) -> None:
-        warnings.append(SettingWarning(path, f"{path} = {shown(value)} has no effect"))
+        warnings.append({"param": path, "message": f"{path} = {shown(value)} has no effect"})
 
     include = session.get("include")
     if isinstance(include, list) and _LOGPROBS in include:

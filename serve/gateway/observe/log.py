@@ -79,8 +79,6 @@ class LogRecord:
         return self.first_text_s
 
     def write(self) -> None:
-        if not requests.isEnabledFor(logging.INFO):
-            return
         self.total_s = time.monotonic() - self.began_s
         fields = {
             name: round(value, 4) if isinstance(value, float) else value
@@ -99,13 +97,6 @@ def _shown(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-@dataclasses.dataclass
-class _SourceCounter:
-    since_s: float
-    lines: int = 0
-    dropped: int = 0
-
-
 class LogRateLimiter(logging.Filter):
     """Passes a few lines of each logging call in each minute.
 
@@ -119,7 +110,8 @@ class LogRateLimiter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._sources: dict[Hashable, _SourceCounter] = {}
+        # By source: when its minute began, and the lines since then, with the dropped ones.
+        self._sources: dict[Hashable, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record passes."""
@@ -127,16 +119,15 @@ class LogRateLimiter(logging.Filter):
         if source is None:
             return True
         now_s, max_lines = self._clock(), getattr(record, "max_lines", MAX_LINES)
-        counter = self._sources.setdefault(source, _SourceCounter(now_s))
-        if now_s - counter.since_s >= _MINUTE_S:
-            if counter.dropped:
-                record.msg = f"{record.getMessage()} (and {counter.dropped} more before)"
+        since_s, lines = self._sources.get(source, (now_s, 0))
+        if now_s - since_s >= _MINUTE_S:
+            if (dropped := lines - max_lines) > 0:
+                record.msg = f"{record.getMessage()} (and {dropped} more before)"
                 record.args = ()
-                record.left_out = counter.dropped
-            counter = self._sources[source] = _SourceCounter(now_s)
-        counter.lines += 1
-        counter.dropped += counter.lines > max_lines
-        return counter.lines <= max_lines
+                record.left_out = dropped
+            since_s, lines = now_s, 0
+        self._sources[source] = since_s, lines + 1
+        return lines < max_lines
 
 
 class TextFormatter(logging.Formatter):

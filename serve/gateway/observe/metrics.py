@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +57,11 @@ class UpstreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         options: Any = {"namespace": "earshot_gateway_upstream", "registry": registry}
         text = "Requests given to a server by how it ended them, as a gRPC status"
-        self._requests = Counter("requests", text, ("upstream", "status"), **options)
+        self.requests = Counter("requests", text, ("upstream", "status"), **options)
         text = "Requests that a server has"
-        self._inflight = Gauge("inflight_requests", text, ("upstream",), **options)
+        self.inflight = Gauge("inflight_requests", text, ("upstream",), **options)
         text = "Whether a server is given requests for a model"
-        self._takes = Gauge("takes_requests", text, ("upstream", "model"), **options)
-
-    def watch(
-        self, engine: str, model: str, inflight: Callable[[], int], available: Callable[[], bool]
-    ) -> None:
-        """Add the gauges of an engine."""
-        self._inflight.labels(engine).set_function(inflight)
-        self._takes.labels(engine, model).set_function(available)
-
-    def ended(self, upstream: str, status: str) -> None:
-        """Count a request that an engine ended with this gRPC status."""
-        self._requests.labels(upstream, status).inc()
+        self.takes = Gauge("takes_requests", text, ("upstream", "model"), **options)
 
 
 class Metrics:
@@ -104,18 +93,18 @@ class Metrics:
         self.shadow = ShadowMetrics(self.registry)
         options: Any = {"namespace": "earshot_gateway", "registry": self.registry}
         text = "Requests for transcripts by how the gateway answered, as a gRPC status"
-        self._requests = Counter("requests", text, ("route", "status", "key"), **options)
+        self.requests = Counter("requests", text, ("route", "status", "key"), **options)
         text = "Seconds of audio of requests that were answered, and of live streams as they come"
-        self._audio_s = Counter("audio_seconds", text, ("route", "key"), **options)
+        self.audio_s = Counter("audio_seconds", text, ("route", "key"), **options)
         text = "Requests for transcripts that were not answered, by reason"
-        self._refused = Counter("refused", text, ("reason",), **options)
+        self.refused = Counter("refused", text, ("reason",), **options)
         text = "Spans that have ended, were sent, could not be sent; the rest waits or is dropped"
         self.spans = Counter("spans", text, ("state",), **options)
         options_s = {**options, "labelnames": ("route",), "buckets": _BUCKETS_S}
         text = "From a request's arrival to its last answer or its client's going"
-        self._seconds = Histogram("request_seconds", text, **options_s)
+        self.seconds = Histogram("request_seconds", text, **options_s)
         text = "From a streamed request's arrival to its first text"
-        self._first_delta_s = Histogram("first_delta_seconds", text, **options_s)
+        self.first_delta_s = Histogram("first_delta_seconds", text, **options_s)
         longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
         unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
         uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
@@ -130,24 +119,6 @@ class Metrics:
             Gauge(name, text, **options).set_function(read)
         if target is not None:
             _add_target(self.registry, target, model)
-
-    def count_audio(self, route: str, key: str, audio_s: float) -> None:
-        """Count audio that has become text, or has come in over a live stream."""
-        self._audio_s.labels(route, key).inc(audio_s)
-
-    def delta(self, route: str, seconds: float) -> None:
-        """Count the seconds from a request to its stream's first text."""
-        self._first_delta_s.labels(route).observe(seconds)
-
-    def ended(self, route: str, key: str, status: str, reason: str = "") -> None:
-        """Count a request by its gRPC status and API key; `reason` tells why it was rejected."""
-        self._requests.labels(route, status, key).inc()
-        if reason:
-            self._refused.labels(reason).inc()
-
-    def timed(self, route: str, seconds: float) -> None:
-        """Count the seconds from a request's arrival to its end."""
-        self._seconds.labels(route).observe(seconds)
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""

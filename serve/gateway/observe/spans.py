@@ -62,11 +62,9 @@ class RequestSpan:
         self._engine: trace.Span = trace.INVALID_SPAN  # of the engine that has the request
         self._engine_began_ns = 0
         self._answered_ns: int | None = None
-        self._context = span.get_span_context()
-        self.trace_id = ""
+        context = self._context = span.get_span_context()
+        self.trace_id = trace.format_trace_id(context.trace_id) if context.is_valid else ""
         """32 hexadecimal digits; empty if there are no traces."""
-        if self._context.is_valid:
-            self.trace_id = trace.format_trace_id(self._context.trace_id)
         self.recorded = span.is_recording()
         """Whether the engine's answer lists the request's phases."""
 
@@ -79,8 +77,6 @@ class RequestSpan:
 
     def given(self, engine: str) -> None:
         """Note that an engine gets the request now; the engine before it has failed."""
-        if not self.recorded:
-            return
         now_ns = time.time_ns()
         if self._received_ns is not None:
             self._begin("receive", self._span, self._received_ns).end(now_ns)
@@ -206,10 +202,9 @@ def open_tracer(spans: Counter) -> RequestTracer:
     """
     environment = os.environ.get
     off = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
-    if any(environment(name, "").strip().lower() == value for name, value in off.items()):
-        return RequestTracer()
+    is_off = any(environment(name, "").strip().lower() == value for name, value in off.items())
     endpoint, base = (environment(name, "").strip() for name in (_TRACES_ENDPOINT, _ENDPOINT))
-    if not endpoint and not base:
+    if is_off or not (endpoint or base):
         return RequestTracer()
     protocol = next(filter(None, map(environment, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:

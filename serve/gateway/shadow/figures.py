@@ -96,30 +96,24 @@ def _log_odds(probability: float | None) -> float | None:
     return math.log(probability / (1 - probability))
 
 
-@dataclasses.dataclass(frozen=True)
-class PooledRate:
-    """A pooled rate with its interval of 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-
-def pooled_cer(comparisons: Sequence[Comparison]) -> PooledRate | None:
-    """Return the pooled CER of requests; None if the reference has no text.
+def pooled_cer(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """Return the pooled CER of requests; nothing if the reference has no text.
 
     The confidence interval is that of a ratio estimate. It treats requests as the sampled units:
     Cochran, Sampling Techniques (1977), section 6.4.
+
+    Returns:
+        The rate by "value", the ends of its interval of 95 % by "low" and "high".
     """
     count, characters = len(comparisons), sum(comparison.characters for comparison in comparisons)
     if not characters:
-        return None
+        return {}
     value = sum(comparison.edits for comparison in comparisons) / characters
     if count < 2:  # one request says nothing about the variance
-        return PooledRate(value, 0.0, max(1.0, value))
+        return {"value": value, "low": 0.0, "high": max(1.0, value)}
     squares = sum((case.edits - value * case.characters) ** 2 for case in comparisons)
     margin = _Z95 * math.sqrt(count * squares / (count - 1)) / characters
-    return PooledRate(value, max(0.0, value - margin), value + margin)
+    return {"value": value, "low": max(0.0, value - margin), "high": value + margin}
 
 
 def _scale(kind: str, gap: float) -> float:
@@ -182,16 +176,16 @@ class ShadowMetrics:
         self.compared = counter("compared", "Samples that were compared", "language")
         self.pending_bytes = gauge("pending_bytes", "Bytes of samples that wait")
         self.pending = gauge("pending_requests", "Samples that wait")
-        self._cer = gauge("cer", "CER against the reference, latest 1000 samples", "language")
-        self._low = gauge("cer_low", "Lower end of the 95 % interval", "language")
-        self._high = gauge("cer_high", "Upper end of the 95 % interval", "language")
+        self._cer = {
+            "value": gauge("cer", "CER against the reference, latest 1000 samples", "language"),
+            "low": gauge("cer_low", "Lower end of the 95 % interval", "language"),
+            "high": gauge("cer_high", "Upper end of the 95 % interval", "language"),
+        }
         self.drift = gauge("drift", "CUSUM of the rise of the score gaps")
         bound = gauge("drift_bound", "Value of drift above which the served engine has drifted")
         bound.set(BOUND)
 
     def tell_cer(self, comparisons: Sequence[Comparison], language: str) -> None:
         """Set the rate of a language from its comparisons."""
-        if rate := pooled_cer(comparisons):
-            self._cer.labels(language).set(rate.value)
-            self._low.labels(language).set(rate.low)
-            self._high.labels(language).set(rate.high)
+        for name, value in pooled_cer(comparisons).items():
+            self._cer[name].labels(language).set(value)

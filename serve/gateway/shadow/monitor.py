@@ -297,6 +297,4 @@ def for_reference(message: bytes, beam_size: int) -> bytes:
 
 def _rate(comparisons: Sequence[figures.Comparison]) -> dict[str, float] | None:
     rate = figures.pooled_cer(comparisons)
-    if rate is None:
-        return None
-    return {name: round(value, _DIGITS) for name, value in dataclasses.asdict(rate).items()}
+    return {name: round(value, _DIGITS) for name, value in rate.items()} or None

@@ -10,7 +10,6 @@ import pytest
 
 from serve.contract.errors import (
     AudioError,
-    DeviceError,
     EarshotError,
     OptionError,
     OverloadedError,
@@ -156,14 +155,6 @@ def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
     with pytest.raises(OverloadedError):
         backend.start(tensors.request_to_inputs(Request(audio=b"x")), print)
     assert transcriber.rejected == 0
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), DeviceError("the device failed")])
-def test_only_expected_errors_leave_it(backend, transcriber, error):
-    transcriber.refusal = error
-    inputs = tensors.request_to_inputs(Request(audio=b"x"))
-    with pytest.raises(EarshotError, match=str(error)):
-        backend.start(inputs, print)
 
 
 def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, folder):

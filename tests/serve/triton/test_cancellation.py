@@ -58,13 +58,6 @@ def test_a_key_cancels_its_request_alone_and_only_while_it_runs(keys):
     assert second.cancels == 0
 
 
-@pytest.mark.parametrize("cancelled", ["0-a-1", "0-b-1"])
-def test_what_is_cancelled_while_it_is_submitted_is_cancelled_after(keys, request_, cancelled):
-    request_.meanwhile = lambda: keys.cancel(cancelled)
-    submit(keys, "0-a-1", request_)
-    assert request_.cancels == 1
-
-
 def test_what_ends_while_it_is_submitted_is_forgotten(keys, request_):
     request_.meanwhile = lambda: request_.say(RequestFinished(TRANSCRIPT))
     submit(keys, "0-a-1", request_)

@@ -184,15 +184,6 @@ def test_a_request_whose_answer_cannot_be_sent_is_cancelled(start, backend):
     wait_until(lambda: backend.cancelled, "it goes on for nobody")
 
 
-@pytest.mark.parametrize("key", [7, "", "x" * 65, True])
-def test_a_key_that_is_none_is_refused(start, backend, key):
-    request = asked()
-    request.sent = {"earshot_key": key}
-    start().execute([request])
-    assert last(request).error.message.startswith("OptionError: parameter earshot_key = ")
-    assert not backend.started
-
-
 def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start):
     start()
     assert sys.getswitchinterval() == pytest.approx(0.0005)

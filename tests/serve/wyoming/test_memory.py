@@ -24,10 +24,10 @@ def event(kind, data, payload=b""):
 
 
 def talk(address, said):
-    """Send 31 MiB of audio; note the error that comes, if one does."""
+    """Send 16 MiB of audio; note the error that comes, if one does."""
     with contextlib.suppress(OSError), socket.create_connection(address, 60) as client:
         with contextlib.suppress(OSError):
-            for _ in range(31):
+            for _ in range(16):
                 client.sendall(event("audio-chunk", FORMAT, CHUNK))
             client.sendall(event("audio-stop", {}))
         if received := client.recv(2**16):
@@ -35,7 +35,7 @@ def talk(address, said):
 
 
 @pytest.mark.nightly
-def test_all_connections_together_have_one_budget():
+def test_all_connections_together_hold_little():
     """The server behind the bridge begins to read each request and stops."""
     said, asked = [], []
     with contextlib.ExitStack() as stack:
@@ -60,7 +60,7 @@ def test_all_connections_together_have_one_budget():
         for _ in range(MAX_CONNECTIONS):
             arguments = (("127.0.0.1", port), said)
             threading.Thread(target=talk, args=arguments, daemon=True).start()
-        until(lambda: len(said) + len(asked) >= MAX_CONNECTIONS)
+        until(lambda: len(asked) == MAX_CONNECTIONS)
         status = Path(f"/proc/{bridge.pid}/status").read_text()
         assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) < 600 * 1024
-        assert asked and all(b"UNAVAILABLE" in error for error in said)
+        assert not said

@@ -8,6 +8,7 @@ import numpy as np
 import openai._models
 import pytest
 from openai.types.realtime import RealtimeServerEvent
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from serve.contract.server_config import LiveConfig
@@ -61,6 +62,18 @@ class Talk:
         while not (event := self.next())["type"].endswith(kind):
             pass
         return event
+
+    def commit(self):
+        """End the utterance; return all its text."""
+        self.say("input_audio_buffer.commit")
+        return self.until(".completed")["transcript"]
+
+    def end(self):
+        """The code with which the server ends the session."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                self.next()
+        return self.socket.close_code
 
     def deltas(self, item_id):
         return "".join(

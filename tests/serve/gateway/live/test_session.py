@@ -96,12 +96,10 @@ def test_a_client_may_say_itself_where_an_utterance_ends(talk):
     error = client.until("error")["error"]
     assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "early")
     client.audio(bytes([0x55, 0xD5]) * 8_000)  # as quiet as A-law can be
-    client.say("input_audio_buffer.commit")
-    assert client.until(".completed")["transcript"] == "", "nobody spoke"
+    assert client.commit() == "", "nobody spoke"
     assert not client.running.triton.requests
     client.audio(bytes([0x2A, 0x2A, 0xAA, 0xAA]) * 4_000)  # as loud
-    client.say("input_audio_buffer.commit")
-    assert client.until(".completed")["transcript"] == "one two"
+    assert client.commit() == "one two"
     assert not any("speech" in event["type"] for event in client.events)
 
 
@@ -138,8 +136,7 @@ def test_an_utterance_begins_with_the_audio_right_before_it(talk):
     client.audio(sound(0.5, level=0.005))
     client.set(turn_detection=None, transcription={"language": ""})
     client.audio(SPEECH + QUIET)
-    client.say("input_audio_buffer.commit")
-    client.until(".completed")
+    client.commit()
     client.set(turn_detection={"type": "server_vad"})
     client.audio(sound(0.1, level=0.0) + SPEECH + QUIET)
     client.until(".completed")
@@ -215,19 +212,14 @@ def test_a_flood_of_wrong_events_ends_the_session(talk):
     client = talk()
     for _ in range(101):
         client.socket.send("{}")
-    with pytest.raises(ConnectionClosed):
-        while True:
-            client.next()
-    assert client.socket.close_code == 1008
+    assert client.end() == 1008
     assert client.events[-1]["error"]["code"] == "too_many_errors"
 
 
 def test_text_that_is_none_ends_the_session_and_leaves_no_trace(talk, caplog):
     client = talk()
     client.socket.socket.sendall(bytes([0x81, 0x82, 0, 0, 0, 0, 0xFF, 0xFE]))
-    with pytest.raises(ConnectionClosed):
-        client.next()
-    assert client.socket.close_code == 1007
+    assert client.end() == 1007
     until(lambda: client.running.services.admission.requests == 0)
     assert "Traceback" not in caplog.text
 
@@ -301,9 +293,8 @@ def test_a_silent_client_and_a_long_session_are_ended(
     running = start()
     with connect(f"ws://{running.http}/v1/realtime") as socket:
         client = Talk(socket)
-        with pytest.raises(ConnectionClosed):
-            client.until("nothing")
-    assert (client.socket.close_code, client.events[-1]["error"]["code"]) == (1001, code)
+        assert client.end() == 1001
+    assert client.events[-1]["error"]["code"] == code
 
 
 def test_more_streams_than_may_be_are_refused(talk):
@@ -322,9 +313,7 @@ def test_a_draining_gateway_answers_what_came_in_and_ends_sessions(talk):
     drained = client.running.submit(client.running.gateway.drain())
     assert client.until(".completed")["transcript"] == "one two three"
     assert client.until("error")["error"]["code"] == "server_stopping"
-    with pytest.raises(ConnectionClosed):
-        client.next()
-    assert client.socket.close_code == 1012
+    assert client.end() == 1012
     assert drained.result(WAIT_S)
     with pytest.raises(InvalidStatus) as refused:
         talk(client.running)
@@ -339,9 +328,7 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     )
     client.audio(SPEECH)
     assert client.until("error")["error"]["type"] == "server_error"
-    with pytest.raises(ConnectionClosed):
-        client.next()
-    assert client.socket.close_code == 1011
+    assert client.end() == 1011
     monkeypatch.undo()
     other.set(transcription={"prompt": "still here"})
     other.until("session.updated")
@@ -367,9 +354,6 @@ def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp
         with contextlib.suppress(ConnectionClosed):  # it may be told while it still speaks
             for _ in range(8):
                 client.audio(sound(1.0, level=0.0))
-        with pytest.raises(ConnectionClosed):
-            while True:
-                client.next()
-        assert socket.close_code == 1008
+        assert client.end() == 1008
         error = client.events[-1]["error"]
         assert (limit in error["message"], error["code"]) == (True, code)

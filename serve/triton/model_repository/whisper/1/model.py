@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serve.contract.config import load_config
-from serve.contract.errors import EarshotError, OptionError, shown
-from serve.triton.cancellation import MAX_KEY_CHARS
+from serve.contract.errors import EarshotError, OptionError
 from serve.triton.heartbeat import Heartbeat
 from serve.triton.responses import Responder, ResponseQueue
 from serve.wire import folder as names
@@ -72,8 +70,8 @@ class TritonPythonModel:
         for request in requests:
             # KServe's parameters are a flat map of texts, numbers and booleans.
             parameters, inputs = json.loads(request.parameters() or "{}"), _inputs(request)
-            if (key := parameters.get(tensors.CANCEL_PARAMETER)) is not None:
-                self._backend.cancel(str(key))
+            if (cancelled_key := parameters.get(tensors.CANCEL_PARAMETER)) is not None:
+                self._backend.cancel(cancelled_key)
                 Responder(request.get_response_sender(), pb_utils).send({})
                 continue
             segments = tensors.SEGMENTS_PARAMETER in parameters
@@ -88,8 +86,9 @@ class TritonPythonModel:
                         f"request to {tensors.STREAM_MODEL} over a gRPC stream"
                     )
                 on_event = functools.partial(self._responses.put, responder)
+                key = parameters.get(tensors.KEY_PARAMETER)
                 priority = parameters.get(tensors.PRIORITY_PARAMETER, "file")
-                handle = self._backend.start(inputs, on_event, _key(parameters), priority)
+                handle = self._backend.start(inputs, on_event, key, priority)
             except Exception as error:  # one request must not affect others
                 if not isinstance(error, EarshotError):
                     logger.exception("a request failed")
@@ -119,17 +118,6 @@ def open_backend(parameters: dict[str, str]) -> "EngineBackend":
     logger.info("the engine is open after %.1f s", time.monotonic() - began_s)
     drain_s, folder = config.server.drain_timeout_s, Path(parameters["folder"])
     return EngineBackend(transcriber, drain_s, folder, pb_utils.MetricFamily)
-
-
-def _key(parameters: Mapping[str, Any]) -> str | None:
-    """Return a request's key for cancelling, or None."""
-    key = parameters.get(tensors.KEY_PARAMETER)
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= MAX_KEY_CHARS):
-        raise OptionError(
-            f"parameter {tensors.KEY_PARAMETER} = {shown(key)}; expected a text of at most "
-            f"{MAX_KEY_CHARS} characters"
-        )
-    return key
 
 
 def _inputs(request: Any) -> dict[str, tensors.Tensor]:
