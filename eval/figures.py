@@ -6,7 +6,7 @@ A chart has no fixed width, so that one drawing fits a wide page and a phone.
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from eval.accuracy.score import Latency, Rate
@@ -51,20 +51,6 @@ class RowChart:
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
     column: str = ""  # heads the values
-    kind = "rows"
-
-
-@dataclasses.dataclass(frozen=True)
-class LineChart:
-    """Curves over a common axis."""
-
-    title: str
-    label: str
-    lines: Mapping[str, str]  # an SVG polyline's points in percent, by the curve's name
-    x_title: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    kind = "lines"
 
 
 def family_of(system: str) -> Family:
@@ -118,18 +104,6 @@ def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
     labels = tuple((position(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in labelled)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
     return RowChart(title, label, tuple(rows), labels, "p50 / p95")
-
-
-def line_chart(
-    title: str, label: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]
-) -> LineChart:
-    """Chart curves with x values in percent."""
-    end = 1.08 * max((y for curve in curves.values() for _, y in curve), default=1.0) or 1.0
-    lines = {
-        name: " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve)
-        for name, curve in curves.items()
-    }
-    return LineChart(title, label, lines, x_title, _linear(100.0), _linear(end))
 
 
 def _linear(end: float) -> tuple[Tick, ...]:
