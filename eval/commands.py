@@ -173,7 +173,7 @@ def _tell_language(flags: Flags) -> None:
 @command(
     "run",
     "compare systems on clips: accuracy, latency, throughput and memory",
-    "accuracy.evaluate.evaluate",
+    "accuracy.run.evaluate",
     epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
 )
 def _run(flags: Flags) -> None:
@@ -193,7 +193,7 @@ def _run(flags: Flags) -> None:
 @command(
     "report",
     "score a kept run again; with B show two runs side by side",
-    "accuracy.evaluate.report",
+    "accuracy.run.report",
     takes_config=False,
     keeps_results=False,
 )

@@ -11,8 +11,7 @@ from pathlib import Path
 import jiwer
 
 from eval.accuracy.normalize import Normalize
-from eval.accuracy.predictions import ClipSet, TimedCall
-from eval.accuracy.run import RunFacts
+from eval.accuracy.predictions import ClipSet, RunFacts, TimedCall
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,

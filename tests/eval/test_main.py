@@ -93,7 +93,7 @@ def test_run_writes_predictions_and_reports(config, capsys):
     files = {f"{name}.{end}" for name in NAMES.split(",") for end in ("json", "jsonl", "key")}
     found = {path.name for path in (folder / "predictions").iterdir()}
     assert found == files | {"earshot-int8.timed.jsonl"}
-    assert "5 clips, 0.8 minutes of audio in 5 windows; " in out.err
+    assert "5 clips, 0.8 minutes of audio; " in out.err
     assert re.search(r"transformers-fp32 +: 100%.* 44/44 ", out.err), "one bar for all of it"
     assert report["run"]["settings"]["repeats"] == 2
 
@@ -108,7 +108,7 @@ def test_own_recordings_are_all_heard(config, capsys):
     assert code == 0
     errors = capsys.readouterr().err
     assert "cannot be read, so no system is given it: 5.txt: AUDIO is bad" in errors
-    assert "11 clips, 1.7 minutes of audio in 11 windows" in errors
+    assert "11 clips, 1.7 minutes of audio;" in errors
     report = report_of(folder)
     assert [len(system["sets"]["timed"]["by_clip"]) for system in report["systems"]] == [11, 11]
 
