@@ -121,25 +121,23 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlignedText:
-    """One part of an alignment; both texts are equal where nothing was misheard."""
-
-    reference: str
-    hypothesis: str
-
-
-@dataclasses.dataclass(frozen=True)
 class SharedTranscript:
-    """The same transcript of one clip by some systems."""
+    """The same transcript of one clip by some systems.
+
+    Attributes:
+        systems: their names.
+        parts: reference and transcript, aligned; both are equal where nothing was misheard.
+        error: of a call that failed.
+    """
 
     systems: tuple[str, ...]
-    parts: tuple[AlignedText, ...]
-    error: str | None  # of a call that failed
+    parts: Sequence[tuple[str, str]]
+    error: str | None
 
     @property
     def right(self) -> bool:
         """Return whether nothing was misheard."""
-        return all(part.reference == part.hypothesis for part in self.parts)
+        return all(said == heard for said, heard in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,6 @@ from eval.figures import latency_chart, rate_chart
 from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
-    AlignedText,
     Check,
     Figure,
     Part,
@@ -51,28 +50,7 @@ _MIME = {".wav": "wav", ".flac": "flac", ".mp3": "mpeg", ".ogg": "ogg", ".opus":
 _MIME |= {".m4a": "mp4", ".mp4": "mp4", ".webm": "webm"}
 _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
-RULES = (
-    "Every system gets a file's bytes, in the same order, and returns the whole text. Either every "
-    "system is told the language or none is. Each runs alone in its own process, on the same CPU "
-    "cores.",
-    "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name says "
-    "so. Two options differ: it suppresses the checkpoint's tokens, and a checkpoint that OpenAI "
-    "did not publish gets no text of earlier windows in the prompt. "
-    "`faster-whisper-library-defaults` is told nothing at all. Its default is the more accurate of "
-    "float32 and int8.",
-    "CER and WER (jiwer): all edits of all clips / length of all references; spaces count as "
-    "characters, and text on a clip with an empty reference as insertions. Intervals: 95 %, "
-    f"percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws "
-    "of two systems are paired.",
-    "A gate passes if the whole interval of a gap is at most the limit, and fails if the whole "
-    "interval is above it. Otherwise it is not decided: the clips are too few to tell. A gate is "
-    "judged on all clips that both systems heard, of the groups that decide where some are named.",
-    "Clips that cannot be decoded are given to no system and count for nothing.",
-    "Latency: from a file's bytes to the whole answer, decoding and queues included. RTFx "
-    "(throughput): seconds of real, unpadded audio answered / seconds of wall clock.",
-    "Memory: highest resident set of the system's process and all its descendants, client "
-    f"included, sampled every {SAMPLE_S:g} s; shared pages count in each process.",
-)
+_RULES = Path(__file__).parents[1] / "templates" / "rules.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +96,7 @@ def result_of(
     tables: list[Part] = [
         facts("Run", conditions),
         facts("Machine", run.machine),
-        Text("", "Rules of comparison", RULES),
+        Text("", "Rules of comparison", _rules()),
         *(facts(s.facts.name, s.facts.settings, "closed") for s in report.systems),
     ]
     return Result(
@@ -134,6 +112,12 @@ def result_of(
         f"{settings.threads} CPU threads for every system, {settings.repeats} timed passes.",
         notes=tuple(notes),
     )
+
+
+def _rules() -> list[str]:
+    text = _RULES.read_text(encoding="utf-8")
+    text = text.format(draws=BOOTSTRAP_SAMPLES, seed=BOOTSTRAP_SEED, sample_s=f"{SAMPLE_S:g}")
+    return [" ".join(rule.split()) for rule in text.split("\n\n")]
 
 
 def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
@@ -272,19 +256,19 @@ def _transcripts(
         texts = compared_texts(call, normalize)
         alike.setdefault((*texts, call.language, call.error), []).append(name)
     transcripts = [
-        SharedTranscript(tuple(names), tuple(differences(reference, text, language)), error)
+        SharedTranscript(tuple(names), differences(reference, text, language), error)
         for (reference, text, language, error), names in alike.items()
     ]
     return tuple(sorted(transcripts, key=lambda same: (chooser not in same.systems, same.right)))
 
 
-def differences(reference: str, hypothesis: str, language: str | None) -> list[AlignedText]:
+def differences(reference: str, hypothesis: str, language: str | None) -> list[tuple[str, str]]:
     """Align two texts by words, or by characters where a language writes no spaces."""
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
     return [
-        AlignedText(
+        (
             joint.join(out.references[0][part.ref_start_idx : part.ref_end_idx]),
             joint.join(out.hypotheses[0][part.hyp_start_idx : part.hyp_end_idx]),
         )
