@@ -27,7 +27,7 @@ from eval.accuracy.predictions import Prediction, TimedText
 from eval.accuracy.worker import TranscriptionSystem
 from eval.config import EvaluationProduct, changed
 from eval.processes import run_tool
-from eval.record import made_once, missing_packages, versions
+from eval.record import made_once, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
@@ -165,7 +165,6 @@ def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem
         "logprob_threshold": transcriber.logprob_threshold,
         "no_speech_threshold": transcriber.no_speech_threshold,
     }
-    conditions = {"device": device, "threads": config.eval.threads}
 
     def transcribe(audio: bytes, language: str | None) -> Prediction:
         """Decode, cut, generate window by window."""
@@ -192,7 +191,8 @@ def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem
             ]
         return _from_segments(first_code, segments)
 
-    settings = {**conditions, **options, **versions("transformers", "torch")}
+    settings = {"device": device, "threads": config.eval.threads, **options}
+    settings |= versions("transformers", "torch")
     yield TranscriptionSystem(settings, transcribe)
 
 
@@ -416,21 +416,19 @@ class Spec:
     """The way to open a system, and what it needs."""
 
     open: Callable[[], AbstractContextManager[TranscriptionSystem]]
-    packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
 
 
 def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
-    opened = functools.partial(earshot_in_process, config, precision, **options)
-    return Spec(opened, ("torch",), engine=precision)
+    return Spec(functools.partial(earshot_in_process, config, precision, **options), precision)
 
 
 def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any) -> Spec:
     """Specify faster-whisper; the options are those of `open_faster_whisper`."""
     opened = functools.partial(open_faster_whisper, config, compute_type, **options)
-    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
+    return Spec(opened, converted=True)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
@@ -442,10 +440,8 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
 
     long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
     one_row = {"beam_size": 1, "best_of": 1}
-    triton = functools.partial(earshot_triton, config)
-    reference = functools.partial(transformers_fp32, config)
     return {
-        "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), config.build.precision),
+        "earshot-triton": Spec(functools.partial(earshot_triton, config), config.build.precision),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
         "earshot-int8-full-kv": computed("full", "full"),
@@ -459,7 +455,7 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper(config, "int8"),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
-        "transformers-fp32": Spec(reference, ("transformers", "torch")),
+        "transformers-fp32": Spec(functools.partial(transformers_fp32, config)),
         **{
             name: in_process(config, config.build.precision, **LONG_OURS[name])
             for name in LONG_OURS
@@ -478,7 +474,6 @@ def check(names: tuple[str, ...], config: EvaluationProduct, mentioned: Iterable
 
     Raises:
         ConfigError: no system, one named twice, or an unknown one.
-        UnavailableError: a package that a system needs is not installed.
     """
     known = specs(config)
     if not names or len(set(names)) != len(names):
@@ -486,12 +481,6 @@ def check(names: tuple[str, ...], config: EvaluationProduct, mentioned: Iterable
     for name in (*mentioned, *names):
         if name not in known:
             raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
-    for name in names:
-        for package in missing_packages(known[name].packages):
-            raise UnavailableError(
-                f"{name} needs the package {package}, which is not installed; "
-                "install requirements.txt, or leave the system out with --without"
-            )
 
 
 def prepare(names: Iterable[str], config: EvaluationProduct, config_path: str) -> None:

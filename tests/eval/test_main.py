@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import inspect
 import json
 import operator
@@ -297,14 +296,6 @@ def test_mistakes_end_in_one_line(config, capsys, flags, said):
     code, _ = run(config, *flags)
     err = capsys.readouterr().err
     assert code == 2 and said in err and err.count("\n") == 1
-
-
-def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, folder = run(config, "--systems", "faster-whisper-int8")
-    assert code == 1
-    assert "faster-whisper-int8 needs the package faster_whisper" in capsys.readouterr().err
-    assert not folder.exists()
 
 
 def options_of(command):
