@@ -97,21 +97,6 @@ def test_run_writes_predictions_and_reports(config, capsys):
     assert report["run"]["settings"]["repeats"] == 2
 
 
-def test_own_recordings_are_all_heard(config, capsys):
-    own = config.parent / "own"
-    own.mkdir()
-    write_manifest(own / "manifest.jsonl", {f"{n}.txt": f"clip {n}" for n in range(12)})
-    (own / "5.txt").write_text("bad")
-    config.write_text(config.read_text() + "\ntimed_limit = 1\n")
-    code, folder = run(config, "--clips", str(own))
-    assert code == 0
-    errors = capsys.readouterr().err
-    assert "cannot be read, so no system is given it: 5.txt: AUDIO is bad" in errors
-    assert "11 clips, 1.7 minutes of audio;" in errors
-    report = report_of(folder)
-    assert [len(system["sets"]["timed"]["by_clip"]) for system in report["systems"]] == [11, 11]
-
-
 def without_heldout(config):
     """The config without held-out clips."""
     lines = [line for line in config.read_text().splitlines() if not line.startswith("heldout")]
@@ -137,24 +122,29 @@ def test_score_again_after_predictions_changed(config, capsys):
     assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
 
 
-def test_a_run_over_what_somebody_has(config, record, monkeypatch):
-    """A folder with a table, a draw from it, a language that the table does not say."""
+def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, capsys):
+    """A limit of the config is for its own clips; --limit draws, and --language fills a gap."""
     folder = config.parent / "mine"
     for number in range(5):
         record(folder / f"{number}.wav", 0.5)
+    (folder / "0.wav").write_text("bad")
     rows = "".join(f"{number}.wav;word {number}\n" for number in range(5))
     (folder / "refs.csv").write_text("file;sentence\n" + rows)
+    config.write_text(config.read_text() + "\ntimed_limit = 1\n")
     monkeypatch.setattr(systems, "open_system", open_fake_for_any_bytes)
-    flags = ("--limit", "2", "--seed", "3", "--language", "en", "--systems", "earshot-int8")
-    code, out = run(config, "--clips", str(folder), *flags)
+    flags = ("--clips", str(folder), "--language", "en", "--systems", "earshot-int8")
+    code, out = run(config, *flags)
     assert code == 0
-    report = report_of(out)
-    source = report["run"]["sources"]["timed"]
+    errors = capsys.readouterr().err
+    assert "cannot be read, so no system is given it: 0.wav: AUDIO is bad" in errors
+    assert "4 clips, 0.0 minutes of audio;" in errors
+    (heard,) = report_of(out)["systems"]
+    assert len(heard["sets"]["timed"]["by_clip"]) == 4
+    assert list(heard["sets"]["timed"]["by_part"]) == ["en"]
+    assert (out / "report.html").read_text().count("<audio") == 4
+    run(config, *flags, "--limit", "2", "--seed", "3")
+    source = report_of(out)["run"]["sources"]["timed"]
     assert "text from `sentence`: 5 clips, 2 of them drawn with seed 3" in source
-    assert list(report["systems"][0]["sets"]["timed"]["by_part"]) == ["en"]
-    calls = read_calls(out / "predictions" / "earshot-int8.jsonl")
-    assert {call.path for call in calls} <= {str(folder / f"{n}.wav") for n in range(5)}
-    assert (out / "report.html").read_text().count("<audio") == 2
 
 
 @pytest.mark.nightly

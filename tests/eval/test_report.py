@@ -179,9 +179,8 @@ def test_charts_lie_within_their_axes():
     assert latency_chart("alone", {"earshot-int8": heard}).rows[0].text == "300 ms / 300 ms"
     rates = {name: score(name, text).sets["timed"].overall.cer for name, text in FAR.items()}
     chart = rate_chart("CER, %", rates)
-    assert all(
-        0 <= span.left <= span.left + span.width <= 100 for r in chart.rows for span in r.spans
-    )
+    spans = [span for row in chart.rows for span in row.spans]
+    assert all(0 <= left <= left + width <= 100 for left, width, _ in spans)
     assert [row.mark is None for row in chart.rows] == [False, False, True]  # beyond the axis
     assert rate_chart("CER, %", {}) is None
 
