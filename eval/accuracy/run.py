@@ -40,16 +40,7 @@ from eval.accuracy.score import gates, score_system
 from eval.accuracy.worker import measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
-from eval.record import (
-    Result,
-    Run,
-    Say,
-    load_line,
-    read_json,
-    verdict,
-    write_json,
-    write_jsonl,
-)
+from eval.record import Result, Run, Say, load_line, read_json, verdict, write_json, write_jsonl
 from serve.contract.codec import to_json
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
