@@ -19,7 +19,6 @@ from eval.accuracy.score import (
     Accuracy,
     Latency,
     Rate,
-    SetScore,
     SystemScore,
     common_clips,
     compared_texts,
@@ -88,7 +87,6 @@ def result_of(
     if unreadable:
         note = f"Clips that cannot be read, {len(unreadable)}, which count for nothing:"
         notes.append(Table((), unreadable, note=note))
-    by_name = {score.facts.name: score for score in report.systems}
     conditions = {
         "configuration": f"{run.config_name}, precision {run.precision}",
         "normaliser": report.normalizer,
@@ -103,7 +101,7 @@ def result_of(
         checks=report.gates,
         sections=(
             *(_accuracy(clip_set, report) for clip_set in run.clips),
-            ReportSection("Speed and memory", speed_parts(by_name, run)),
+            ReportSection("Speed and memory", _speed_parts(report)),
             ReportSection("Worst clips", worst_clips(report, calls, normalize), printed=False),
             ReportSection(CONDITIONS, tables, printed=False),
         ),
@@ -121,26 +119,15 @@ def _rules() -> list[str]:
 
 
 def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
+    """Return the charts and the tables of CER and WER on some clips."""
     title = f"Accuracy on {TITLES[clip_set]}"
     sets = {s.facts.name: s.sets[clip_set] for s in report.systems if clip_set in s.sets}
     if not sets:
         return ReportSection(title, [Text("None of these systems heard them.")])
     note = f"Edits over the length of all references, with 95 % intervals; `{report.normalizer}`."
-    rows = [
-        [name, str(accuracy.clips), *(_both_rates(s.by_part[name]) for s in sets.values())]
-        for name, accuracy in next(iter(sets.values())).by_part.items()
-    ]
-    header = ["group or language", "clips", *sets]
-    by_part = Table(header, rows, "By group or language, CER / WER in %", folded="closed")
-    return ReportSection(title, [Text(note), *accuracy_parts(sets), *([by_part] if rows else [])])
-
-
-def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
-    """Return the charts and the table of CER and WER; `sets` is keyed by system."""
-    rates = {name: score.overall for name, score in sets.items()}
     charts = [
-        rate_chart("CER, %", {name: accuracy.cer for name, accuracy in rates.items()}),
-        rate_chart("WER, %", {name: accuracy.wer for name, accuracy in rates.items()}),
+        rate_chart("CER, %", {name: score.overall.cer for name, score in sets.items()}),
+        rate_chart("WER, %", {name: score.overall.wer for name, score in sets.items()}),
     ]
     rows = []
     for name, score in sets.items():
@@ -151,8 +138,21 @@ def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
         rows.append([name, percent(cer), edits, percent(wer), language, silent])
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
     header += ["language right", "silent clips with text"]
-    figure = [Figure([chart for chart in charts if chart])] if any(charts) else []
-    return [*figure, Table(header, rows, "Figures", folded="open")]
+    parts: list[Part] = [Text(note)]
+    if any(charts):
+        parts.append(Figure([chart for chart in charts if chart]))
+    parts.append(Table(header, rows, "Figures", folded="open"))
+    by_part = [
+        [part, str(accuracy.clips), *(_both_rates(s.by_part[part]) for s in sets.values())]
+        for part, accuracy in next(iter(sets.values())).by_part.items()
+        if all(part in score.by_part for score in sets.values())
+    ]
+    if by_part:
+        header = ["group or language", "clips", *sets]
+        parts.append(
+            Table(header, by_part, "By group or language, CER / WER in %", folded="closed")
+        )
+    return ReportSection(title, parts)
 
 
 def percent(rate: Rate) -> str:
@@ -167,13 +167,9 @@ def _both_rates(accuracy: Accuracy) -> str:
     return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
 
 
-def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]:
-    """Return the charts and the table of speed and memory.
-
-    Args:
-        systems: scores by the name that the report shows.
-        run: names the clip and the number of calls at a time.
-    """
+def _speed_parts(report: Report) -> list[Part]:
+    """Return the charts and the table of speed and memory."""
+    run, systems = report.run, {score.facts.name: score for score in report.systems}
     many = f"{run.settings.concurrency} at a time"
     speeds = {name: score.speed for name, score in systems.items() if score.speed}
     rows = []
@@ -306,12 +302,12 @@ def compare_runs(a: Report, b: Report) -> Result:
             f"the runs share no system: {', '.join(scores_a) or 'none'} and "
             f"{', '.join(scores_b) or 'none'}; expected at least one that both ran"
         )
-    runs = {"A": scores_a, "B": scores_b}
-    both = {f"{run}: {name}": runs[run][name] for name in names for run in runs}
-    accuracy = list[Part]()
-    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
-        sets = {name: run.sets[clip_set] for name, run in both.items() if clip_set in run.sets}
-        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
+    renamed = [
+        dataclasses.replace(score, facts=dataclasses.replace(score.facts, name=f"{run}: {name}"))
+        for name in names
+        for run, score in (("A", scores_a[name]), ("B", scores_b[name]))
+    ]
+    both = dataclasses.replace(b, systems=tuple(renamed))
     # The largest change of a clip's character errors comes first.
     changed = [
         (clip.theirs.errors - clip.ours.errors, name, clip)
@@ -341,8 +337,8 @@ def compare_runs(a: Report, b: Report) -> Result:
         about=f"A: {about[0]}. B: {about[1]}.",
         sections=(
             ReportSection("Conditions that differ", [Text("; ".join(differing) or "None.")]),
-            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
-            ReportSection("Speed", speed_parts(both, b.run)),
+            *(_accuracy(clip_set, both) for clip_set in a.run.clips if clip_set in b.run.clips),
+            ReportSection("Speed", _speed_parts(both)),
             ReportSection("Clips", [table], False),
             ReportSection(CONDITIONS, machines, False),
         ),
