@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.predictions import LoadPhase, clip_nearest_10_s, read_calls
+from eval.accuracy.predictions import LoadPhase, read_calls
 from eval.accuracy.worker import drive, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct
 from eval.record import write_jsonl
@@ -162,12 +162,6 @@ def test_a_bug_is_not_a_row(tmp_path):
 
 
 # ---------------------------------------------------------------- predictions
-
-
-def test_the_clip_nearest_10_s_needs_speech(tmp_path):
-    clips = write_clips(tmp_path, {"a": "", "b": "x", "c": "", "d": "y"})  # 2, 6, 10, 14 s
-    assert clip_nearest_10_s(clips).file in ("b", "d")
-    assert clip_nearest_10_s(clips[:1]) is None
 
 
 def test_rows_survive_the_file_and_others_are_named(tmp_path):

@@ -1,7 +1,6 @@
 """What is composed, what is read, and what a measurement tells and complains of."""
 
 import contextlib
-import itertools
 import json
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from eval.speakers.conversations import (
 )
 from eval.speakers.run import (
     DiarizationScore,
-    best_pairs,
     compare_turns,
     cp_counts,
     figures_of,
@@ -185,20 +183,6 @@ def test_errors_add_up_and_where_nobody_speaks_every_turn_is_wrong():
     assert rate_of((RIGHT, []), (RIGHT, RIGHT)) == pytest.approx(50.0)
     assert rate_of(([], [])) == 0.0
     assert rate_of(([], turns((0.0, 1.0, "A")))) == 100.0
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 5), (5, 3), (6, 6), (0, 3), (3, 0)])
-def test_pairs_are_the_best_of_all(shape):
-    rng = np.random.default_rng(7)
-    for _ in range(20):
-        gain = rng.integers(0, 9, shape).astype(float)
-        pairs = best_pairs(gain)
-        assert len(pairs) == min(shape)
-        assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
-        short = gain if shape[0] <= shape[1] else gain.T
-        orders = itertools.permutations(range(short.shape[1]), short.shape[0])
-        best = max(sum(short[i, j] for i, j in enumerate(order)) for order in orders)
-        assert sum(gain[i, j] for i, j in pairs) == best
 
 
 # ---------------------------------------------------------------- words
