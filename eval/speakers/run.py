@@ -22,7 +22,7 @@ from build.clips import load_clips
 from eval.accuracy.score import Counts, word_counts
 from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
-from eval.record import Check, ReportSection, Result, Run, Say, Table
+from eval.record import Check, ReportSection, Result, Run, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
@@ -186,7 +186,7 @@ def speakers(
     sets = {"conversations": compose(PLAN, seed, clips)}
     if meetings is not None:
         sets["recordings"] = meetings
-    scored = {name: _scored(device, members, run.say) for name, members in sets.items()}
+    scored = {name: _scored(device, members) for name, members in sets.items()}
     totals = [figures_of(name, scores) for name, scores in scored.items()]
     scores = list(itertools.chain(*scored.values()))
     rows = [_row(figures_of(score.recording, [score])) for score in scores]
@@ -226,12 +226,10 @@ def _transcribe(
     return counts
 
 
-def _scored(
-    device: str, recordings: Sequence[ConversationRecording], say: Say
-) -> list[DiarizationScore]:
+def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[DiarizationScore]:
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
-    for recording in recordings:
+    for recording in tqdm(recordings, "diarizing", unit="recording"):
         samples = join_blocks(decode(read_bytes(recording.path), _LIMITS))
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
@@ -242,8 +240,6 @@ def _scored(
         scored.append(
             DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, errors)
         )
-        rate = figures_of(recording.name, scored[-1:])["rate"]
-        say(f"  {recording.name}: {rate:.1f} %, {count} of {recording.speakers} speakers")
     return scored
 
 

@@ -79,9 +79,8 @@ def figures_of(
         threshold: % in which two trusted texts may differ.
 
     Returns:
-        Numbers of clips; `silences` are those in which neither pass has a word, `silences_right`
-        those of them without speech. `points` are the selected transcripts by threshold: number,
-        shares (%) and CER. Without references, rates and `silences_right` are None.
+        Numbers of clips; `silences` are those in which neither pass has a word. `points` are the
+        selected transcripts by threshold: number, shares (%) and CER, None without references.
     """
     clips, points = len(pairs) + failed, list[dict[str, Any]]()
     references = any(pair.edits for pair in pairs)
@@ -89,25 +88,20 @@ def figures_of(
         # In a fixed order, because the interval's draws depend on it.
         selected = sorted((p for p in pairs if p.is_trusted(limit)), key=lambda pair: pair.file)
         edits = [pair.edits for pair in selected if pair.edits]
-        exact = sum(not counts.errors for counts in edits)
         point = {
             "threshold": limit,
             "clips": len(selected),
             "clips_percent": 100 * len(selected) / clips,
             "seconds_percent": 100 * sum(pair.duration for pair in selected) / seconds,
             "cer": rate(edits) if references else None,
-            "exact_percent": 100 * exact / len(edits) if edits else None,
         }
         points.append(point)
-    silent = [pair for pair in pairs if pair.silence]
-    right = sum(pair.edits is not None and not pair.edits.length for pair in silent)
     return {
         "clips": clips,
         "seconds": seconds,
         "failed": failed,
         "trusted": sum(pair.is_trusted(threshold) for pair in pairs),
-        "silences": len(silent),
-        "silences_right": right if references else None,
+        "silences": sum(pair.silence for pair in pairs),
         "points": points,
     }
 
@@ -138,21 +132,17 @@ def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check,
 
 def section_of(figures: Mapping[str, Any], threshold: float) -> ReportSection:
     """Return the section of the report, with a chart if there are references."""
-    references = figures["silences_right"] is not None
-    header = ["texts differ by at most", "clips", "seconds", *(["CER", "exact"] * references)]
     rows, rates = list[list[str]](), dict[str, Rate]()
     for point in figures["points"]:
         limit = "all" if point["threshold"] == EVERY else f"{point['threshold']:g} %"
-        row = [limit, f"{point['clips_percent']:.0f} %", f"{point['seconds_percent']:.0f} %"]
-        if references:
+        rows.append([limit, f"{point['clips_percent']:.0f} %", f"{point['seconds_percent']:.0f} %"])
+        if point["cer"]:
             rates[limit] = point["cer"]
-            exact = "" if point["exact_percent"] is None else f"{point['exact_percent']:.0f} %"
-            row += [percent(point["cer"]), exact]
-        rows.append(row)
-    right = f", rightly in {figures['silences_right']}" if references else ""
+            rows[-1].append(percent(point["cer"]))
+    header = ["texts differ by at most", "clips", "seconds", "CER"][: len(rows[0])]
     counts = (
         f"trusted at {threshold:g} %: {figures['trusted']} of {figures['clips']} clips; agreed on "
-        f"silence: {figures['silences']}{right}; failed: {figures['failed']}"
+        f"silence: {figures['silences']}; failed: {figures['failed']}"
     )
     parts: list[Part] = [Table(header, rows), Text(counts)]
     if chart := rate_chart("CER of the selected, %", rates):

@@ -5,7 +5,6 @@ and its segment's `avg_logprob` is fitted to the words of one half of the clips,
 figures are of the other half, `report`.
 """
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -24,12 +23,10 @@ from serve.speech.text import normalize_text
 from serve.speech.words import SPACELESS
 
 HALVES = ("choose", "report")
-EVERY = "all"
 MAX_ECE = 0.05  # of words that were not fitted to
 MIN_DECIDING = 1_000  # words; with fewer the measures are a matter of chance
 BINS = 15
 MIN_FIT_WORDS = 30  # the fewest right words, and wrong words, for a fit
-_MIN_ROW_WORDS = 50  # words of a language that has a row
 _RIDGE = 1e-3  # keeps weights finite where words could be separated without error
 _MAX_STEPS = 100
 _MIN_STEP = 1e-9  # the fit ends at a smaller step
@@ -78,7 +75,6 @@ class HeardWord:
     file: str
     half: str
     language: str  # of the reference; "" = unknown
-    word: str
     probability: float
     avg_logprob: float  # of the segment
     confidence: float | None  # of the engine, if it has a fit
@@ -103,7 +99,6 @@ def judge_words(
                 file=clip.file,
                 half=clip.half or HALVES[number % 2],
                 language=clip.language or "",
-                word=word.word,
                 probability=word.probability,
                 avg_logprob=segment.avg_logprob,
                 confidence=word.confidence,
@@ -193,8 +188,8 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     return weights
 
 
-Rows = dict[tuple[int, str, str], Reliability]
-"""The reliability by beam size, language (`EVERY` = all), and name of the figure."""
+Rows = dict[tuple[int, str], Reliability]
+"""The reliability by beam size and name of the figure."""
 
 
 def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confidence, Rows]:
@@ -221,22 +216,16 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confiden
         if None in figures["confidence"]:
             del figures["confidence"]
         right = np.array([word.right for word in reported])
-        languages = [word.language for word in reported]
-        counts = sorted(collections.Counter(filter(None, languages)).items())
-        common = [name for name, count in counts if count >= _MIN_ROW_WORDS]
-        for language in (EVERY, *common):
-            own = np.array([language in (EVERY, name) for name in languages])
-            for figure, values in figures.items():
-                selected = np.array(values, np.float64)[own]
-                rows[beam, language, figure] = reliability(selected, right[own])
+        for figure, values in figures.items():
+            rows[beam, figure] = reliability(np.array(values, np.float64), right)
     return fit, rows
 
 
 def checks_of(rows: Rows) -> tuple[Check, ...]:
     """Check the fit on the words of the other half; few words decide nothing."""
     checks = list[Check]()
-    for beam in dict.fromkeys(beam for beam, *_ in rows):
-        before, after = (rows[beam, EVERY, figure] for figure in ("probability", "fitted"))
+    for beam in dict.fromkeys(beam for beam, _ in rows):
+        before, after = rows[beam, "probability"], rows[beam, "fitted"]
         enough = after.words >= MIN_DECIDING
         near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
@@ -255,11 +244,11 @@ def section_of(fit: Confidence, rows: Rows) -> ReportSection:
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
     )
-    header = ("beam, words, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
+    header = ("beam, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
     lines = list[list[str]]()
-    for (beam, language, figure), row in rows.items():
+    for (beam, figure), row in rows.items():
         measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
         auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
-        name = f"{beam}, {language}, {figure}"
+        name = f"{beam}, {figure}"
         lines.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
     return ReportSection("Words", [Text(summary), Table(header, lines)])

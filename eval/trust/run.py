@@ -2,7 +2,6 @@
 
 transcripts.jsonl   the first transcripts, the most alike first: a manifest, once it is filtered
 failed.jsonl        clips without a transcript, and why
-words.jsonl         words that were heard, and whether they are right
 fit.json            the fit of confidence that `build.confidence` may name
 """
 
@@ -83,14 +82,12 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         except EarshotError as error:
             checks += (Check("confidence is fitted", None, str(error)),)
         else:
-            judged = [{"beam_size": beam, **vars(word)} for beam in words for word in words[beam]]
-            write_jsonl(run.folder / "words.jsonl", judged)
             write_json(run.folder / "fit.json", fit)
             checks += calibration.checks_of(rows)
             sections.append(calibration.section_of(fit, rows))
             records = [
-                {"beam_size": beam, "language": language, "figure": figure, **vars(row)}
-                for (beam, language, figure), row in rows.items()
+                {"beam_size": beam, "figure": figure, **vars(row)}
+                for (beam, figure), row in rows.items()
             ]
             kept["words"] = {"fit": fit, "rows": records}
     return Result(kept, checks, tuple(sections), about=drawn.summary)
