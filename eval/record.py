@@ -112,12 +112,11 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Charts of `eval.figures` side by side; a report in Markdown leaves them out."""
+    """Charts of `eval.figures` side by side, with a legend; Markdown leaves them out."""
 
     charts: Sequence[Any]
     title: str = ""
     note: str = ""
-    legend: bool = True  # of the families of systems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +211,15 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
-        """Describe the hardware; a command adds what it knows."""
-        return machine_facts()
+        """Describe the hardware and the software below; a command adds what it knows."""
+        return {
+            "CPU": _cpu_model(),
+            "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+            "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+            "GPU": _gpu(),
+            "OS": platform.platform(),
+            "Python": platform.python_version(),
+        }
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -280,18 +286,6 @@ def facts(title: str, values: dict[str, Any], folded: Literal["", "closed"] = ""
 
 
 # ---------------------------------------------------------------- machine
-
-
-def machine_facts() -> dict[str, str]:
-    """Describe the hardware and the software below every system, as a report shows them."""
-    return {
-        "CPU": _cpu_model(),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        "GPU": _gpu(),
-        "OS": platform.platform(),
-        "Python": platform.python_version(),
-    }
 
 
 def load_line() -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 from build.clips import Clip
 from eval.accuracy.report import percent
-from eval.accuracy.score import Counts, Rate, char_counts, rate
-from eval.figures import rate_chart
-from eval.record import Check, Figure, Part, ReportSection, Table, Text
+from eval.accuracy.score import Counts, char_counts, rate
+from eval.record import Check, ReportSection, Table, Text
 from serve.contract.messages import Transcript
 from serve.speech.text import normalize_text
 
@@ -131,20 +130,15 @@ def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check,
 
 
 def section_of(figures: Mapping[str, Any], threshold: float) -> ReportSection:
-    """Return the section of the report, with a chart if there are references."""
-    rows, rates = list[list[str]](), dict[str, Rate]()
+    """Return the section of the report."""
+    rows = list[list[str]]()
     for point in figures["points"]:
         limit = "all" if point["threshold"] == EVERY else f"{point['threshold']:g} %"
         rows.append([limit, f"{point['clips_percent']:.0f} %", f"{point['seconds_percent']:.0f} %"])
-        if point["cer"]:
-            rates[limit] = point["cer"]
-            rows[-1].append(percent(point["cer"]))
+        rows[-1] += [percent(point["cer"])] if point["cer"] else []
     header = ["texts differ by at most", "clips", "seconds", "CER"][: len(rows[0])]
     counts = (
         f"trusted at {threshold:g} %: {figures['trusted']} of {figures['clips']} clips; agreed on "
         f"silence: {figures['silences']}; failed: {figures['failed']}"
     )
-    parts: list[Part] = [Table(header, rows), Text(counts)]
-    if chart := rate_chart("CER of the selected, %", rates):
-        parts.insert(0, Figure([chart], legend=False))
-    return ReportSection("Transcripts", parts)
+    return ReportSection("Transcripts", [Table(header, rows), Text(counts)])
