@@ -107,18 +107,10 @@ def over_triton(config: EvaluationProduct, address: str) -> Iterator[Transcripti
 def earshot_in_process(
     config: EvaluationProduct, precision: Precision, **options: Any
 ) -> Iterator[TranscriptionSystem]:
-    """Open a transcriber in this process; every call has these `options` of `Request`.
-
-    Raises:
-        ConfigError: the engine has another precision.
-    """
-    from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
+    """Open a transcriber in this process; every call has these `options` of `Request`."""
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     path = engine_of(config, precision)
-    built = open_engine(path).manifest.precision
-    if built != precision:
-        raise ConfigError(f"the engine {path} is {built}, expected {precision}")
     settings = _settings(config, transport="in process", engine=path, precision=precision)
     settings |= options | versions("torch")
     with open_transcriber(config, path) as transcriber:

@@ -18,13 +18,7 @@ from eval.speakers.conversations import (
     to_rttm,
     to_stm,
 )
-from eval.speakers.run import (
-    DiarizationScore,
-    compare_turns,
-    cp_counts,
-    figures_of,
-    speakers,
-)
+from eval.speakers.run import DiarizationScore, compare_turns, cp_counts, figures_of, speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
@@ -82,10 +76,7 @@ def test_malformed_references_are_refused(meetings, tmp_path):
 
 @pytest.mark.nightly
 def test_a_conversation_is_what_its_plan_says(clips):
-    plan = [
-        ConversationPlan(2, 0.4, one_group=False),
-        ConversationPlan(1, 0.2, one_group=True),
-    ]
+    plan = [ConversationPlan(2, 0.4, one_group=False), ConversationPlan(1, 0.2, one_group=True)]
     both, one = sorted(compose(plan, 3, clips), key=lambda found: -found.speakers)
     assert (both.speakers, one.speakers) == (2, 1)
     samples, rate = soundfile.read(both.path)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from build.clips import Clip, load_clips
-from eval.__main__ import main
 from eval.config import EvaluationProduct, changed
 from eval.record import read_json, write_jsonl
 from eval.trust import run as trust_run
@@ -199,13 +198,15 @@ def test_a_folder_without_references_becomes_a_list_to_filter(tmp_path, run_of, 
     assert texts == [("Ja", "de"), ("so it is, my dear", "de")]
 
 
-def manifest_of(folder, said, references):
+def manifest_of(folder, said, references, choose=()):
     lines = []
     for name, text in said.items():
         (folder / name).write_text(text)
         reference = references.get(name, "so")
         language = "en" if reference else None
-        lines.append({"file": name, "text": reference, "language": language, "duration": 2.0})
+        half = "choose" if name in choose else "report"
+        fields = {"file": name, "text": reference, "language": language, "duration": 2.0}
+        lines.append({**fields, "half": half})
     write_jsonl(folder / "manifest.jsonl", lines)
     return folder / "manifest.jsonl"
 
@@ -224,7 +225,8 @@ def test_an_other_engine_that_is_missing_ends_the_command_before_the_first_pass(
 
 def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
     references = {"far.wav": "go", "near.wav": "so it is my dear", "same.wav": "no", "none.wav": ""}
-    config = config_of(manifest_of(tmp_path, SAID, references), tell_language=True)
+    manifest = manifest_of(tmp_path, {**SAID, "x.wav": "a|a"}, references, choose=["x.wav"])
+    config = config_of(manifest, tell_language=True)
     result = trust(run_of(config, "trust"), other="f", threshold=10.0)
     assert list(opened) == [("e", 5), ("f", 5)]
     asked = {(r.language, r.try_word_timestamps) for r in opened["f", 5].requests}
@@ -243,24 +245,9 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
 
 def test_words_are_calibrated_where_there_are_references(tmp_path, run_of, opened):
     said = {f"{n}.wav": "so|so" if n % 3 else "no|no" for n in range(400)}
-    config = config_of(manifest_of(tmp_path, said, {}))
+    config = config_of(manifest_of(tmp_path, said, {}, choose=[*said][::2]))
     result = trust(run_of(config, "trust"), other="", threshold=10.0)
     words = result.figures["words"]
     assert (words["fit"].source, words["fit"].clips) == ("somebody", 200)
     assert read_json(tmp_path / "fit.json", Confidence, "a fit") == words["fit"]
     assert "| 5, fitted" in printed(result) and len(result.checks) == 5
-
-
-def test_the_command_keeps_its_record(tmp_path, opened, capsys):
-    manifest = manifest_of(tmp_path, {"a.wav": "so|so", "b.wav": "no|go"}, {})
-    config = tmp_path / "small.toml"
-    config.write_text('engine = "e"\n[transcriber]\nbeam_size = 5\n')
-    flags = ["--config", str(config), "--manifest", str(manifest), "--output", str(tmp_path / "o")]
-    assert main(["trust", *flags, "--threshold", "0", "--limit", "1", "--half", ""]) == 0
-    record = json.loads((tmp_path / "o" / "trust.json").read_text())
-    assert (record["command"], record["settings"]["threshold"]) == ("trust", 0.0)
-    assert record["figures"]["transcripts"]["clips"] == 1
-    assert "| texts differ by at most" in capsys.readouterr().out
-    for wrong in ("101", "-1", "much"):
-        with pytest.raises(SystemExit):
-            main(["trust", *flags, "--threshold", wrong])
