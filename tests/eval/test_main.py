@@ -104,24 +104,6 @@ def without_heldout(config):
     return config
 
 
-@pytest.mark.nightly
-def test_score_again_after_predictions_changed(config, capsys):
-    _, folder = run(config, "--systems", NAMES)
-    path = folder / "predictions" / "earshot-int8.jsonl"
-    text = path.read_text().replace('"text":"hello there"', '"text":"hallo there"')
-    path.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
-    capsys.readouterr()
-    assert main(["report", str(folder)]) == 1
-    err = capsys.readouterr().err
-    for bound in ("faster-whisper's default", "earshot-fp16"):
-        assert f"FAILED: CER of earshot-int8 at most 0.1 points above {bound}." in err
-    assert "CER of earshot-triton" not in err
-    assert main(["report", str(folder), "--systems", "earshot-fp16"]) == 0
-    out = capsys.readouterr()
-    assert "**Not decided**" in out.out
-    assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
-
-
 def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, capsys):
     """A limit of the config is for its own clips; --limit draws, and --language fills a gap."""
     folder = config.parent / "mine"
@@ -159,22 +141,27 @@ def test_a_full_run_gives_every_system_everything_but_those_that_are_left_out(co
 
 
 @pytest.mark.nightly
-def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, capsys):
-    _, folder = run(config)
-    capsys.readouterr()
-    both = [str(folder), str(folder)]
-    assert main(["report", *both, "--output", str(folder / "both")]) == 0
-    html = folder / "both" / "report.html"
-    assert f"The report: {html}" in capsys.readouterr().out
-    assert "Two runs, compared" in html.read_text()
-    facts = folder / "predictions" / "earshot-fp16.json"
-    facts.unlink()
-    assert main(["report", str(folder)]) == 2
-    assert "earshot-fp16 did not finish in " in capsys.readouterr().err
-    rows = folder / "predictions" / "earshot-int8.jsonl"
+def test_a_kept_run_is_scored_again_and_compared_once_it_is_finished(config, capsys):
+    _, folder = run(config, "--systems", NAMES)
+    predictions, other = folder / "predictions", ("--systems", "earshot-fp16")
+    rows = predictions / "earshot-int8.jsonl"
+    text = rows.read_text().replace('"text":"hello there"', '"text":"hallo there"')
+    rows.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
+    assert main(["report", str(folder)]) == 1
+    err = capsys.readouterr().err
+    for bound in ("faster-whisper's default", "earshot-fp16"):
+        assert f"FAILED: CER of earshot-int8 at most 0.1 points above {bound}." in err
+    assert main(["report", str(folder), *other]) == 0
+    out = capsys.readouterr()
+    assert "**Not decided**" in out.out
+    assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
+    assert main(["report", str(folder), str(folder), "--output", str(folder / "both")]) == 0
+    assert "Two runs, compared" in (folder / "both" / "report.html").read_text()
     rows.write_text(rows.read_text().split("\n", 1)[1])
-    assert main(["report", str(folder), "--systems", "earshot-int8"]) == 2
-    assert "earshot-int8 did not finish in " in capsys.readouterr().err
+    (predictions / "earshot-fp16.json").unlink()
+    for name in ("earshot-int8", "earshot-fp16"):
+        assert main(["report", str(folder), "--systems", name]) == 2
+        assert f"{name} did not finish in " in capsys.readouterr().err
     (folder / "run.json").write_text('{"id": "x"}')
     assert main(["report", str(folder)]) == 2
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err

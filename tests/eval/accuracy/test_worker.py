@@ -1,8 +1,6 @@
 import os
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 
 import psutil
@@ -102,17 +100,6 @@ def test_a_system_that_fails_is_named_and_leaves_no_process(
     config = replace(CONFIG, transcriber=replace(CONFIG.transcriber, request_timeout_s=0.5))
     with pytest.raises(error, match=message):
         measured(tmp_path, name, {"a.txt": said}, config)
-    assert no_children()
-
-
-def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch, no_children):
-    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
-    said = {"a.txt": "hang"}
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        measured(tmp_path, said=said)
-    timer.join()
     assert no_children()
 
 
