@@ -106,11 +106,6 @@ class RunFacts:
     sources: dict[ClipSet, str]  # place and content of each set
     unreadable: dict[ClipSet, dict[str, str]]  # reasons by file
 
-    @property
-    def one_clip_title(self) -> str:
-        """Name `one_clip` as reports do."""
-        return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
-
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:
     """Find the clip with speech that is nearest to 10 s in length; None: no clip has speech."""

@@ -171,17 +171,18 @@ def _speed_parts(report: Report) -> list[Part]:
     """Return the charts and the table of speed and memory."""
     run, systems = report.run, {score.facts.name: score for score in report.systems}
     many = f"{run.settings.concurrency} at a time"
+    one_clip = "one clip" if run.one_clip_s is None else f"{run.one_clip_s:.1f} s clip"
     speeds = {name: score.speed for name, score in systems.items() if score.speed}
     rows = []
     for name, score in systems.items():
         cells = [""] * 5
         if speed := score.speed:
-            one_clip = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
-            cells = [one_clip, _percentiles(speed.alone), _percentiles(speed.loaded)]
+            clip_ms = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
+            cells = [clip_ms, _percentiles(speed.alone), _percentiles(speed.loaded)]
             cells += [f"{speed.rtfx_alone:.1f}", f"{speed.rtfx_loaded:.1f}"]
         memory = f"{score.facts.peak_memory_bytes / 2**20:.0f}"
         rows.append([name, *cells, memory, f"{score.facts.start_s:.1f}"])
-    header = ["system", f"{run.one_clip_title}, ms", "alone p50/p95/p99, ms"]
+    header = ["system", f"{one_clip}, ms", "alone p50/p95/p99, ms"]
     header += [f"{many} p50/p95/p99, ms", "RTFx alone", f"RTFx {many}"]
     header += ["peak memory, MiB", "start, s"]
     note, figures = "No system of this run was timed.", list[Part]()
@@ -198,7 +199,7 @@ def _speed_parts(report: Report) -> list[Part]:
         bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 %"
         figures = [Figure(charts, note=f"{bands} of calls.")]
     if run.one_clip is not None:
-        note += f" The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median."
+        note += f" The {one_clip} is `{run.one_clip}`, one call at a time, median."
     return [*figures, Table(header, rows, "Figures", note, folded="open")]
 
 
@@ -213,9 +214,7 @@ def worst_clips(
     report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
 ) -> list[Part]:
     """Show the clips with the most character errors of the configured system, or the first one."""
-    scores = {score.facts.name: score for score in report.systems if score.sets}
-    if not scores:
-        return [Text("None: no system heard a clip.")]
+    scores = {score.facts.name: score for score in report.systems}
     configured = f"earshot-{report.run.precision}"
     name = configured if configured in scores else next(iter(scores))
     ranked = sorted(
