@@ -77,7 +77,6 @@ class HeardWord:
     language: str  # of the reference; "" = unknown
     probability: float
     avg_logprob: float  # of the segment
-    confidence: float | None  # of the engine, if it has a fit
     right: bool
 
 
@@ -101,7 +100,6 @@ def judge_words(
                 language=clip.language or "",
                 probability=word.probability,
                 avg_logprob=segment.avg_logprob,
-                confidence=word.confidence,
                 right=right,
             )
             for (word, segment), right in zip(words, verdicts, strict=True)
@@ -208,16 +206,13 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confiden
         reported = [word for word in beam_words if word.half == "report"]
         if not reported:
             raise EarshotError("the half 'report' has no word; expected clips with speech in it")
-        figures: dict[str, list[float | None]] = {
+        right = np.array([word.right for word in reported])
+        figures = {
             "probability": [word.probability for word in reported],
-            "confidence": [word.confidence for word in reported],
             "fitted": [confidence_of(fit, w.probability, w.avg_logprob) for w in reported],
         }
-        if None in figures["confidence"]:
-            del figures["confidence"]
-        right = np.array([word.right for word in reported])
         for figure, values in figures.items():
-            rows[beam, figure] = reliability(np.array(values, np.float64), right)
+            rows[beam, figure] = reliability(np.array(values), right)
     return fit, rows
 
 

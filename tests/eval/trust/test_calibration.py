@@ -67,7 +67,7 @@ def words_of(half, count, weights, language="en", beam_seed=0):
         z = weights[0] + weights[1] * log_odds(probability) + weights[2] * mean
         is_right = chance.random() < 1 / (1 + math.exp(-z))
         file = f"{half}{number // 5}"
-        words.append(HeardWord(file, half, language, probability, mean, None, is_right))
+        words.append(HeardWord(file, half, language, probability, mean, is_right))
     return words
 
 
@@ -135,4 +135,4 @@ def test_clips_of_no_half_are_of_both_in_turn():
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
-    assert found[0] == HeardWord("0", "choose", "en", 0.9, -0.5, None, True)
+    assert found[0] == HeardWord("0", "choose", "en", 0.9, -0.5, True)
