@@ -186,8 +186,8 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     return weights
 
 
-Rows = dict[tuple[int, str], Reliability]
-"""The reliability by beam size and name of the figure."""
+Rows = dict[int, dict[str, Reliability]]
+"""The reliability of `probability` and of the fit (`fitted`), by beam size."""
 
 
 def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confidence, Rows]:
@@ -211,16 +211,15 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confiden
             "probability": [word.probability for word in reported],
             "fitted": [confidence_of(fit, w.probability, w.avg_logprob) for w in reported],
         }
-        for figure, values in figures.items():
-            rows[beam, figure] = reliability(np.array(values), right)
+        rows[beam] = {name: reliability(np.array(some), right) for name, some in figures.items()}
     return fit, rows
 
 
 def checks_of(rows: Rows) -> tuple[Check, ...]:
     """Check the fit on the words of the other half; few words decide nothing."""
     checks = list[Check]()
-    for beam in dict.fromkeys(beam for beam, _ in rows):
-        before, after = rows[beam, "probability"], rows[beam, "fitted"]
+    for beam, figures in rows.items():
+        before, after = figures["probability"], figures["fitted"]
         enough = after.words >= MIN_DECIDING
         near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
@@ -241,9 +240,10 @@ def section_of(fit: Confidence, rows: Rows) -> ReportSection:
     )
     header = ("beam, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
     lines = list[list[str]]()
-    for (beam, figure), row in rows.items():
-        measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
-        auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
-        name = f"{beam}, {figure}"
-        lines.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
+    for beam, figures in rows.items():
+        for figure, row in figures.items():
+            measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
+            auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
+            name = f"{beam}, {figure}"
+            lines.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
     return ReportSection("Words", [Text(summary), Table(header, lines)])

@@ -85,11 +85,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
             write_json(run.folder / "fit.json", fit)
             checks += calibration.checks_of(rows)
             sections.append(calibration.section_of(fit, rows))
-            records = [
-                {"beam_size": beam, "figure": figure, **vars(row)}
-                for (beam, figure), row in rows.items()
-            ]
-            kept["words"] = {"fit": fit, "rows": records}
+            kept["words"] = {"fit": fit, "rows": rows}
     return Result(kept, checks, tuple(sections), about=drawn.summary)
 
 
