@@ -232,10 +232,17 @@ class Run:
         assert self.path is not None, f"{self.command} has no --output"
         return self.path.parent
 
-    def record(self, result: Result) -> dict[str, Any]:
-        """Return the fields of the record."""
+    def keep(self, result: Result) -> None:
+        """Write the record of a result, final or not, in place of the former one.
+
+        Raises:
+            FileError: the record cannot be written.
+        """
+        self.result = result
+        if self.path is None or result.figures is None:
+            return
         config = self.config
-        return {
+        record = {
             "format_version": FORMAT_VERSION,
             "command": self.command,
             "config": config.name,
@@ -253,16 +260,7 @@ class Run:
             "checks": result.checks,
             "verdict": verdict(result.checks),
         }
-
-    def keep(self, result: Result) -> None:
-        """Write the record of a result, final or not, in place of the former one.
-
-        Raises:
-            FileError: the record cannot be written.
-        """
-        self.result = result
-        if self.path is not None and result.figures is not None:
-            write_json(self.path, self.record(result))
+        write_json(self.path, record)
 
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""

@@ -53,8 +53,7 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
                 # The path may be the same in two rows, or lead anywhere: only its ending is used.
                 clip = f"{number:04d}-{row:07d}{Path(path).suffix}"
                 text = (cells[columns.text] or "").strip()
-                language = cells[columns.language] if columns.language else None
-                code = language_code(language if isinstance(language, str) else None)
+                code = language_code(cells[columns.language] if columns.language else None)
                 clips.append((f"{name}, row {row}", Clip(clip, folder / clip, text, code, 0.0)))
                 rows[clip] = (name, row)
 
