@@ -431,9 +431,9 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         return in_process(changed(config, "runtime", **runtime), "int8")
 
     long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
-    one_row = {"beam_size": 1, "best_of": 1}
+    one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
     return {
-        "earshot-triton": Spec(functools.partial(earshot_triton, config), config.build.precision),
+        "earshot-triton": Spec(functools.partial(earshot_triton, config), configured),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
         "earshot-int8-full-kv": computed("full", "full"),
@@ -448,11 +448,8 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
         "transformers-fp32": Spec(functools.partial(transformers_fp32, config)),
-        **{
-            name: in_process(config, config.build.precision, **LONG_OURS[name])
-            for name in LONG_OURS
-        },
-        **{name: long_peer(**LONG_THEIRS[name]) for name in LONG_THEIRS},
+        **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
+        **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
     }
 
 
