@@ -142,12 +142,12 @@ def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
     if any(charts):
         parts.append(Figure([chart for chart in charts if chart]))
     parts.append(Table(header, rows, "Figures", folded="open"))
-    by_part = [
-        [part, str(accuracy.clips), *(_both_rates(s.by_part[part]) for s in sets.values())]
-        for part, accuracy in next(iter(sets.values())).by_part.items()
-        if all(part in score.by_part for score in sets.values())
-    ]
-    if by_part:
+    clips, *others = ({part: a.clips for part, a in s.by_part.items()} for s in sets.values())
+    if clips and all(other == clips for other in others):  # two runs may be of different clips
+        by_part = [
+            [part, str(count), *(_both_rates(s.by_part[part]) for s in sets.values())]
+            for part, count in clips.items()
+        ]
         header = ["group or language", "clips", *sets]
         parts.append(
             Table(header, by_part, "By group or language, CER / WER in %", folded="closed")

@@ -55,7 +55,7 @@ _GO_ON = "run again, which goes on where it ended, or name the systems that did 
 
 
 def evaluate(
-    run: Run, *, without: tuple[str, ...], full: bool, again: bool, normalizer: str
+    run: Run, *, without: tuple[str, ...], full: bool, again: bool, normalizer_name: str
 ) -> Result:
     """Run every configured system over every clip that it has not heard; report on all answers.
 
@@ -65,7 +65,7 @@ def evaluate(
         without: systems that are left out.
         full: whether every system transcribes the held-out clips and is timed.
         again: whether earlier answers are dropped.
-        normalizer: the name of the text normaliser.
+        normalizer_name: the name of the text normaliser.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
@@ -107,7 +107,7 @@ def evaluate(
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
     transcribe_remaining(conditions, config, clips, keys, folder, run.say, again=again)
-    return kept_result(folder, (), normalizer)
+    return kept_result(folder, (), normalizer_name)
 
 
 def report(
@@ -115,8 +115,8 @@ def report(
     *,
     a: Path,
     b: Path | None,
-    systems: tuple[str, ...] | None,
-    normalizer: str,
+    names: tuple[str, ...],
+    normalizer_name: str,
     output: Path,
 ) -> Result:
     """Score a kept run again and write its report; or show two runs side by side.
@@ -125,8 +125,8 @@ def report(
         run: receives the path of the report.
         a: the folder of a run.
         b: the folder of another one.
-        systems: to be scored; None is all systems of the run.
-        normalizer: the name of the text normaliser.
+        names: the systems to score; () is all of the run.
+        normalizer_name: the name of the text normaliser.
         output: the folder of two runs' page.
 
     Raises:
@@ -135,8 +135,8 @@ def report(
     """
     run.path = (a if b is None else output) / f"{run.command}.json"
     if b is None:
-        return kept_result(a, systems or (), normalizer)
-    return compare_runs(*(score(folder, systems or (), normalizer)[0] for folder in (a, b)))
+        return kept_result(a, names, normalizer_name)
+    return compare_runs(*(score(folder, names, normalizer_name)[0] for folder in (a, b)))
 
 
 def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:

@@ -27,7 +27,7 @@ from eval.accuracy.predictions import Prediction, TimedText
 from eval.accuracy.worker import TranscriptionSystem
 from eval.config import EvaluationProduct, changed
 from eval.processes import run_tool
-from eval.record import made_once, versions
+from eval.record import made_once, missing_packages, versions
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
@@ -408,19 +408,21 @@ class Spec:
     """The way to open a system, and what it needs."""
 
     open: Callable[[], AbstractContextManager[TranscriptionSystem]]
+    packages: tuple[str, ...]  # by import name
     engine: Precision | None = None  # to be built before it starts; None = none
     converted: bool = False  # whether the checkpoint has to be converted before it starts
 
 
 def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
-    return Spec(functools.partial(earshot_in_process, config, precision, **options), precision)
+    opened = functools.partial(earshot_in_process, config, precision, **options)
+    return Spec(opened, ("torch",), engine=precision)
 
 
 def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any) -> Spec:
     """Specify faster-whisper; the options are those of `open_faster_whisper`."""
     opened = functools.partial(open_faster_whisper, config, compute_type, **options)
-    return Spec(opened, converted=True)
+    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
@@ -432,8 +434,10 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
 
     long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
     one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
+    triton = functools.partial(earshot_triton, config)
+    reference = functools.partial(transformers_fp32, config)
     return {
-        "earshot-triton": Spec(functools.partial(earshot_triton, config), configured),
+        "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), configured),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
         "earshot-int8-full-kv": computed("full", "full"),
@@ -447,7 +451,7 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper(config, "int8"),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
-        "transformers-fp32": Spec(functools.partial(transformers_fp32, config)),
+        "transformers-fp32": Spec(reference, ("transformers", "torch")),
         **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
         **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
     }
@@ -463,6 +467,7 @@ def check(names: tuple[str, ...], config: EvaluationProduct, mentioned: Iterable
 
     Raises:
         ConfigError: no system, one named twice, or an unknown one.
+        UnavailableError: a package that a system needs is not installed.
     """
     known = specs(config)
     if not names or len(set(names)) != len(names):
@@ -470,6 +475,12 @@ def check(names: tuple[str, ...], config: EvaluationProduct, mentioned: Iterable
     for name in (*mentioned, *names):
         if name not in known:
             raise ConfigError(f"unknown system {name!r}; known: {', '.join(known)}")
+    for name in names:
+        for package in missing_packages(known[name].packages):
+            raise UnavailableError(
+                f"{name} needs the package {package}, which is not installed; "
+                "install requirements.txt, or leave the system out with --without"
+            )
 
 
 def prepare(names: Iterable[str], config: EvaluationProduct, config_path: str) -> None:

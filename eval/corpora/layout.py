@@ -96,6 +96,7 @@ def librispeech(folder: Path) -> Layout:
     """Read LibriSpeech: the whole, a part such as test-clean, a speaker or a chapter.
 
     Raises:
+        ConfigError: a line is malformed; the message names it.
         FileError: a file cannot be read.
     """
     clips = []
@@ -106,6 +107,8 @@ def librispeech(folder: Path) -> Layout:
             where = f"{transcripts.relative_to(folder)}:{number}"
             if not name:
                 continue
+            if Path(name).name != name:
+                raise ConfigError(f"{where}: {name!r} is not the id of an utterance")
             audio = transcripts.parent / f"{name}.flac"
             file = audio.relative_to(folder).as_posix()
             clips.append((where, Clip(file, audio, text.strip(), "en", 0.0)))

@@ -155,6 +155,8 @@ def hub(place: str) -> Layout:
     if len(splits) > 1:
         splits = [split for split in splits if split.endswith("/test")]
     if len(splits) != 1:
+        if not known:
+            raise UnavailableError(f"{place}: the hub holds no Parquet copy of this data set")
         has = ", ".join(split.replace("/", ":") for split in known)
         raise ConfigError(f"{place}: it has {has}; {_EXPECTED}")
     return _layout(

@@ -33,15 +33,30 @@ from serve.speech.text import normalize_text
 from serve.transcriber.open import open_transcriber
 
 
+@dataclasses.dataclass(frozen=True)
+class SpeakerErrors:
+    """Seconds of speech of each speaker, and of errors."""
+
+    speech_s: float = 0.0  # of the reference
+    missed_s: float = 0.0
+    invented_s: float = 0.0
+    confused_s: float = 0.0  # another speaker's
+
+    @property
+    def rate(self) -> float:
+        """Return the diarization error rate, % of the speech."""
+        wrong = self.missed_s + self.invented_s + self.confused_s
+        return 100 * wrong / self.speech_s if self.speech_s else float(wrong > 0) * 100
+
+    def __add__(self, other: "SpeakerErrors") -> "SpeakerErrors":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return SpeakerErrors(*(seconds + more for seconds, more in pairs))
+
+
 def compare_turns(
     reference: Sequence[SpeakerTurn], hypothesis: Sequence[SpeakerTurn]
-) -> dict[str, float]:
-    """Compare turns with the reference, each speaker with the one that fits best.
-
-    Returns:
-        Seconds of speech of the reference's speakers; of those, missed ones, and ones that have
-        another speaker (confused); and invented seconds of speech.
-    """
+) -> SpeakerErrors:
+    """Compare turns with the reference, each speaker with the one that fits best."""
     edges = sorted(
         {edge for turn in (*reference, *hypothesis) for edge in (turn.start_s, turn.end_s)}
     )
@@ -51,12 +66,12 @@ def compare_turns(
     matched = sum(shared[i, j] for i, j in best_pairs(shared))
     # Numbers of speakers between two edges.
     true_count, claimed_count = true.sum(0), claimed.sum(0)
-    return {
-        "speech_s": float(lengths @ true_count),
-        "missed_s": float(lengths @ np.maximum(true_count - claimed_count, 0)),
-        "invented_s": float(lengths @ np.maximum(claimed_count - true_count, 0)),
-        "confused_s": float(lengths @ np.minimum(true_count, claimed_count) - matched),
-    }
+    return SpeakerErrors(
+        speech_s=float(lengths @ true_count),
+        missed_s=float(lengths @ np.maximum(true_count - claimed_count, 0)),
+        invented_s=float(lengths @ np.maximum(claimed_count - true_count, 0)),
+        confused_s=float(lengths @ np.minimum(true_count, claimed_count) - matched),
+    )
 
 
 def _activity(turns: Sequence[SpeakerTurn], edges: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -137,22 +152,20 @@ class DiarizationScore:
     speakers: int  # of the reference
     told: int  # by the diarizer
     seconds: float  # that it took
-    errors: dict[str, float]  # s, as of `compare_turns`
+    errors: SpeakerErrors
 
 
 def figures_of(recordings: str, scored: Sequence[DiarizationScore]) -> dict[str, Any]:
     """Pool the scores of a set of recordings; the error rate and its parts are % of the speech."""
-
-    def percent(kind: str) -> float:
-        wrong_s, speech_s = (sum(s.errors[key] for s in scored) for key in (kind, "speech_s"))
-        return 100 * wrong_s / speech_s if speech_s else 100.0 * (wrong_s > 0)
-
-    parts = {kind: percent(f"{kind}_s") for kind in ("missed", "invented", "confused")}
+    total = sum((score.errors for score in scored), SpeakerErrors())
+    points = 100 / max(total.speech_s, 1e-9)
     return {
         "recordings": recordings,
         "count": len(scored),
-        "rate": sum(parts.values()),
-        **parts,
+        "rate": total.rate,
+        "missed": points * total.missed_s,
+        "invented": points * total.invented_s,
+        "confused": points * total.confused_s,
         "counted": sum(score.speakers == score.told for score in scored),
         "rtfx": sum(score.audio_s for score in scored) / sum(score.seconds for score in scored),
     }

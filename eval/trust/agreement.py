@@ -5,12 +5,11 @@ which of them comes first, and 100 is the most: it is the CER between them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from build.clips import Clip
 from eval.accuracy.report import percent
-from eval.accuracy.score import Counts, char_counts, rate
+from eval.accuracy.score import Counts, Rate, char_counts, rate
 from eval.record import Check, ReportSection, Table, Text
 from serve.contract.messages import Transcript
 from serve.speech.text import normalize_text
@@ -37,6 +36,29 @@ class TranscriptPair:
     def is_trusted(self, threshold: float) -> bool:
         """Return whether the texts agree; two passes without a word agree on silence alone."""
         return self.difference <= threshold and not self.silence
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The transcripts that agree within a threshold."""
+
+    threshold: float  # %
+    clips: int  # selected
+    clips_percent: float  # of all
+    seconds_percent: float
+    cer: Rate | None  # of the selected; None: there are no references
+
+
+@dataclasses.dataclass(frozen=True)
+class AgreementResult:
+    """The figures of all clips."""
+
+    clips: int  # failed ones included
+    seconds: float  # of these
+    failed: int
+    trusted: int
+    silences: int  # clips in which neither pass has a word
+    points: tuple[Selection, ...]
 
 
 def pair_of(
@@ -68,7 +90,7 @@ def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
 
 def figures_of(
     pairs: Sequence[TranscriptPair], failed: int, seconds: float, threshold: float
-) -> dict[str, Any]:
+) -> AgreementResult:
     """Count the trusted transcripts, and select by each threshold.
 
     Args:
@@ -76,33 +98,24 @@ def figures_of(
         failed: number of clips without a pair.
         seconds: the length of all clips.
         threshold: % in which two trusted texts may differ.
-
-    Returns:
-        Numbers of clips; `silences` are those in which neither pass has a word. `points` are the
-        selected transcripts by threshold: number, shares (%) and CER, None without references.
     """
-    clips, points = len(pairs) + failed, list[dict[str, Any]]()
+    clips, points = len(pairs) + failed, list[Selection]()
     references = any(pair.edits for pair in pairs)
     for limit in sorted({*THRESHOLDS, threshold}):
         # In a fixed order, because the interval's draws depend on it.
         selected = sorted((p for p in pairs if p.is_trusted(limit)), key=lambda pair: pair.file)
         edits = [pair.edits for pair in selected if pair.edits]
-        point = {
-            "threshold": limit,
-            "clips": len(selected),
-            "clips_percent": 100 * len(selected) / clips,
-            "seconds_percent": 100 * sum(pair.duration for pair in selected) / seconds,
-            "cer": rate(edits) if references else None,
-        }
+        point = Selection(
+            threshold=limit,
+            clips=len(selected),
+            clips_percent=100 * len(selected) / clips,
+            seconds_percent=100 * sum(pair.duration for pair in selected) / seconds,
+            cer=rate(edits) if references else None,
+        )
         points.append(point)
-    return {
-        "clips": clips,
-        "seconds": seconds,
-        "failed": failed,
-        "trusted": sum(pair.is_trusted(threshold) for pair in pairs),
-        "silences": sum(pair.silence for pair in pairs),
-        "points": points,
-    }
+    trusted = sum(pair.is_trusted(threshold) for pair in pairs)
+    silences = sum(pair.silence for pair in pairs)
+    return AgreementResult(clips, seconds, failed, trusted, silences, tuple(points))
 
 
 def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check, ...]:
@@ -129,16 +142,18 @@ def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check,
 # ---------------------------------------------------------------- report
 
 
-def section_of(figures: Mapping[str, Any], threshold: float) -> ReportSection:
+def section_of(figures: AgreementResult, threshold: float) -> ReportSection:
     """Return the section of the report."""
-    rows = list[list[str]]()
-    for point in figures["points"]:
-        limit = "all" if point["threshold"] == EVERY else f"{point['threshold']:g} %"
-        rows.append([limit, f"{point['clips_percent']:.0f} %", f"{point['seconds_percent']:.0f} %"])
-        rows[-1] += [percent(point["cer"])] if point["cer"] else []
-    header = ["texts differ by at most", "clips", "seconds", "CER"][: len(rows[0])]
+    header, rows = ["texts differ by at most", "clips", "seconds"], list[list[str]]()
+    for point in figures.points:
+        limit = "all" if point.threshold == EVERY else f"{point.threshold:g} %"
+        rows.append([limit, f"{point.clips_percent:.0f} %", f"{point.seconds_percent:.0f} %"])
+        if point.cer:
+            rows[-1].append(percent(point.cer))
+    if len(rows[0]) > len(header):  # there are references
+        header.append("CER")
     counts = (
-        f"trusted at {threshold:g} %: {figures['trusted']} of {figures['clips']} clips; agreed on "
-        f"silence: {figures['silences']}; failed: {figures['failed']}"
+        f"trusted at {threshold:g} %: {figures.trusted} of {figures.clips} clips; agreed on "
+        f"silence: {figures.silences}; failed: {figures.failed}"
     )
     return ReportSection("Transcripts", [Table(header, rows), Text(counts)])

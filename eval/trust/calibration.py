@@ -36,8 +36,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Reliability:
-    """The reliability of a figure over some words."""
+    """The reliability of a figure over the words of one search."""
 
+    beam_size: int
+    figure: str
     words: int
     right: float  # share
     said: float  # mean of the figure
@@ -46,7 +48,9 @@ class Reliability:
     auroc: float | None  # P(figure of a right word > that of a wrong one); None: one kind
 
 
-def reliability(figures: Floats, right: npt.NDArray[np.bool_]) -> Reliability:
+def reliability(
+    figures: Floats, right: npt.NDArray[np.bool_], beam_size: int = 0, figure: str = ""
+) -> Reliability:
     """Compare a figure of words, 0 to 1, at least one, with whether they are right."""
     bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, figures - right)  # summed by bin
@@ -56,6 +60,8 @@ def reliability(figures: Floats, right: npt.NDArray[np.bool_]) -> Reliability:
         sides = [np.searchsorted(wrong, figures[right], side) for side in ("left", "right")]
         auroc = float(np.mean(sides) / len(wrong))
     return Reliability(
+        beam_size=beam_size,
+        figure=figure,
         words=len(right),
         right=float(right.mean()),
         said=float(figures.mean()),
@@ -77,6 +83,7 @@ class HeardWord:
     language: str  # of the reference; "" = unknown
     probability: float
     avg_logprob: float  # of the segment
+    confidence: float | None  # of the engine, if it has a fit
     right: bool
 
 
@@ -100,6 +107,7 @@ def judge_words(
                 language=clip.language or "",
                 probability=word.probability,
                 avg_logprob=segment.avg_logprob,
+                confidence=word.confidence,
                 right=right,
             )
             for (word, segment), right in zip(words, verdicts, strict=True)
@@ -133,6 +141,14 @@ def right_words(reference: str, words: Sequence[str], language: str | None) -> l
 
 
 # ---------------------------------------------------------------- fit
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationResult:
+    """The fit, and the reliability of every figure."""
+
+    fit: Confidence
+    rows: tuple[Reliability, ...]
 
 
 def fit_confidence(words: Sequence[HeardWord], source: str) -> Confidence:
@@ -186,11 +202,7 @@ def _newton(rows: Floats, truth: Floats) -> Floats:
     return weights
 
 
-Rows = dict[int, dict[str, Reliability]]
-"""The reliability of `probability` and of the fit (`fitted`), by beam size."""
-
-
-def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confidence, Rows]:
+def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationResult:
     """Fit to the words of one half, from all beams; judge by the other half.
 
     Args:
@@ -201,25 +213,30 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> tuple[Confiden
         EarshotError: as `fit_confidence`; or the other half has no word.
     """
     chosen = [word for some in words.values() for word in some if word.half == "choose"]
-    fit, rows = fit_confidence(chosen, source), Rows()
+    fit, rows = fit_confidence(chosen, source), list[Reliability]()
     for beam, beam_words in words.items():
         reported = [word for word in beam_words if word.half == "report"]
         if not reported:
             raise EarshotError("the half 'report' has no word; expected clips with speech in it")
         right = np.array([word.right for word in reported])
-        figures = {
+        figures: dict[str, list[float | None]] = {
             "probability": [word.probability for word in reported],
+            "confidence": [word.confidence for word in reported],
             "fitted": [confidence_of(fit, w.probability, w.avg_logprob) for w in reported],
         }
-        rows[beam] = {name: reliability(np.array(some), right) for name, some in figures.items()}
-    return fit, rows
+        if None in figures["confidence"]:
+            del figures["confidence"]
+        for name, values in figures.items():
+            rows.append(reliability(np.array(values, np.float64), right, beam, name))
+    return CalibrationResult(fit, tuple(rows))
 
 
-def checks_of(rows: Rows) -> tuple[Check, ...]:
+def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
     """Check the fit on the words of the other half; few words decide nothing."""
     checks = list[Check]()
-    for beam, figures in rows.items():
-        before, after = figures["probability"], figures["fitted"]
+    rows = {(row.beam_size, row.figure): row for row in figures.rows}
+    for beam in dict.fromkeys(row.beam_size for row in figures.rows):
+        before, after = rows[beam, "probability"], rows[beam, "fitted"]
         enough = after.words >= MIN_DECIDING
         near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
@@ -231,19 +248,19 @@ def checks_of(rows: Rows) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def section_of(fit: Confidence, rows: Rows) -> ReportSection:
+def section_of(figures: CalibrationResult) -> ReportSection:
     """Return the fit and the figures."""
+    fit = figures.fit
     summary = (
         f"fit: {fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
     )
     header = ("beam, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
-    lines = list[list[str]]()
-    for beam, figures in rows.items():
-        for figure, row in figures.items():
-            measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
-            auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
-            name = f"{beam}, {figure}"
-            lines.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
-    return ReportSection("Words", [Text(summary), Table(header, lines)])
+    rows = list[list[str]]()
+    for row in figures.rows:
+        measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
+        auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
+        name = f"{row.beam_size}, {row.figure}"
+        rows.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
+    return ReportSection("Words", [Text(summary), Table(header, rows)])

@@ -8,7 +8,6 @@ fit.json            the fit of confidence that `build.confidence` may name
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -19,7 +18,7 @@ from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
 from eval.trust.agreement import TranscriptPair, pair_of
-from eval.trust.calibration import HeardWord, judge_words
+from eval.trust.calibration import judge_words
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -71,21 +70,22 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     write_jsonl(run.folder / "failed.jsonl", reasons)
     checks = agreement.checks_of(pairs, threshold)
     sections = [agreement.section_of(figures, threshold)]
-    kept: dict[str, Any] = {"transcripts": figures, "words": None}
-    words = dict[int, list[HeardWord]]()
-    if drawn.references and not other:
-        beams = {run.config.transcriber.beam_size: first, 1: second}
-        words = {beam: judge_words(drawn.clips, heard) for beam, heard in beams.items()}
-    if any(words.values()):  # else the engine tells no times of words
+    words = None
+    has_words = any(
+        s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
+    )
+    if drawn.references and not other and has_words:
+        searches = {run.config.transcriber.beam_size: first, 1: second}
+        judged = {beam: judge_words(drawn.clips, heard) for beam, heard in searches.items()}
         try:
-            fit, rows = calibration.figures_of(words, source)
+            words = calibration.figures_of(judged, source)
         except EarshotError as error:
             checks += (Check("confidence is fitted", None, str(error)),)
         else:
-            write_json(run.folder / "fit.json", fit)
-            checks += calibration.checks_of(rows)
-            sections.append(calibration.section_of(fit, rows))
-            kept["words"] = {"fit": fit, "rows": rows}
+            write_json(run.folder / "fit.json", words.fit)
+            checks += calibration.checks_of(words)
+            sections.append(calibration.section_of(words))
+    kept = {"transcripts": figures, "words": words}
     return Result(kept, checks, tuple(sections), about=drawn.summary)
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import inspect
 import json
 import operator
@@ -273,6 +274,21 @@ def test_mistakes_end_in_one_line(config, capsys, flags, said):
     code, _ = run(config, *flags)
     err = capsys.readouterr().err
     assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, folder = run(config, "--systems", "faster-whisper-int8")
+    assert code == 1
+    assert "faster-whisper-int8 needs the package faster_whisper" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_value_out_of_range_is_refused_by_the_flag(config, capsys):
+    for value in ("101", "-1", "much"):
+        with pytest.raises(SystemExit):
+            main(["trust", "--config", str(config), "--threshold", value])
+    assert "argument --threshold: invalid float value: 'much'" in capsys.readouterr().err
 
 
 def options_of(command):

@@ -204,7 +204,7 @@ def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path
     assert "a|b" in (tmp_path / "report.html").read_text()
 
 
-def test_the_report_of_a_run_is_what_it_was(made):
+def test_the_report_of_a_run_is_the_kept_one(made):
     """Every figure, condition and gate; the page shows the same."""
     result = result_of(report("hallo you"), made, BASIC)
     expected = Path(__file__).parent / "accuracy" / "report.txt"

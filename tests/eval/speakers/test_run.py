@@ -18,7 +18,7 @@ from eval.speakers.conversations import (
     to_rttm,
     to_stm,
 )
-from eval.speakers.run import DiarizationScore, compare_turns, cp_counts, figures_of, speakers
+from eval.speakers.run import compare_turns, cp_counts, speakers
 from serve.contract.errors import ConfigError
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
@@ -158,19 +158,17 @@ RIGHT = turns((0.0, 4.0, "ann"), (4.0, 8.0, "bob"), (7.0, 10.0, "ann"))  # 11 s 
     ],
 )
 def test_what_is_wrong_is_counted_once(told, missed, invented, confused):
-    wrong = {"missed_s": missed, "invented_s": invented, "confused_s": confused}
-    assert compare_turns(RIGHT, told) == pytest.approx({"speech_s": 11.0, **wrong})
-
-
-def rate_of(*pairs):
-    scores = [DiarizationScore("", 1.0, 1, 1, 1.0, compare_turns(*pair)) for pair in pairs]
-    return figures_of("", scores)["rate"]
+    found = compare_turns(RIGHT, told)
+    assert found.speech_s == pytest.approx(11.0)
+    parts = (found.missed_s, found.invented_s, found.confused_s)
+    assert parts == pytest.approx((missed, invented, confused))
+    assert found.rate == pytest.approx(100 * sum(parts) / 11.0)
 
 
 def test_errors_add_up_and_where_nobody_speaks_every_turn_is_wrong():
-    assert rate_of((RIGHT, []), (RIGHT, RIGHT)) == pytest.approx(50.0)
-    assert rate_of(([], [])) == 0.0
-    assert rate_of(([], turns((0.0, 1.0, "A")))) == 100.0
+    assert (compare_turns(RIGHT, []) + compare_turns(RIGHT, RIGHT)).rate == pytest.approx(50.0)
+    assert compare_turns([], []).rate == 0.0
+    assert compare_turns([], turns((0.0, 1.0, "A"))).rate == 100.0
 
 
 # ---------------------------------------------------------------- words

@@ -71,7 +71,7 @@ PAIRS = [
 
 def points_of(pairs, threshold=3.5):
     found = figures_of(pairs, 5, seconds=40.0, threshold=threshold)
-    return {point["threshold"]: SimpleNamespace(**point) for point in found["points"]}
+    return {point.threshold: point for point in found.points}
 
 
 def test_a_threshold_says_how_much_is_selected_and_how_right():
@@ -235,9 +235,9 @@ def test_references_say_how_right_what_is_selected_is(tmp_path, run_of, opened):
     with pytest.raises(EarshotError, match=r"of both passes; a.wav: AUDIO cannot be decoded"):
         trust(run_of(config_of(manifest)), other="", threshold=10.0)
     found = result.figures["transcripts"]
-    assert (found["trusted"], found["silences"]) == (2, 1)
-    (point,) = (point for point in found["points"] if point["threshold"] == 10.0)
-    assert point["clips"] == 2 and point["cer"].percent == pytest.approx(100 * 2 / 18)
+    assert (found.trusted, found.silences, found.failed) == (2, 1, 2)
+    (point,) = (point for point in found.points if point.threshold == 10.0)
+    assert point.clips == 2 and point.cer.percent == pytest.approx(100 * 2 / 18)
     assert "trusted at 10 %: 2 of 6 clips; agreed on silence: 1; failed: 2" in printed(result)
     assert len(result.sections[0].parts[0].header) == 4
     assert len(result.checks) == 1
@@ -248,6 +248,6 @@ def test_words_are_calibrated_where_there_are_references(tmp_path, run_of, opene
     config = config_of(manifest_of(tmp_path, said, {}, choose=[*said][::2]))
     result = trust(run_of(config, "trust"), other="", threshold=10.0)
     words = result.figures["words"]
-    assert (words["fit"].source, words["fit"].clips) == ("somebody", 200)
-    assert read_json(tmp_path / "fit.json", Confidence, "a fit") == words["fit"]
+    assert (words.fit.source, words.fit.clips) == ("somebody", 200)
+    assert read_json(tmp_path / "fit.json", Confidence, "a fit") == words.fit
     assert "| 5, fitted" in printed(result) and len(result.checks) == 5

@@ -67,7 +67,7 @@ def words_of(half, count, weights, language="en", beam_seed=0):
         z = weights[0] + weights[1] * log_odds(probability) + weights[2] * mean
         is_right = chance.random() < 1 / (1 + math.exp(-z))
         file = f"{half}{number // 5}"
-        words.append(HeardWord(file, half, language, probability, mean, is_right))
+        words.append(HeardWord(file, half, language, probability, mean, None, is_right))
     return words
 
 
@@ -104,17 +104,18 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
         ]
         for beam in (1, 5)
     }
-    fit, rows = figures_of(both, "somebody")
+    found = figures_of(both, "somebody")
+    fit, rows = found.fit, {(row.beam_size, row.figure): row for row in found.rows}
     assert (fit.source, fit.languages, fit.words) == ("somebody", ("de", "en"), 2 * 3_000)
     assert (fit.intercept, fit.probability, fit.avg_logprob) == pytest.approx(TRUE, abs=0.3)
-    assert rows[5]["fitted"].words == many
-    assert rows[5]["fitted"].ece < 0.05 < rows[5]["probability"].ece
-    assert [check.passed for check in checks_of(rows)] == [True] * 4
-    assert "5, fitted" in [row[0] for row in section_of(fit, rows).parts[1].rows]
+    assert rows[5, "fitted"].words == many
+    assert rows[5, "fitted"].ece < 0.05 < rows[5, "probability"].ece
+    assert [check.passed for check in checks_of(found)] == [True] * 4
+    assert "5, fitted" in [row[0] for row in section_of(found).parts[1].rows]
     others = words_of("report", many, (0.0, 1.0, 0.0))  # of which probability is true
     for count, passed in ((many, False), (999, None)):
-        _, rows = figures_of({5: [*both[5][:3_000], *others[:count]]}, "somebody")
-        assert [check.passed for check in checks_of(rows)] == [passed] * 2
+        unlike = figures_of({5: [*both[5][:3_000], *others[:count]]}, "somebody")
+        assert [check.passed for check in checks_of(unlike)] == [passed] * 2
     with pytest.raises(EarshotError, match="the half 'report' has no word"):
         figures_of({5: both[5][:3_000]}, "somebody")
 
@@ -134,4 +135,4 @@ def test_clips_of_no_half_are_of_both_in_turn():
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
-    assert found[0] == HeardWord("0", "choose", "en", 0.9, -0.5, True)
+    assert found[0] == HeardWord("0", "choose", "en", 0.9, -0.5, None, True)
