@@ -162,7 +162,8 @@ _HALF = "the half of a manifest to use; '' for both"
 
 
 def _normalizer(flags: Flags) -> None:
-    flags.add("--normalizer", "of compared texts", str, DEFAULT, choices=NORMALIZERS)
+    options = {"choices": NORMALIZERS, "dest": "normalizer_name"}
+    flags.add("--normalizer", "of compared texts", str, DEFAULT, **options)
 
 
 def _tell_language(flags: Flags) -> None:
@@ -173,7 +174,7 @@ def _tell_language(flags: Flags) -> None:
 @command(
     "run",
     "compare systems on clips: accuracy, latency, throughput and memory",
-    "accuracy.evaluate.evaluate",
+    "accuracy.run.evaluate",
     epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
 )
 def _run(flags: Flags) -> None:
@@ -193,14 +194,15 @@ def _run(flags: Flags) -> None:
 @command(
     "report",
     "score a kept run again; with B show two runs side by side",
-    "accuracy.evaluate.report",
+    "accuracy.run.report",
     takes_config=False,
     keeps_results=False,
 )
 def _report(flags: Flags) -> None:
     flags.add("a A", "the folder of a run, such as reports/demo", Path)
     flags.add("b B", "the folder of a run to compare with", Path, nargs="?")
-    flags.add("--systems A,B", "systems to score, comma separated; default: all of the run", names)
+    scored = "systems to score, comma separated; default: all of the run"
+    flags.add("--systems A,B", scored, names, (), dest="names")
     _normalizer(flags)
     flags.add("--output DIR", "folder for the report on two runs", Path, Path("reports/compare"))
 

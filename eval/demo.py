@@ -6,17 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
+from eval.accuracy import score
 from eval.accuracy.normalize import DEFAULT, normalizer
 from eval.accuracy.predictions import LoadPhase, TimedCall
-from eval.accuracy.score import (
-    accuracy,
-    all_answered,
-    char_counts,
-    compared_texts,
-    latency,
-    rtfx,
-    wall_s,
-)
 from eval.accuracy.systems import over_triton, prepare_engine
 from eval.accuracy.worker import drive
 from eval.config import EvaluationProduct, load_config
@@ -55,7 +47,7 @@ def demo(run: Run, *, otherwise: str | None) -> Result:
         server.require_unbroken()
     run.say("Stopped the server.")
     calls = [by_file[clip.file] for clip in clips]
-    checks = (all_answered({call.file: [call.error] for call in calls if call.error}),)
+    checks = (score.all_answered({call.file: [call.error] for call in calls if call.error}),)
     for line in ("", *render(calls, concurrency, memory_bytes)):
         run.show(line)
     return Result({"calls": calls, "peak_memory_bytes": memory_bytes}, checks)
@@ -89,7 +81,7 @@ def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> I
     normalize = normalizer(DEFAULT)
     longest = max(len(call.file) for call in calls)
     for call in calls:
-        counts = char_counts(*compared_texts(call, normalize))
+        counts = score.char_counts(*score.compared_texts(call, normalize))
         cer = f"CER  none: no speech, {counts.errors} characters heard"
         if counts.length:
             cer = f"CER {100 * counts.errors / counts.length:5.1f} %"
@@ -100,7 +92,7 @@ def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> I
         )
         yield from _texts(call)
         yield ""
-    rates, times = accuracy(calls, normalize), latency(calls)
+    rates, times = score.accuracy(calls, normalize), score.latency(calls)
     failed = sum(call.error is not None for call in calls)
     audio_s = sum(call.duration_s for call in calls if call.error is None)
     lines = {
@@ -108,8 +100,8 @@ def render(calls: Sequence[TimedCall], concurrency: int, memory_bytes: int) -> I
         "CER": f"{_percent(rates.cer.percent)} (normaliser {DEFAULT})",
         "WER": _percent(rates.wer.percent),
         "latency": f"p50 {times.p50_s:.2f} s, p95 {times.p95_s:.2f} s, p99 {times.p99_s:.2f} s",
-        "RTFx": f"{rtfx(calls):.1f} ({audio_s:.1f} s of audio in {wall_s(calls):.1f} s, "
-        f"{os.cpu_count()} CPU cores)",
+        "RTFx": f"{score.rtfx(calls):.1f} ({audio_s:.1f} s of audio in "
+        f"{score.wall_s(calls):.1f} s, {os.cpu_count()} CPU cores)",
         "peak memory": f"{memory_bytes / 2**20:.0f} MiB (server, gateway and model)",
     }
     for label, text in lines.items():

@@ -6,7 +6,7 @@ A chart has no fixed width, so that one drawing fits a wide page and a phone.
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from eval.accuracy.score import Latency, Rate
@@ -14,20 +14,13 @@ from eval.accuracy.score import Latency, Rate
 Family = Literal["ours", "theirs", "other"]
 Tick = tuple[float, str]
 """Position in percent of the axis, and label."""
+Span = tuple[float, float, float]
+"""One bar of a row: its left end and its width in percent of the axis, and its opacity."""
 
 _OUTLIER = 3.0  # times the median of the intervals' ends: the axis ends there
 _LATENCIES_S = tuple(x * 10.0**e for e in range(-3, 3) for x in (1, 2, 5))
 _BANDS = ((1, 99, 0.16), (5, 95, 0.2), (25, 75, 0.55))  # percentiles from, to; opacity
 _TICKS = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """One bar of a row."""
-
-    left: float
-    width: float
-    opacity: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +44,6 @@ class RowChart:
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
     column: str = ""  # heads the values
-    kind = "rows"
-
-
-@dataclasses.dataclass(frozen=True)
-class LineChart:
-    """Curves over a common axis."""
-
-    title: str
-    label: str
-    lines: Mapping[str, str]  # an SVG polyline's points in percent, by the curve's name
-    x_title: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    kind = "lines"
 
 
 def family_of(system: str) -> Family:
@@ -90,7 +69,7 @@ def rate_chart(title: str, rates: Mapping[str, Rate]) -> RowChart | None:
         low, high, middle = (100 * (v or 0.0) / end for v in (rate.low, rate.high, rate.percent))
         low, high = min(low, 100.0), min(high, 100.0)
         mark = middle if middle <= 100 else None
-        spans = (Span(low, high - low, 0.45),)
+        spans = ((low, high - low, 0.45),)
         rows.append(Row(name, family_of(name), spans, mark, "point", f"{rate.percent:.2f}"))
     label = f"{title} with its 95 % interval, by system"
     return RowChart(title, label, tuple(rows), _linear(end))
@@ -106,10 +85,10 @@ def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
 
     rows = []
     for name, latency in latencies.items():
-        spans = []
+        spans = list[Span]()
         for low_rank, high_rank, opacity in _BANDS:
             left, right = (position(latency.percentiles_s[rank]) for rank in (low_rank, high_rank))
-            spans.append(Span(left, right - left, opacity))
+            spans.append((left, right - left, opacity))
         text = f"{_time(latency.p50_s)} / {_time(latency.p95_s)}"
         median = position(latency.p50_s)
         rows.append(Row(name, family_of(name), tuple(spans), median, "gap", text))
@@ -118,18 +97,6 @@ def latency_chart(title: str, latencies: Mapping[str, Latency]) -> RowChart:
     labels = tuple((position(s), f"{1e3 * s:.0f} ms" if s < 1 else f"{s:.0f} s") for s in labelled)
     label = "Latency of calls by system: median, and the middle 50, 90 and 98 %"
     return RowChart(title, label, tuple(rows), labels, "p50 / p95")
-
-
-def line_chart(
-    title: str, label: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]
-) -> LineChart:
-    """Chart curves with x values in percent."""
-    end = 1.08 * max((y for curve in curves.values() for _, y in curve), default=1.0) or 1.0
-    lines = {
-        name: " ".join(f"{x:.2f},{100 - 100 * y / end:.2f}" for x, y in curve)
-        for name, curve in curves.items()
-    }
-    return LineChart(title, label, lines, x_title, _linear(100.0), _linear(end))
 
 
 def _linear(end: float) -> tuple[Tick, ...]:

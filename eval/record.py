@@ -112,34 +112,31 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """Charts of `eval.figures` side by side; a report in Markdown leaves them out."""
+    """Charts of `eval.figures` side by side, with a legend; Markdown leaves them out."""
 
     charts: Sequence[Any]
     title: str = ""
     note: str = ""
-    legend: bool = True  # of the families of systems
-
-
-@dataclasses.dataclass(frozen=True)
-class AlignedText:
-    """One part of an alignment; both texts are equal where nothing was misheard."""
-
-    reference: str
-    hypothesis: str
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedTranscript:
-    """The same transcript of one clip by some systems."""
+    """The same transcript of one clip by some systems.
+
+    Attributes:
+        systems: their names.
+        parts: reference and transcript, aligned; both are equal where nothing was misheard.
+        error: of a call that failed.
+    """
 
     systems: tuple[str, ...]
-    parts: tuple[AlignedText, ...]
-    error: str | None  # of a call that failed
+    parts: Sequence[tuple[str, str]]
+    error: str | None
 
     @property
     def right(self) -> bool:
         """Return whether nothing was misheard."""
-        return all(part.reference == part.hypothesis for part in self.parts)
+        return all(said == heard for said, heard in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +211,15 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> dict[str, str]:
-        """Describe the hardware; a command adds what it knows."""
-        return machine_facts()
+        """Describe the hardware and the software below; a command adds what it knows."""
+        return {
+            "CPU": _cpu_model(),
+            "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+            "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+            "GPU": _gpu(),
+            "OS": platform.platform(),
+            "Python": platform.python_version(),
+        }
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
@@ -228,10 +232,17 @@ class Run:
         assert self.path is not None, f"{self.command} has no --output"
         return self.path.parent
 
-    def record(self, result: Result) -> dict[str, Any]:
-        """Return the fields of the record."""
+    def keep(self, result: Result) -> None:
+        """Write the record of a result, final or not, in place of the former one.
+
+        Raises:
+            FileError: the record cannot be written.
+        """
+        self.result = result
+        if self.path is None or result.figures is None:
+            return
         config = self.config
-        return {
+        record = {
             "format_version": FORMAT_VERSION,
             "command": self.command,
             "config": config.name,
@@ -249,16 +260,7 @@ class Run:
             "checks": result.checks,
             "verdict": verdict(result.checks),
         }
-
-    def keep(self, result: Result) -> None:
-        """Write the record of a result, final or not, in place of the former one.
-
-        Raises:
-            FileError: the record cannot be written.
-        """
-        self.result = result
-        if self.path is not None and result.figures is not None:
-            write_json(self.path, self.record(result))
+        write_json(self.path, record)
 
     def conditions(self) -> ReportSection:
         """Return the section on machine, versions and settings."""
@@ -282,18 +284,6 @@ def facts(title: str, values: dict[str, Any], folded: Literal["", "closed"] = ""
 
 
 # ---------------------------------------------------------------- machine
-
-
-def machine_facts() -> dict[str, str]:
-    """Describe the hardware and the software below every system, as a report shows them."""
-    return {
-        "CPU": _cpu_model(),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "RAM": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        "GPU": _gpu(),
-        "OS": platform.platform(),
-        "Python": platform.python_version(),
-    }
 
 
 def load_line() -> str:

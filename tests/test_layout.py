@@ -102,7 +102,7 @@ RULES = {
     "eval.profile": (*HARNESS, "eval.corpora", "eval.random_whisper"),
     "eval.soak": HARNESS,
     "eval.speakers": (*HARNESS, "eval.accuracy", "eval.long.compose"),
-    "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora", "eval.figures"),
+    "eval.trust": (*HARNESS, "eval.accuracy", "eval.corpora"),
     "eval.trtllm": (
         *HARNESS,
         *("build.builders", "build.checkpoint", "build.config", "eval.random_whisper"),

@@ -26,7 +26,7 @@ CACHE = Path(".cache") / "passages"
 """Joined audio, by a hash of the parts; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
-_VERSION = "1"  # a part of the cache's key
+_VERSION = "1"  # a part of the cache's key, and the seed of the pauses
 _UNSPACED = ("zh", "ja")  # languages without a space between sentences
 
 
@@ -74,9 +74,14 @@ def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
     first = parts[0]
     path = CACHE / f"{digest.hexdigest()[:24]}.flac"
     if not path.is_file():
-        samples = _with_pauses([join_blocks(decode(data, limits)) for data in audio])
+        rng, pieces = random.Random(_VERSION), list[Samples]()
+        for data in audio:
+            if pieces:
+                pause_s = rng.uniform(*PAUSES_S)
+                pieces.append(np.zeros(int(pause_s * SAMPLE_RATE), np.float32))
+            pieces.append(join_blocks(decode(data, limits)))
         with replaced(path) as partial:
-            soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
+            soundfile.write(partial, np.concatenate(pieces), SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
     return dataclasses.replace(
         first,
@@ -85,13 +90,3 @@ def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
         text=("" if first.language in _UNSPACED else " ").join(part.text for part in parts),
         duration_s=float(soundfile.info(path).duration),
     )
-
-
-def _with_pauses(clips: Sequence[Samples]) -> Samples:
-    """Join clips, with a pause of silence between two; the seed of the pauses is fixed."""
-    rng = random.Random(_VERSION)
-    pieces = [clips[0]]
-    for clip in clips[1:]:
-        pause = np.zeros(int(rng.uniform(*PAUSES_S) * SAMPLE_RATE), np.float32)
-        pieces += [pause, clip]
-    return np.concatenate(pieces)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from build.clips import Clip
+from eval.config import EvalConfig
 from eval.record import read_json, read_jsonl, write_text
+from serve.contract.config import Precision
 from serve.contract.files import read_bytes, read_text
 
 ClipSet = Literal["timed", "heldout"]
@@ -87,6 +89,22 @@ class SystemFacts:
     settings: dict[str, str]  # versions included
     start_s: float  # opening it until it is ready
     peak_memory_bytes: int  # resident set, the child and all its descendants together
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """The facts of a run; `run.json` holds exactly these fields."""
+
+    started: str  # UTC, ISO 8601
+    config_name: str
+    precision: Precision  # of the configured engine
+    settings: EvalConfig
+    clips: dict[ClipSet, int]
+    one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
+    one_clip_s: float | None  # its length
+    machine: dict[str, str]
+    sources: dict[ClipSet, str]  # place and content of each set
+    unreadable: dict[ClipSet, dict[str, str]]  # reasons by file
 
 
 def clip_nearest_10_s(clips: Iterable[Clip]) -> Clip | None:

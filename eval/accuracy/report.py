@@ -11,8 +11,7 @@ from pathlib import Path
 import jiwer
 
 from eval.accuracy.normalize import Normalize
-from eval.accuracy.predictions import ClipSet, TimedCall
-from eval.accuracy.run import RunFacts
+from eval.accuracy.predictions import ClipSet, RunFacts, TimedCall
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
@@ -20,7 +19,6 @@ from eval.accuracy.score import (
     Accuracy,
     Latency,
     Rate,
-    SetScore,
     SystemScore,
     common_clips,
     compared_texts,
@@ -29,7 +27,6 @@ from eval.figures import latency_chart, rate_chart
 from eval.processes import SAMPLE_S
 from eval.record import (
     CONDITIONS,
-    AlignedText,
     Check,
     Figure,
     Part,
@@ -52,28 +49,7 @@ _MIME = {".wav": "wav", ".flac": "flac", ".mp3": "mpeg", ".ogg": "ogg", ".opus":
 _MIME |= {".m4a": "mp4", ".mp4": "mp4", ".webm": "webm"}
 _WITHOUT_SPACES = frozenset(("zh", "yue", "ja", "th", "lo", "my", "km", "bo"))
 
-RULES = (
-    "Every system gets a file's bytes, in the same order, and returns the whole text. Either every "
-    "system is told the language or none is. Each runs alone in its own process, on the same CPU "
-    "cores.",
-    "faster-whisper decodes with its own defaults (a beam of 5), or greedily where its name says "
-    "so. Two options differ: it suppresses the checkpoint's tokens, and a checkpoint that OpenAI "
-    "did not publish gets no text of earlier windows in the prompt. "
-    "`faster-whisper-library-defaults` is told nothing at all. Its default is the more accurate of "
-    "float32 and int8.",
-    "CER and WER (jiwer): all edits of all clips / length of all references; spaces count as "
-    "characters, and text on a clip with an empty reference as insertions. Intervals: 95 %, "
-    f"percentile bootstrap over clips, {BOOTSTRAP_SAMPLES} draws, seed {BOOTSTRAP_SEED}; the draws "
-    "of two systems are paired.",
-    "A gate passes if the whole interval of a gap is at most the limit, and fails if the whole "
-    "interval is above it. Otherwise it is not decided: the clips are too few to tell. A gate is "
-    "judged on all clips that both systems heard, of the groups that decide where some are named.",
-    "Clips that cannot be decoded are given to no system and count for nothing.",
-    "Latency: from a file's bytes to the whole answer, decoding and queues included. RTFx "
-    "(throughput): seconds of real, unpadded audio answered / seconds of wall clock.",
-    "Memory: highest resident set of the system's process and all its descendants, client "
-    f"included, sampled every {SAMPLE_S:g} s; shared pages count in each process.",
-)
+_RULES = Path(__file__).parents[1] / "templates" / "rules.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +87,6 @@ def result_of(
     if unreadable:
         note = f"Clips that cannot be read, {len(unreadable)}, which count for nothing:"
         notes.append(Table((), unreadable, note=note))
-    by_name = {score.facts.name: score for score in report.systems}
     conditions = {
         "configuration": f"{run.config_name}, precision {run.precision}",
         "normaliser": report.normalizer,
@@ -119,14 +94,14 @@ def result_of(
     tables: list[Part] = [
         facts("Run", conditions),
         facts("Machine", run.machine),
-        Text("", "Rules of comparison", RULES),
+        Text("", "Rules of comparison", _rules()),
         *(facts(s.facts.name, s.facts.settings, "closed") for s in report.systems),
     ]
     return Result(
         checks=report.gates,
         sections=(
             *(_accuracy(clip_set, report) for clip_set in run.clips),
-            ReportSection("Speed and memory", speed_parts(by_name, run)),
+            ReportSection("Speed and memory", _speed_parts(report)),
             ReportSection("Worst clips", worst_clips(report, calls, normalize), printed=False),
             ReportSection(CONDITIONS, tables, printed=False),
         ),
@@ -137,27 +112,22 @@ def result_of(
     )
 
 
+def _rules() -> list[str]:
+    text = _RULES.read_text(encoding="utf-8")
+    text = text.format(draws=BOOTSTRAP_SAMPLES, seed=BOOTSTRAP_SEED, sample_s=f"{SAMPLE_S:g}")
+    return [" ".join(rule.split()) for rule in text.split("\n\n")]
+
+
 def _accuracy(clip_set: ClipSet, report: Report) -> ReportSection:
+    """Return the charts and the tables of CER and WER on some clips."""
     title = f"Accuracy on {TITLES[clip_set]}"
     sets = {s.facts.name: s.sets[clip_set] for s in report.systems if clip_set in s.sets}
     if not sets:
         return ReportSection(title, [Text("None of these systems heard them.")])
     note = f"Edits over the length of all references, with 95 % intervals; `{report.normalizer}`."
-    rows = [
-        [name, str(accuracy.clips), *(_both_rates(s.by_part[name]) for s in sets.values())]
-        for name, accuracy in next(iter(sets.values())).by_part.items()
-    ]
-    header = ["group or language", "clips", *sets]
-    by_part = Table(header, rows, "By group or language, CER / WER in %", folded="closed")
-    return ReportSection(title, [Text(note), *accuracy_parts(sets), *([by_part] if rows else [])])
-
-
-def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
-    """Return the charts and the table of CER and WER; `sets` is keyed by system."""
-    rates = {name: score.overall for name, score in sets.items()}
     charts = [
-        rate_chart("CER, %", {name: accuracy.cer for name, accuracy in rates.items()}),
-        rate_chart("WER, %", {name: accuracy.wer for name, accuracy in rates.items()}),
+        rate_chart("CER, %", {name: score.overall.cer for name, score in sets.items()}),
+        rate_chart("WER, %", {name: score.overall.wer for name, score in sets.items()}),
     ]
     rows = []
     for name, score in sets.items():
@@ -168,8 +138,21 @@ def accuracy_parts(sets: Mapping[str, SetScore]) -> list[Part]:
         rows.append([name, percent(cer), edits, percent(wer), language, silent])
     header = ["system", "CER [95 %]", "S/D/I of characters", "WER [95 %]"]
     header += ["language right", "silent clips with text"]
-    figure = [Figure([chart for chart in charts if chart])] if any(charts) else []
-    return [*figure, Table(header, rows, "Figures", folded="open")]
+    parts: list[Part] = [Text(note)]
+    if any(charts):
+        parts.append(Figure([chart for chart in charts if chart]))
+    parts.append(Table(header, rows, "Figures", folded="open"))
+    clips, *others = ({part: a.clips for part, a in s.by_part.items()} for s in sets.values())
+    if clips and all(other == clips for other in others):  # two runs may be of different clips
+        by_part = [
+            [part, str(count), *(_both_rates(s.by_part[part]) for s in sets.values())]
+            for part, count in clips.items()
+        ]
+        header = ["group or language", "clips", *sets]
+        parts.append(
+            Table(header, by_part, "By group or language, CER / WER in %", folded="closed")
+        )
+    return ReportSection(title, parts)
 
 
 def percent(rate: Rate) -> str:
@@ -184,25 +167,22 @@ def _both_rates(accuracy: Accuracy) -> str:
     return " / ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
 
 
-def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]:
-    """Return the charts and the table of speed and memory.
-
-    Args:
-        systems: scores by the name that the report shows.
-        run: names the clip and the number of calls at a time.
-    """
+def _speed_parts(report: Report) -> list[Part]:
+    """Return the charts and the table of speed and memory."""
+    run, systems = report.run, {score.facts.name: score for score in report.systems}
     many = f"{run.settings.concurrency} at a time"
+    one_clip = "one clip" if run.one_clip_s is None else f"{run.one_clip_s:.1f} s clip"
     speeds = {name: score.speed for name, score in systems.items() if score.speed}
     rows = []
     for name, score in systems.items():
         cells = [""] * 5
         if speed := score.speed:
-            one_clip = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
-            cells = [one_clip, _percentiles(speed.alone), _percentiles(speed.loaded)]
+            clip_ms = "none" if speed.one_clip_s is None else f"{1e3 * speed.one_clip_s:.0f}"
+            cells = [clip_ms, _percentiles(speed.alone), _percentiles(speed.loaded)]
             cells += [f"{speed.rtfx_alone:.1f}", f"{speed.rtfx_loaded:.1f}"]
         memory = f"{score.facts.peak_memory_bytes / 2**20:.0f}"
         rows.append([name, *cells, memory, f"{score.facts.start_s:.1f}"])
-    header = ["system", f"{run.one_clip_title}, ms", "alone p50/p95/p99, ms"]
+    header = ["system", f"{one_clip}, ms", "alone p50/p95/p99, ms"]
     header += [f"{many} p50/p95/p99, ms", "RTFx alone", f"RTFx {many}"]
     header += ["peak memory, MiB", "start, s"]
     note, figures = "No system of this run was timed.", list[Part]()
@@ -219,7 +199,7 @@ def speed_parts(systems: Mapping[str, SystemScore], run: RunFacts) -> list[Part]
         bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 %"
         figures = [Figure(charts, note=f"{bands} of calls.")]
     if run.one_clip is not None:
-        note += f" The {run.one_clip_title} is `{run.one_clip}`, one call at a time, median."
+        note += f" The {one_clip} is `{run.one_clip}`, one call at a time, median."
     return [*figures, Table(header, rows, "Figures", note, folded="open")]
 
 
@@ -234,9 +214,7 @@ def worst_clips(
     report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
 ) -> list[Part]:
     """Show the clips with the most character errors of the configured system, or the first one."""
-    scores = {score.facts.name: score for score in report.systems if score.sets}
-    if not scores:
-        return [Text("None: no system heard a clip.")]
+    scores = {score.facts.name: score for score in report.systems}
     configured = f"earshot-{report.run.precision}"
     name = configured if configured in scores else next(iter(scores))
     ranked = sorted(
@@ -273,19 +251,19 @@ def _transcripts(
         texts = compared_texts(call, normalize)
         alike.setdefault((*texts, call.language, call.error), []).append(name)
     transcripts = [
-        SharedTranscript(tuple(names), tuple(differences(reference, text, language)), error)
+        SharedTranscript(tuple(names), differences(reference, text, language), error)
         for (reference, text, language, error), names in alike.items()
     ]
     return tuple(sorted(transcripts, key=lambda same: (chooser not in same.systems, same.right)))
 
 
-def differences(reference: str, hypothesis: str, language: str | None) -> list[AlignedText]:
+def differences(reference: str, hypothesis: str, language: str | None) -> list[tuple[str, str]]:
     """Align two texts by words, or by characters where a language writes no spaces."""
     by_character = language in _WITHOUT_SPACES
     align = jiwer.process_characters if by_character else jiwer.process_words
     out, joint = align([reference], [hypothesis]), "" if by_character else " "
     return [
-        AlignedText(
+        (
             joint.join(out.references[0][part.ref_start_idx : part.ref_end_idx]),
             joint.join(out.hypotheses[0][part.hyp_start_idx : part.hyp_end_idx]),
         )
@@ -323,12 +301,12 @@ def compare_runs(a: Report, b: Report) -> Result:
             f"the runs share no system: {', '.join(scores_a) or 'none'} and "
             f"{', '.join(scores_b) or 'none'}; expected at least one that both ran"
         )
-    runs = {"A": scores_a, "B": scores_b}
-    both = {f"{run}: {name}": runs[run][name] for name in names for run in runs}
-    accuracy = list[Part]()
-    for clip_set in [name for name in a.run.clips if name in b.run.clips]:
-        sets = {name: run.sets[clip_set] for name, run in both.items() if clip_set in run.sets}
-        accuracy += [Text("", f"On {TITLES[clip_set]}"), *accuracy_parts(sets)]
+    renamed = [
+        dataclasses.replace(score, facts=dataclasses.replace(score.facts, name=f"{run}: {name}"))
+        for name in names
+        for run, score in (("A", scores_a[name]), ("B", scores_b[name]))
+    ]
+    both = dataclasses.replace(b, systems=tuple(renamed))
     # The largest change of a clip's character errors comes first.
     changed = [
         (clip.theirs.errors - clip.ours.errors, name, clip)
@@ -358,8 +336,8 @@ def compare_runs(a: Report, b: Report) -> Result:
         about=f"A: {about[0]}. B: {about[1]}.",
         sections=(
             ReportSection("Conditions that differ", [Text("; ".join(differing) or "None.")]),
-            ReportSection("Accuracy", accuracy or [Text("The runs share no set of clips.")]),
-            ReportSection("Speed", speed_parts(both, b.run)),
+            *(_accuracy(clip_set, both) for clip_set in a.run.clips if clip_set in b.run.clips),
+            ReportSection("Speed", _speed_parts(both)),
             ReportSection("Clips", [table], False),
             ReportSection(CONDITIONS, machines, False),
         ),

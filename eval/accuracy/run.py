@@ -1,27 +1,27 @@
-"""Run clips x systems and keep the raw answers, one folder a run; a later run continues there.
+"""`python -m eval run` and `report`: run clips x systems, keep the raw answers, and score them.
+
+A run has a folder; a later run continues there.
 
 run.json                     the configuration, the clips and the machine
 clips.json                   every clip, with a hash of audio and reference
 spelling.json                the checkpoint's spellings, for Whisper's English normaliser
 predictions/                 the answers of every system; see eval/accuracy/predictions.py
 logs/<system>.log            the output of the system's process
-report.json, .md, .html      made from these alone, by `python -m eval run` and `report`
+report.json, .md, .html      made from these alone
 """
 
 import dataclasses
 import datetime
 import hashlib
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from build import hub
-from build.clips import Clip
 from eval.accuracy import systems
-from eval.accuracy.normalize import Spelling, read_spelling
+from eval.accuracy.normalize import Normalize, Spelling, normalizer, read_spelling
 from eval.accuracy.passages import join_clips
 from eval.accuracy.predictions import (
     ClipSet,
@@ -29,80 +29,60 @@ from eval.accuracy.predictions import (
     Keys,
     LoadPhase,
     PredictionStore,
-    SystemFacts,
+    RunFacts,
     TimedCall,
     clip_nearest_10_s,
     keys_of,
     read_calls,
 )
+from eval.accuracy.report import Report, compare_runs, result_of
+from eval.accuracy.score import gates, score_system
 from eval.accuracy.worker import measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.corpora.find import FoundCorpus, find_clips
-from eval.record import Run, Say, load_line, read_json, write_json, write_jsonl
+from eval.record import Result, Run, Say, load_line, read_json, verdict, write_json, write_jsonl
 from serve.contract.codec import to_json
-from serve.contract.config import Precision
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.contract.files import read_bytes
 from serve.speech.audio import decode
-from serve.speech.features import WINDOW_S
 from serve.speech.meter import AudioLimits
 
+FORMAT_VERSION = 6  # of report.json
 RUN_FILE = "run.json"
 CLIPS_FILE = "clips.json"
 SPELLING_FILE = "spelling.json"
 _GO_ON = "run again, which goes on where it ended, or name the systems that did with --systems"
 
 
-@dataclasses.dataclass(frozen=True)
-class RunFacts:
-    """The facts of a run; `run.json` holds exactly these fields."""
-
-    started: str  # UTC, ISO 8601
-    config_name: str
-    precision: Precision  # of the configured engine
-    settings: EvalConfig
-    clips: dict[ClipSet, int]
-    one_clip: str | None  # the timed clip nearest to 10 s, sent alone several times
-    one_clip_s: float | None  # its length
-    machine: dict[str, str]
-    sources: dict[ClipSet, str]  # place and content of each set
-    unreadable: dict[ClipSet, dict[str, str]]  # reasons by file
-
-    @property
-    def one_clip_title(self) -> str:
-        """Name `one_clip` as reports do."""
-        return "one clip" if self.one_clip_s is None else f"{self.one_clip_s:.1f} s clip"
-
-
-def _windows(clips: Iterable[Clip | TimedCall]) -> int:
-    """Count the windows of audio: a system's work depends on them, not on the seconds."""
-    return sum(max(1, math.ceil(clip.duration_s / WINDOW_S)) for clip in clips)
-
-
-def _phase_windows(phase: LoadPhase) -> int:
-    return phase.repeats * _windows(phase.clips)
-
-
-def run_systems(run: Run, *, again: bool = False) -> None:
-    """Run every configured system over every clip that it has not heard in the run's folder.
+def evaluate(
+    run: Run, *, without: tuple[str, ...], full: bool, again: bool, normalizer_name: str
+) -> Result:
+    """Run every configured system over every clip that it has not heard; report on all answers.
 
     Args:
-        run: its folder's answers under the same conditions are kept.
+        run: its `config.eval` names systems and clips. Its folder's answers under the same
+            conditions are kept.
+        without: systems that are left out.
+        full: whether every system transcribes the held-out clips and is timed.
         again: whether earlier answers are dropped.
+        normalizer_name: the name of the text normaliser.
 
     Raises:
         EarshotError: a system or something that it needs is missing, or a system failed; no clip
             can be read.
     """
-    config, folder, names = run.config, run.folder, run.config.eval.systems
+    names = tuple(name for name in run.config.eval.systems if name not in without)
+    run.config = changed(run.config, "eval", systems=names)
+    if full:
+        run.config = changed(run.config, "eval", heldout_systems=names, timed=names)
+    config, folder = run.config, run.folder
     systems.check(names, config, (*config.eval.heldout_systems, *config.eval.timed))
     corpora = _find_corpora(config, run.say)
     clips = {name: corpus.clips for name, corpus in corpora.items()}
-    all_clips = list(itertools.chain(*clips.values()))
-    minutes = sum(clip.duration_s for clip in all_clips) / 60
+    durations_s = [clip.duration_s for clip in itertools.chain(*clips.values())]
     run.say(
-        f"{len(all_clips)} clips, {minutes:.1f} minutes of audio in {_windows(all_clips)} windows; "
-        "--limit N takes fewer clips, --without A,B fewer systems"
+        f"{len(durations_s)} clips, {sum(durations_s) / 60:.1f} minutes of audio; --limit N takes "
+        "fewer clips, --without A,B fewer systems"
     )
     run.say(load_line())
     systems.prepare(names, config, run.config_path)
@@ -127,6 +107,89 @@ def run_systems(run: Run, *, again: bool = False) -> None:
     write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
     transcribe_remaining(conditions, config, clips, keys, folder, run.say, again=again)
+    return kept_result(folder, (), normalizer_name)
+
+
+def report(
+    run: Run,
+    *,
+    a: Path,
+    b: Path | None,
+    names: tuple[str, ...],
+    normalizer_name: str,
+    output: Path,
+) -> Result:
+    """Score a kept run again and write its report; or show two runs side by side.
+
+    Args:
+        run: receives the path of the report.
+        a: the folder of a run.
+        b: the folder of another one.
+        names: the systems to score; () is all of the run.
+        normalizer_name: the name of the text normaliser.
+        output: the folder of two runs' page.
+
+    Raises:
+        ConfigError: a folder holds no run, a system did not finish, or two runs share no system.
+        FileError: a report cannot be read or written.
+    """
+    run.path = (a if b is None else output) / f"{run.command}.json"
+    if b is None:
+        return kept_result(a, names, normalizer_name)
+    return compare_runs(*(score(folder, names, normalizer_name)[0] for folder in (a, b)))
+
+
+def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Result:
+    """Score a run, write report.json beside its predictions, and return the result; as `score`."""
+    report, calls, normalize = score(folder, names, normalizer_name)
+    head = {"format_version": FORMAT_VERSION, "verdict": verdict(report.gates)}
+    write_json(folder / "report.json", {**head, **vars(report)})
+    return result_of(report, calls, normalize)
+
+
+def score(
+    folder: Path, names: tuple[str, ...], normalizer_name: str
+) -> tuple[Report, dict[str, list[TimedCall]], Normalize]:
+    """Score a run's predictions.
+
+    Args:
+        folder: the run's folder.
+        names: the systems to score; () is all, in the order that they ran.
+        normalizer_name: the name of the text normaliser.
+
+    Returns:
+        The report, the calls of each system by name, and the normaliser.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or a system did not hear all its clips; the
+            message says what to do.
+    """
+    facts = read_json(folder / RUN_FILE, RunFacts, "a run")
+    keys = read_json(folder / CLIPS_FILE, Keys, "the clips of a run")
+    spelling = read_json(folder / SPELLING_FILE, Spelling, "spellings")
+    normalize, settings = normalizer(normalizer_name, spelling), facts.settings
+    calls, scores = dict[str, list[TimedCall]](), []
+    for name in dict.fromkeys(names or settings.systems):
+        if name not in settings.systems:
+            known = ", ".join(settings.systems)
+            raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
+        store = PredictionStore(folder, name)
+        system_facts = store.facts()
+        expected: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
+        own = store.scored_calls(expected)
+        missing = sum(map(len, expected.values())) - len(own)
+        if system_facts is None or missing:
+            raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
+        calls[name] = own + (read_calls(store.timed_path) if name in settings.timed else [])
+        scores.append(score_system(system_facts, calls[name], normalize))
+    # The configured groups decide nothing of other clips.
+    groups = {call.group for some in calls.values() for call in some}
+    deciding = tuple(group for group in settings.gate_groups if group in groups)
+    checks = gates(scores, facts.precision, settings, deciding)
+    return Report(facts, normalizer_name, tuple(scores), tuple(checks), deciding), calls, normalize
+
+
+# ---------------------------------------------------------------- transcribe
 
 
 def transcribe_remaining(
@@ -165,9 +228,9 @@ def transcribe_remaining(
             work[store] = phases
     if not work:
         say("nothing is left to be heard")
-    total = sum(map(_phase_windows, itertools.chain(*work.values())))
+    total = sum(len(p.clips) * p.repeats for p in itertools.chain(*work.values()))
     # One bar for all systems.
-    with tqdm(total=total, unit="window", smoothing=0.05, disable=not work) as bar:
+    with tqdm(total=total, unit="clip", smoothing=0.05, disable=not work) as bar:
 
         def run_system(store: PredictionStore, phases: Sequence[LoadPhase]) -> None:
             former, timed = store.facts(), list[TimedCall]()
@@ -180,7 +243,7 @@ def transcribe_remaining(
                         scored.write(to_json(call) + "\n")
                     else:
                         timed.append(dataclasses.replace(call, key=timed_key))
-                    bar.update(_windows([call]))
+                    bar.update()
 
                 log = folder / "logs" / f"{store.name}.log"
                 facts = measure_system(
@@ -270,39 +333,3 @@ def _spelling(config: EvaluationProduct) -> Spelling:
         return read_spelling(folder)
     except CheckpointError:
         return Spelling()
-
-
-# ---------------------------------------------------------------- load
-
-
-def load_run(
-    folder: Path, names: tuple[str, ...]
-) -> tuple[RunFacts, Spelling, list[tuple[SystemFacts, list[TimedCall]]]]:
-    """Read a run back: its facts, its spellings, and the facts and calls of each system.
-
-    Args:
-        folder: the run's folder.
-        names: the systems to read; () is all, in the order that they ran.
-
-    Raises:
-        ConfigError: a file is missing or damaged, or a system did not hear all its clips; the
-            message says what to do.
-    """
-    facts = read_json(folder / RUN_FILE, RunFacts, "a run")
-    keys = read_json(folder / CLIPS_FILE, Keys, "the clips of a run")
-    spelling = read_json(folder / SPELLING_FILE, Spelling, "spellings")
-    settings, systems_read = facts.settings, list[tuple[SystemFacts, list[TimedCall]]]()
-    for name in dict.fromkeys(names or settings.systems):
-        if name not in settings.systems:
-            known = ", ".join(settings.systems)
-            raise ConfigError(f"the run in {folder} did not include {name}; it had {known}")
-        store = PredictionStore(folder, name)
-        system_facts = store.facts()
-        expected: Keys = keys if name in settings.heldout_systems else {"timed": keys["timed"]}
-        calls = store.scored_calls(expected)
-        missing = sum(map(len, expected.values())) - len(calls)
-        if system_facts is None or missing:
-            raise ConfigError(f"{name} did not finish in {folder}: {missing} clips left; {_GO_ON}")
-        calls += read_calls(store.timed_path) if name in settings.timed else ()
-        systems_read.append((system_facts, calls))
-    return facts, spelling, systems_read

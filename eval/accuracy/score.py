@@ -290,44 +290,34 @@ def gates(
         groups: groups of clips that decide; () is all clips.
     """
     by_name = {score.facts.name: score for score in scores}
+
+    def gate(title: str, ours: str, others: Sequence[str], limit: float) -> Check:
+        """Judge `ours` against the most accurate of `others`; `title` names these."""
+        name = f"CER of {ours} at most {limit:g} points above {title}"
+        missing = [system for system in (ours, *others) if system not in by_name]
+        if missing or not others:
+            return Check(name, None, f"{' and '.join(missing) or title} did not run")
+        rivals = dict[str, list[CountsPair]]()
+        for other in others:
+            common = common_clips(by_name[ours], by_name[other])
+            pairs = [(c.ours, c.theirs) for c in common if not groups or c.group in groups]
+            if any(edits.length for edits, _ in pairs):
+                rivals[other] = pairs
+        if not rivals:
+            return Check(name, None, "they have no clip with a reference text in common")
+        other = max(rivals, key=lambda rival: _gap(rivals[rival]))
+        return gap_gate(name, rivals[other], other, limit, "clips")
+
     default = f"earshot-{precision}"
     theirs = [name for name in THEIR_DEFAULTS if name in by_name]
-    pairs = [
-        ("faster-whisper's default", default, theirs, settings.max_cer_gap_faster_whisper),
-        ("earshot-fp16", "earshot-int8", ["earshot-fp16"], settings.max_cer_gap_fp16),
+    to_theirs, to_fp16 = settings.max_cer_gap_faster_whisper, settings.max_cer_gap_fp16
+    return [
+        gate("faster-whisper's default", default, theirs, to_theirs),
+        gate("earshot-fp16", "earshot-int8", ["earshot-fp16"], to_fp16),
         # Behind Triton is the same transcriber, so a few clips are enough to see that it is.
-        (f"{default} in process", "earshot-triton", [default], settings.max_cer_gap_fp16),
+        gate(f"{default} in process", "earshot-triton", [default], to_fp16),
+        all_answered({score.facts.name: score.errors for score in scores}),
     ]
-    answered = all_answered({score.facts.name: score.errors for score in scores})
-    return [*(_cer_gate(*pair, by_name, groups) for pair in pairs), answered]
-
-
-def _cer_gate(
-    title: str,
-    ours: str,
-    others: Sequence[str],
-    limit: float,
-    by_name: dict[str, SystemScore],
-    groups: Sequence[str],
-) -> Check:
-    """Judge `ours` against the most accurate of `others`; `title` names these."""
-    name = f"CER of {ours} at most {limit:g} points above {title}"
-    missing = [system for system in (ours, *others) if system not in by_name]
-    if missing or not others:
-        return Check(name, None, f"{' and '.join(missing) or title} did not run")
-    rivals = dict[str, list[CountsPair]]()
-    for other in others:
-        pairs = [
-            (clip.ours, clip.theirs)
-            for clip in common_clips(by_name[ours], by_name[other])
-            if not groups or clip.group in groups
-        ]
-        if any(edits.length for edits, _ in pairs):
-            rivals[other] = pairs
-    if not rivals:
-        return Check(name, None, "they have no clip with a reference text in common")
-    other = max(rivals, key=lambda rival: _gap(rivals[rival]))
-    return gap_gate(name, rivals[other], other, limit, "clips")
 
 
 class CommonClip(NamedTuple):

@@ -107,18 +107,10 @@ def over_triton(config: EvaluationProduct, address: str) -> Iterator[Transcripti
 def earshot_in_process(
     config: EvaluationProduct, precision: Precision, **options: Any
 ) -> Iterator[TranscriptionSystem]:
-    """Open a transcriber in this process; every call has these `options` of `Request`.
-
-    Raises:
-        ConfigError: the engine has another precision.
-    """
-    from serve.contract.engine import open_engine  # noqa: PLC0415 - loads torch
+    """Open a transcriber in this process; every call has these `options` of `Request`."""
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415 - loads torch
 
     path = engine_of(config, precision)
-    built = open_engine(path).manifest.precision
-    if built != precision:
-        raise ConfigError(f"the engine {path} is {built}, expected {precision}")
     settings = _settings(config, transport="in process", engine=path, precision=precision)
     settings |= options | versions("torch")
     with open_transcriber(config, path) as transcriber:
@@ -165,7 +157,6 @@ def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem
         "logprob_threshold": transcriber.logprob_threshold,
         "no_speech_threshold": transcriber.no_speech_threshold,
     }
-    conditions = {"device": device, "threads": config.eval.threads}
 
     def transcribe(audio: bytes, language: str | None) -> Prediction:
         """Decode, cut, generate window by window."""
@@ -192,7 +183,8 @@ def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem
             ]
         return _from_segments(first_code, segments)
 
-    settings = {**conditions, **options, **versions("transformers", "torch")}
+    settings = {"device": device, "threads": config.eval.threads, **options}
+    settings |= versions("transformers", "torch")
     yield TranscriptionSystem(settings, transcribe)
 
 
@@ -441,11 +433,11 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         return in_process(changed(config, "runtime", **runtime), "int8")
 
     long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
-    one_row = {"beam_size": 1, "best_of": 1}
+    one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
     triton = functools.partial(earshot_triton, config)
     reference = functools.partial(transformers_fp32, config)
     return {
-        "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), config.build.precision),
+        "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), configured),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
         "earshot-int8-full-kv": computed("full", "full"),
@@ -460,11 +452,8 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
         "transformers-fp32": Spec(reference, ("transformers", "torch")),
-        **{
-            name: in_process(config, config.build.precision, **LONG_OURS[name])
-            for name in LONG_OURS
-        },
-        **{name: long_peer(**LONG_THEIRS[name]) for name in LONG_THEIRS},
+        **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
+        **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
     }
 
 

@@ -11,15 +11,7 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.corpora.layout import (
-    CLIPS,
-    EXPECTED,
-    TRANSCRIPTS,
-    Layout,
-    librispeech,
-    recordings,
-    table,
-)
+from eval.corpora.layout import CLIPS, EXPECTED, TRANSCRIPTS, Layout, librispeech, recordings, table
 from eval.corpora.parquet import PREFIX, hub, local
 from serve.contract.errors import ConfigError, EarshotError, FileError
 

@@ -15,8 +15,7 @@ from serve.contract.errors import ConfigError, UnavailableError
 CACHE = Path(".cache") / "clips"
 """Audio taken out of Parquet files; relative to the project's root."""
 
-_TEXT_ROWS = 4096  # read at a time
-_AUDIO_ROWS = 16
+_AUDIO_ROWS = 16  # read at a time
 
 
 def local(place: Path, files: Sequence[Path]) -> Layout:
@@ -48,14 +47,13 @@ def _layout(files: Sequence[str], filesystem: Any, title: str, key: str) -> Layo
         with _open(filesystem, name) as file:
             columns = _columns(file, name)
             wanted = [columns.text, *filter(None, [columns.language]), f"{columns.audio}.path"]
-            batches = file.iter_batches(_TEXT_ROWS, columns=wanted)
+            batches = file.iter_batches(columns=wanted)
             for row, cells in enumerate(cells for b in batches for cells in b.to_pylist()):
                 path = (cells[columns.audio] or {}).get("path") or ""
                 # The path may be the same in two rows, or lead anywhere: only its ending is used.
                 clip = f"{number:04d}-{row:07d}{Path(path).suffix}"
                 text = (cells[columns.text] or "").strip()
-                language = cells[columns.language] if columns.language else None
-                code = language_code(language if isinstance(language, str) else None)
+                code = language_code(cells[columns.language] if columns.language else None)
                 clips.append((f"{name}, row {row}", Clip(clip, folder / clip, text, code, 0.0)))
                 rows[clip] = (name, row)
 

@@ -22,7 +22,7 @@ from build.clips import load_clips
 from eval.accuracy.score import Counts, word_counts
 from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
-from eval.record import Check, ReportSection, Result, Run, Say, Table
+from eval.record import Check, ReportSection, Result, Run, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
@@ -122,13 +122,12 @@ def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
 
 
 def _by_speaker(texts: SpeakerTexts) -> list[str]:
-    speakers = dict.fromkeys(speaker for speaker, _ in texts)
-    return [_words([text for text in texts if text[0] == speaker]) for speaker in speakers]
-
-
-def _words(texts: SpeakerTexts) -> str:
-    joined = normalize_text(" ".join(text for _, text in texts))
-    return " ".join(_SPACELESS.sub(r" \1 ", joined).split())
+    """Join the words of each speaker."""
+    by_speaker = dict[str, list[str]]()
+    for speaker, text in texts:
+        by_speaker.setdefault(speaker, []).append(text)
+    words = (normalize_text(" ".join(some)) for some in by_speaker.values())
+    return [" ".join(_SPACELESS.sub(r" \1 ", some).split()) for some in words]
 
 
 # ---------------------------------------------------------------- command
@@ -200,7 +199,7 @@ def speakers(
     sets = {"conversations": compose(PLAN, seed, clips)}
     if meetings is not None:
         sets["recordings"] = meetings
-    scored = {name: _scored(device, members, run.say) for name, members in sets.items()}
+    scored = {name: _scored(device, members) for name, members in sets.items()}
     totals = [figures_of(name, scores) for name, scores in scored.items()]
     scores = list(itertools.chain(*scored.values()))
     rows = [_row(figures_of(score.recording, [score])) for score in scores]
@@ -240,22 +239,20 @@ def _transcribe(
     return counts
 
 
-def _scored(
-    device: str, recordings: Sequence[ConversationRecording], say: Say
-) -> list[DiarizationScore]:
+def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[DiarizationScore]:
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
-    for recording in recordings:
+    for recording in tqdm(recordings, "diarizing", unit="recording"):
         samples = join_blocks(decode(read_bytes(recording.path), _LIMITS))
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s
         count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
-        wrong = compare_turns(recording.turns, turns)
-        score = DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, wrong)
-        say(f"  {score.recording}: {wrong.rate:.1f} %, {count} of {score.speakers} speakers")
-        scored.append(score)
+        errors = compare_turns(recording.turns, turns)
+        scored.append(
+            DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, errors)
+        )
     return scored
 
 

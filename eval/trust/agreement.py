@@ -5,19 +5,17 @@ which of them comes first, and 100 is the most: it is the CER between them.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 
 from build.clips import Clip
 from eval.accuracy.report import percent
 from eval.accuracy.score import Counts, Rate, char_counts, rate
-from eval.figures import line_chart
-from eval.record import Check, Figure, Part, ReportSection, Table, Text
+from eval.record import Check, ReportSection, Table, Text
 from serve.contract.messages import Transcript
 from serve.speech.text import normalize_text
 
-THRESHOLDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 EVERY = 100.0  # the threshold that selects all
+THRESHOLDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, EVERY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Selection:
     clips_percent: float  # of all
     seconds_percent: float
     cer: Rate | None  # of the selected; None: there are no references
-    exact_percent: float | None  # of the selected, without an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,6 @@ class AgreementResult:
     failed: int
     trusted: int
     silences: int  # clips in which neither pass has a word
-    silences_right: int | None  # without speech; None: there are no references
     points: tuple[Selection, ...]
 
 
@@ -93,63 +89,33 @@ def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
 
 
 def figures_of(
-    pairs: Sequence[TranscriptPair], *, failed: int, clips: int, seconds: float, threshold: float
+    pairs: Sequence[TranscriptPair], failed: int, seconds: float, threshold: float
 ) -> AgreementResult:
     """Count the trusted transcripts, and select by each threshold.
 
     Args:
         pairs: one for each clip that both passes transcribed.
         failed: number of clips without a pair.
-        clips: number of all clips.
         seconds: the length of all clips.
         threshold: % in which two trusted texts may differ.
     """
-    points = list[Selection]()
-    for limit in sorted({*THRESHOLDS, threshold, EVERY}):
+    clips, points = len(pairs) + failed, list[Selection]()
+    references = any(pair.edits for pair in pairs)
+    for limit in sorted({*THRESHOLDS, threshold}):
         # In a fixed order, because the interval's draws depend on it.
         selected = sorted((p for p in pairs if p.is_trusted(limit)), key=lambda pair: pair.file)
         edits = [pair.edits for pair in selected if pair.edits]
-        exact = sum(not counts.errors for counts in edits)
         point = Selection(
             threshold=limit,
             clips=len(selected),
             clips_percent=100 * len(selected) / clips,
             seconds_percent=100 * sum(pair.duration for pair in selected) / seconds,
-            cer=rate(edits) if edits else None,
-            exact_percent=100 * exact / len(edits) if edits else None,
+            cer=rate(edits) if references else None,
         )
         points.append(point)
-    references = any(pair.edits for pair in pairs)
-    silent = [pair for pair in pairs if pair.silence]
-    right = sum(pair.edits is not None and not pair.edits.length for pair in silent)
-    return AgreementResult(
-        clips=clips,
-        seconds=seconds,
-        failed=failed,
-        trusted=sum(pair.is_trusted(threshold) for pair in pairs),
-        silences=len(silent),
-        silences_right=right if references else None,
-        points=tuple(points),
-    )
-
-
-def steps(pairs: Sequence[TranscriptPair], clips: int) -> list[tuple[float, float]]:
-    """Return share of the clips and CER, both in percent, for growing selections.
-
-    Transcripts of equal difference come together.
-    """
-    points, count, edits = list[tuple[float, float]](), 0, Counts()
-    spoken = sorted((pair for pair in pairs if not pair.silence), key=_difference)
-    for _, group in itertools.groupby(spoken, _difference):
-        for pair in group:
-            count, edits = count + 1, edits + (pair.edits or Counts())
-        if edits.length:
-            points.append((100 * count / clips, 100 * edits.errors / edits.length))
-    return points
-
-
-def _difference(pair: TranscriptPair) -> float:
-    return pair.difference
+    trusted = sum(pair.is_trusted(threshold) for pair in pairs)
+    silences = sum(pair.silence for pair in pairs)
+    return AgreementResult(clips, seconds, failed, trusted, silences, tuple(points))
 
 
 def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check, ...]:
@@ -176,29 +142,18 @@ def checks_of(pairs: Sequence[TranscriptPair], threshold: float) -> tuple[Check,
 # ---------------------------------------------------------------- report
 
 
-def section_of(
-    pairs: Sequence[TranscriptPair], figures: AgreementResult, threshold: float
-) -> ReportSection:
-    """Return the section of the report, with a chart if there are references."""
-    references = figures.silences_right is not None
-    header = ["texts differ by at most", "clips", "seconds", *(["CER", "exact"] * references)]
-    rows = list[list[str]]()
+def section_of(figures: AgreementResult, threshold: float) -> ReportSection:
+    """Return the section of the report."""
+    header, rows = ["texts differ by at most", "clips", "seconds"], list[list[str]]()
     for point in figures.points:
         limit = "all" if point.threshold == EVERY else f"{point.threshold:g} %"
-        row = [limit, f"{point.clips_percent:.0f} %", f"{point.seconds_percent:.0f} %"]
-        if references:
-            exact = "" if point.exact_percent is None else f"{point.exact_percent:.0f} %"
-            row += [percent(point.cer) if point.cer else "none", exact]
-        rows.append(row)
-    right = f", rightly in {figures.silences_right}" if references else ""
+        rows.append([limit, f"{point.clips_percent:.0f} %", f"{point.seconds_percent:.0f} %"])
+        if point.cer:
+            rows[-1].append(percent(point.cer))
+    if len(rows[0]) > len(header):  # there are references
+        header.append("CER")
     counts = (
         f"trusted at {threshold:g} %: {figures.trusted} of {figures.clips} clips; agreed on "
-        f"silence: {figures.silences}{right}; failed: {figures.failed}"
+        f"silence: {figures.silences}; failed: {figures.failed}"
     )
-    parts: list[Part] = [Table(header, rows), Text(counts)]
-    if references:
-        curve = {"agreement": steps(pairs, figures.clips)}
-        label = "CER of the selected transcripts over their share of the clips"
-        chart = line_chart("CER of the selected, %", label, "selected, % of the clips", curve)
-        parts.insert(0, Figure([chart], legend=False))
-    return ReportSection("Transcripts", parts)
+    return ReportSection("Transcripts", [Table(header, rows), Text(counts)])

@@ -5,17 +5,16 @@ and its segment's `avg_logprob` is fitted to the words of one half of the clips,
 figures are of the other half, `report`.
 """
 
-import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jiwer
 import numpy as np
 import numpy.typing as npt
 
 from build.clips import Clip
-from eval.record import Check, Part, ReportSection, Table, Text
+from eval.record import Check, ReportSection, Table, Text
 from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Transcript
@@ -24,12 +23,10 @@ from serve.speech.text import normalize_text
 from serve.speech.words import SPACELESS
 
 HALVES = ("choose", "report")
-EVERY = "all"
 MAX_ECE = 0.05  # of words that were not fitted to
 MIN_DECIDING = 1_000  # words; with fewer the measures are a matter of chance
 BINS = 15
 MIN_FIT_WORDS = 30  # the fewest right words, and wrong words, for a fit
-_MIN_ROW_WORDS = 50  # words of a language that has a row
 _RIDGE = 1e-3  # keeps weights finite where words could be separated without error
 _MAX_STEPS = 100
 _MIN_STEP = 1e-9  # the fit ends at a smaller step
@@ -38,53 +35,25 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
-class ReliabilityBin:
-    """Words with nearly the same figure."""
-
-    low: float
-    high: float
-    words: int
-    said: float  # mean of the figure
-    right: float  # share of the words
-
-
-@dataclasses.dataclass(frozen=True)
 class Reliability:
     """The reliability of a figure over the words of one search."""
 
     beam_size: int
     figure: str
-    language: str  # of the words; `EVERY` = all
     words: int
     right: float  # share
     said: float  # mean of the figure
-    ece: float  # expected calibration error, bins of equal width
+    ece: float  # expected calibration error, `BINS` bins of equal width
     brier: float  # mean squared distance from 1 where a word is right, and from 0 where it is not
     auroc: float | None  # P(figure of a right word > that of a wrong one); None: one kind
-    bins: tuple[ReliabilityBin, ...]  # that hold a word, lowest first
 
 
 def reliability(
-    figures: Floats,
-    right: npt.NDArray[np.bool_],
-    beam_size: int = 0,
-    figure: str = "",
-    language: str = "",
+    figures: Floats, right: npt.NDArray[np.bool_], beam_size: int = 0, figure: str = ""
 ) -> Reliability:
-    """Compare a figure of words, at least one, with whether they are right.
-
-    Args:
-        figures: the figure of each word, 0 to 1.
-        right: whether each word is right.
-        beam_size, figure, language: as in `Reliability`.
-    """
-    numbers, bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1), list[ReliabilityBin]()
-    for number in np.unique(numbers).tolist():
-        inside = numbers == number
-        said, share = float(figures[inside].mean()), float(right[inside].mean())
-        bins.append(
-            ReliabilityBin(number / BINS, (number + 1) / BINS, int(inside.sum()), said, share)
-        )
+    """Compare a figure of words, 0 to 1, at least one, with whether they are right."""
+    bins = np.minimum((figures * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, figures - right)  # summed by bin
     auroc, wrong = None, np.sort(figures[~right])
     if 0 < len(wrong) < len(right):
         # Ties count half.
@@ -93,14 +62,12 @@ def reliability(
     return Reliability(
         beam_size=beam_size,
         figure=figure,
-        language=language,
         words=len(right),
         right=float(right.mean()),
         said=float(figures.mean()),
-        ece=sum(abs(one.said - one.right) * one.words for one in bins) / len(right),
+        ece=float(np.abs(gaps).sum() / len(right)),
         brier=float(np.mean((figures - right) ** 2)),
         auroc=auroc,
-        bins=tuple(bins),
     )
 
 
@@ -114,7 +81,6 @@ class HeardWord:
     file: str
     half: str
     language: str  # of the reference; "" = unknown
-    word: str
     probability: float
     avg_logprob: float  # of the segment
     confidence: float | None  # of the engine, if it has a fit
@@ -123,29 +89,31 @@ class HeardWord:
 
 def judge_words(
     clips: Sequence[Clip], answers: Sequence[Transcript | EarshotError]
-) -> Iterator[HeardWord]:
-    """Yield the words of answers, and whether each is right; punctuation alone is no word.
+) -> list[HeardWord]:
+    """Return the words of answers, and whether each is right; punctuation alone is no word.
 
     Clips without a half go to both halves in turn.
     """
+    judged = list[HeardWord]()
     for number, (clip, answer) in enumerate(zip(clips, answers, strict=True)):
         if isinstance(answer, EarshotError):
             continue
         words = [(word, segment) for segment in answer.segments for word in segment.words or ()]
-        texts = [word.word for word, _ in words]
-        verdicts = right_words(clip.text, texts, clip.language)
-        for (word, segment), right in zip(words, verdicts, strict=True):
-            if right is not None and segment.avg_logprob is not None:
-                yield HeardWord(
-                    file=clip.file,
-                    half=clip.half or HALVES[number % 2],
-                    language=clip.language or "",
-                    word=word.word,
-                    probability=word.probability,
-                    avg_logprob=segment.avg_logprob,
-                    confidence=word.confidence,
-                    right=right,
-                )
+        verdicts = right_words(clip.text, [word.word for word, _ in words], clip.language)
+        judged += [
+            HeardWord(
+                file=clip.file,
+                half=clip.half or HALVES[number % 2],
+                language=clip.language or "",
+                probability=word.probability,
+                avg_logprob=segment.avg_logprob,
+                confidence=word.confidence,
+                right=right,
+            )
+            for (word, segment), right in zip(words, verdicts, strict=True)
+            if right is not None and segment.avg_logprob is not None
+        ]
+    return judged
 
 
 def right_words(reference: str, words: Sequence[str], language: str | None) -> list[bool | None]:
@@ -250,6 +218,7 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
         reported = [word for word in beam_words if word.half == "report"]
         if not reported:
             raise EarshotError("the half 'report' has no word; expected clips with speech in it")
+        right = np.array([word.right for word in reported])
         figures: dict[str, list[float | None]] = {
             "probability": [word.probability for word in reported],
             "confidence": [word.confidence for word in reported],
@@ -257,24 +226,17 @@ def figures_of(words: dict[int, list[HeardWord]], source: str) -> CalibrationRes
         }
         if None in figures["confidence"]:
             del figures["confidence"]
-        right = np.array([word.right for word in reported])
-        languages = np.array([word.language for word in reported])
-        counts = collections.Counter(word.language for word in reported if word.language)
-        common = sorted(name for name, count in counts.items() if count >= _MIN_ROW_WORDS)
-        for language in (EVERY, *common):
-            own = (languages == language) | (language == EVERY)
-            for name, values in figures.items():
-                selected = np.array(values, np.float64)[own]
-                rows.append(reliability(selected, right[own], beam, name, language))
+        for name, values in figures.items():
+            rows.append(reliability(np.array(values, np.float64), right, beam, name))
     return CalibrationResult(fit, tuple(rows))
 
 
 def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
     """Check the fit on the words of the other half; few words decide nothing."""
-    whole = {(row.beam_size, row.figure): row for row in figures.rows if row.language == EVERY}
     checks = list[Check]()
-    for beam in dict.fromkeys(beam for beam, _ in whole):
-        after, before = whole[beam, "fitted"], whole[beam, "probability"]
+    rows = {(row.beam_size, row.figure): row for row in figures.rows}
+    for beam in dict.fromkeys(row.beam_size for row in figures.rows):
+        before, after = rows[beam, "probability"], rows[beam, "fitted"]
         enough = after.words >= MIN_DECIDING
         near = f"with a beam of {beam} confidence is within {MAX_ECE} of the truth"
         better = f"with a beam of {beam} confidence has a smaller Brier score than probability"
@@ -287,25 +249,18 @@ def checks_of(figures: CalibrationResult) -> tuple[Check, ...]:
 
 
 def section_of(figures: CalibrationResult) -> ReportSection:
-    """Return the fit, the figures, and the reliability by bins."""
+    """Return the fit and the figures."""
     fit = figures.fit
     summary = (
         f"fit: {fit.intercept:+.3f} {fit.probability:+.3f} log-odds of the probability "
         f"{fit.avg_logprob:+.3f} avg_logprob; {fit.words} words of {fit.clips} clips, "
         f"{', '.join(fit.languages)}"
     )
-    header = ("beam, words, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
-    rows, bins = list[list[str]](), list[Part]()
+    header = ("beam, figure", "words", "right", "says", "ECE", "Brier", "AUROC")
+    rows = list[list[str]]()
     for row in figures.rows:
-        name = f"{row.beam_size}, {row.language}, {row.figure}"
         measures = [f"{share:.3f}" for share in (row.right, row.said, row.ece)]
         auroc = "" if row.auroc is None else f"{row.auroc:.3f}"
+        name = f"{row.beam_size}, {row.figure}"
         rows.append([name, str(row.words), *measures, f"{row.brier:.4f}", auroc])
-        if row.language == EVERY and row.figure != "confidence":
-            title = f"beam {row.beam_size}, {row.figure}"
-            cells = [
-                (f"{b.low:.2f} to {b.high:.2f}", str(b.words), f"{b.said:.3f}", f"{b.right:.3f}")
-                for b in row.bins
-            ]
-            bins.append(Table((title, "words", "says", "are right"), cells, title.capitalize()))
-    return ReportSection("Words", [Text(summary), Table(header, rows), *bins])
+    return ReportSection("Words", [Text(summary), Table(header, rows)])

@@ -2,7 +2,6 @@
 
 transcripts.jsonl   the first transcripts, the most alike first: a manifest, once it is filtered
 failed.jsonl        clips without a transcript, and why
-words.jsonl         words that were heard, and whether they are right
 fit.json            the fit of confidence that `build.confidence` may name
 """
 
@@ -19,6 +18,7 @@ from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
 from eval.trust.agreement import TranscriptPair, pair_of
+from eval.trust.calibration import judge_words
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -54,15 +54,14 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     )
     run.say(drawn.summary)
     first, second = (_transcribed(*engine, drawn.clips) for engine in passes)
-    pairs, failed = pair_transcripts(drawn, first, second, settings.half)
-    clips = [clip for clip in drawn.clips if _in_half(clip, settings.half)]
-    figures = agreement.figures_of(
-        pairs,
-        failed=len(failed),
-        clips=len(clips) + len(drawn.unreadable),
-        seconds=sum(clip.duration_s for clip in clips),
-        threshold=threshold,
-    )
+    answers = [
+        (clip, one, two)
+        for clip, one, two in zip(drawn.clips, first, second, strict=True)
+        if not settings.half or clip.half in ("", settings.half)
+    ]
+    pairs, failed = _paired(answers, drawn)
+    seconds = sum(clip.duration_s for clip, *_ in answers)
+    figures = agreement.figures_of(pairs, len(failed), seconds, threshold)
     lines = [vars(pair) | {"trusted": pair.is_trusted(threshold)} for pair in pairs]
     for line in lines:
         del line["edits"]
@@ -70,23 +69,19 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     reasons = [{"file": file, "error": error} for file, error in failed.items()]
     write_jsonl(run.folder / "failed.jsonl", reasons)
     checks = agreement.checks_of(pairs, threshold)
-    sections = [agreement.section_of(pairs, figures, threshold)]
+    sections = [agreement.section_of(figures, threshold)]
     words = None
     has_words = any(
         s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
     )
     if drawn.references and not other and has_words:
-        beams = {
-            beam: list(calibration.judge_words(drawn.clips, answers))
-            for beam, answers in ((run.config.transcriber.beam_size, first), (1, second))
-        }
+        searches = {run.config.transcriber.beam_size: first, 1: second}
+        judged = {beam: judge_words(drawn.clips, heard) for beam, heard in searches.items()}
         try:
-            words = calibration.figures_of(beams, source)
+            words = calibration.figures_of(judged, source)
         except EarshotError as error:
             checks += (Check("confidence is fitted", None, str(error)),)
         else:
-            judged = [{"beam_size": beam, **vars(word)} for beam in beams for word in beams[beam]]
-            write_jsonl(run.folder / "words.jsonl", judged)
             write_json(run.folder / "fit.json", words.fit)
             checks += calibration.checks_of(words)
             sections.append(calibration.section_of(words))
@@ -134,19 +129,10 @@ def _transcribed(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) 
         return list(tqdm(pool.map(transcribe, clips), title, len(clips), unit="clip"))
 
 
-def _in_half(clip: Clip, half: str) -> bool:
-    return not half or clip.half in ("", half)
-
-
-def pair_transcripts(
-    drawn: FoundCorpus, first: Sequence[Answer], second: Sequence[Answer], half: str = ""
+def _paired(
+    answers: Sequence[tuple[Clip, Answer, Answer]], drawn: FoundCorpus
 ) -> tuple[list[TranscriptPair], dict[str, str]]:
-    """Pair the transcripts of both passes, the most alike first.
-
-    Args:
-        drawn: the clips.
-        first, second: the transcripts of each clip.
-        half: the half of a manifest to pair; "" is both.
+    """Pair the transcripts of clips, the most alike first.
 
     Returns:
         The pairs, and the reasons of clips without one, by file.
@@ -155,15 +141,12 @@ def pair_transcripts(
         EarshotError: no clip has two transcripts.
     """
     pairs, failed = list[TranscriptPair](), dict(drawn.unreadable)
-    for clip, one, other in zip(drawn.clips, first, second, strict=True):
-        if not _in_half(clip, half):
-            continue
-        if isinstance(one, Transcript) and isinstance(other, Transcript):
-            pairs.append(pair_of(clip, one, other, references=drawn.references))
+    for clip, first, second in answers:
+        if isinstance(first, EarshotError) or isinstance(second, EarshotError):
+            failed[clip.file] = str(first if isinstance(first, EarshotError) else second)
         else:
-            failed[clip.file] = str(other if isinstance(one, Transcript) else one)
+            pairs.append(pair_of(clip, first, second, references=drawn.references))
     if not pairs:
         file, error = next(iter(failed.items()))
         raise EarshotError(f"no clip has transcripts of both passes; {file}: {error}")
-    pairs.sort(key=lambda pair: (pair.difference, pair.silence))
-    return pairs, failed
+    return sorted(pairs, key=lambda pair: (pair.difference, pair.silence)), failed

@@ -1,6 +1,7 @@
 """The pages as a browser lays them out: where one is installed, as continuous integration does."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -20,37 +21,7 @@ NAMES = (
     *("faster-whisper-float32-greedy", "faster-whisper-int8", "faster-whisper-int8-greedy"),
     "transformers-fp32",
 )
-# Unfolds everything, and names elements beyond the page and texts of charts that overlap.
-MEASURE = """
-() => {
-  for (const closed of document.querySelectorAll("details")) closed.open = true;
-  const seen = box => box.width > 0 && box.height > 0;
-  const name = element => element.textContent.trim();
-  const found = {beyond: [], overlaps: [], small: [], texts: 0};
-  for (const element of document.querySelectorAll("main *")) {
-    const box = element.getBoundingClientRect();
-    if (!element.closest(".scroll") && seen(box) && box.right > innerWidth + 1)
-      found.beyond.push(`${element.tagName} ${name(element).slice(0, 40)}`);
-  }
-  for (const chart of document.querySelectorAll(".charts > *")) {
-    const texts = [...chart.querySelectorAll("span, small, h4, p")].filter(
-      text => !text.children.length && name(text) && seen(text.getBoundingClientRect()));
-    const boxes = texts.map(text => text.getBoundingClientRect());
-    found.texts += texts.length;
-    boxes.forEach((a, i) => {
-      if (a.height < 9) found.small.push(name(texts[i]));
-      boxes.slice(i + 1).forEach((b, j) => {
-        const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-        const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        if (wide > 1 && high > 3)
-          found.overlaps.push(`${name(texts[i])} | ${name(texts[i + 1 + j])}`);
-      });
-    });
-  }
-  found.width = document.documentElement.scrollWidth - innerWidth;
-  return found;
-}
-"""
+MEASURE = (Path(__file__).parent / "overlaps.js").read_text(encoding="utf-8")
 PLAYERS = "[...document.querySelectorAll('audio')].map(audio => audio.duration || 0)"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 

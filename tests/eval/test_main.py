@@ -93,24 +93,9 @@ def test_run_writes_predictions_and_reports(config, capsys):
     files = {f"{name}.{end}" for name in NAMES.split(",") for end in ("json", "jsonl", "key")}
     found = {path.name for path in (folder / "predictions").iterdir()}
     assert found == files | {"earshot-int8.timed.jsonl"}
-    assert "5 clips, 0.8 minutes of audio in 5 windows; " in out.err
+    assert "5 clips, 0.8 minutes of audio; " in out.err
     assert re.search(r"transformers-fp32 +: 100%.* 44/44 ", out.err), "one bar for all of it"
     assert report["run"]["settings"]["repeats"] == 2
-
-
-def test_own_recordings_are_all_heard(config, capsys):
-    own = config.parent / "own"
-    own.mkdir()
-    write_manifest(own / "manifest.jsonl", {f"{n}.txt": f"clip {n}" for n in range(12)})
-    (own / "5.txt").write_text("bad")
-    config.write_text(config.read_text() + "\ntimed_limit = 1\n")
-    code, folder = run(config, "--clips", str(own))
-    assert code == 0
-    errors = capsys.readouterr().err
-    assert "cannot be read, so no system is given it: 5.txt: AUDIO is bad" in errors
-    assert "11 clips, 1.7 minutes of audio in 11 windows" in errors
-    report = report_of(folder)
-    assert [len(system["sets"]["timed"]["by_clip"]) for system in report["systems"]] == [11, 11]
 
 
 def without_heldout(config):
@@ -120,42 +105,29 @@ def without_heldout(config):
     return config
 
 
-@pytest.mark.nightly
-def test_score_again_after_predictions_changed(config, capsys):
-    _, folder = run(config, "--systems", NAMES)
-    path = folder / "predictions" / "earshot-int8.jsonl"
-    text = path.read_text().replace('"text":"hello there"', '"text":"hallo there"')
-    path.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
-    capsys.readouterr()
-    assert main(["report", str(folder)]) == 1
-    err = capsys.readouterr().err
-    for bound in ("faster-whisper's default", "earshot-fp16"):
-        assert f"FAILED: CER of earshot-int8 at most 0.1 points above {bound}." in err
-    assert "CER of earshot-triton" not in err
-    assert main(["report", str(folder), "--systems", "earshot-fp16"]) == 0
-    out = capsys.readouterr()
-    assert "**Not decided**" in out.out
-    assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
-
-
-def test_a_run_over_what_somebody_has(config, record, monkeypatch):
-    """A folder with a table, a draw from it, a language that the table does not say."""
+def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, capsys):
+    """A limit of the config is for its own clips; --limit draws, and --language fills a gap."""
     folder = config.parent / "mine"
     for number in range(5):
         record(folder / f"{number}.wav", 0.5)
+    (folder / "0.wav").write_text("bad")
     rows = "".join(f"{number}.wav;word {number}\n" for number in range(5))
     (folder / "refs.csv").write_text("file;sentence\n" + rows)
+    config.write_text(config.read_text() + "\ntimed_limit = 1\n")
     monkeypatch.setattr(systems, "open_system", open_fake_for_any_bytes)
-    flags = ("--limit", "2", "--seed", "3", "--language", "en", "--systems", "earshot-int8")
-    code, out = run(config, "--clips", str(folder), *flags)
+    flags = ("--clips", str(folder), "--language", "en", "--systems", "earshot-int8")
+    code, out = run(config, *flags)
     assert code == 0
-    report = report_of(out)
-    source = report["run"]["sources"]["timed"]
+    errors = capsys.readouterr().err
+    assert "cannot be read, so no system is given it: 0.wav: AUDIO is bad" in errors
+    assert "4 clips, 0.0 minutes of audio;" in errors
+    (heard,) = report_of(out)["systems"]
+    assert len(heard["sets"]["timed"]["by_clip"]) == 4
+    assert list(heard["sets"]["timed"]["by_part"]) == ["en"]
+    assert (out / "report.html").read_text().count("<audio") == 4
+    run(config, *flags, "--limit", "2", "--seed", "3")
+    source = report_of(out)["run"]["sources"]["timed"]
     assert "text from `sentence`: 5 clips, 2 of them drawn with seed 3" in source
-    assert list(report["systems"][0]["sets"]["timed"]["by_part"]) == ["en"]
-    calls = read_calls(out / "predictions" / "earshot-int8.jsonl")
-    assert {call.path for call in calls} <= {str(folder / f"{n}.wav") for n in range(5)}
-    assert (out / "report.html").read_text().count("<audio") == 2
 
 
 @pytest.mark.nightly
@@ -170,22 +142,27 @@ def test_a_full_run_gives_every_system_everything_but_those_that_are_left_out(co
 
 
 @pytest.mark.nightly
-def test_runs_are_shown_side_by_side_and_unfinished_ones_are_not_scored(config, capsys):
-    _, folder = run(config)
-    capsys.readouterr()
-    both = [str(folder), str(folder)]
-    assert main(["report", *both, "--output", str(folder / "both")]) == 0
-    html = folder / "both" / "report.html"
-    assert f"The report: {html}" in capsys.readouterr().out
-    assert "Two runs, compared" in html.read_text()
-    facts = folder / "predictions" / "earshot-fp16.json"
-    facts.unlink()
-    assert main(["report", str(folder)]) == 2
-    assert "earshot-fp16 did not finish in " in capsys.readouterr().err
-    rows = folder / "predictions" / "earshot-int8.jsonl"
+def test_a_kept_run_is_scored_again_and_compared_once_it_is_finished(config, capsys):
+    _, folder = run(config, "--systems", NAMES)
+    predictions, other = folder / "predictions", ("--systems", "earshot-fp16")
+    rows = predictions / "earshot-int8.jsonl"
+    text = rows.read_text().replace('"text":"hello there"', '"text":"hallo there"')
+    rows.write_text(text.replace('"text":"good bye"', '"text":"good buy"'))
+    assert main(["report", str(folder)]) == 1
+    err = capsys.readouterr().err
+    for bound in ("faster-whisper's default", "earshot-fp16"):
+        assert f"FAILED: CER of earshot-int8 at most 0.1 points above {bound}." in err
+    assert main(["report", str(folder), *other]) == 0
+    out = capsys.readouterr()
+    assert "**Not decided**" in out.out
+    assert "not decided: CER of earshot-triton at most 0.1 points above" in out.err
+    assert main(["report", str(folder), str(folder), "--output", str(folder / "both")]) == 0
+    assert "Two runs, compared" in (folder / "both" / "report.html").read_text()
     rows.write_text(rows.read_text().split("\n", 1)[1])
-    assert main(["report", str(folder), "--systems", "earshot-int8"]) == 2
-    assert "earshot-int8 did not finish in " in capsys.readouterr().err
+    (predictions / "earshot-fp16.json").unlink()
+    for name in ("earshot-int8", "earshot-fp16"):
+        assert main(["report", str(folder), "--systems", name]) == 2
+        assert f"{name} did not finish in " in capsys.readouterr().err
     (folder / "run.json").write_text('{"id": "x"}')
     assert main(["report", str(folder)]) == 2
     assert "run.json: started is missing; has id; expected a run" in capsys.readouterr().err
@@ -305,6 +282,13 @@ def test_a_missing_package_is_named_before_anything_runs(config, capsys, monkeyp
     assert code == 1
     assert "faster-whisper-int8 needs the package faster_whisper" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_a_value_out_of_range_is_refused_by_the_flag(config, capsys):
+    for value in ("101", "-1", "much"):
+        with pytest.raises(SystemExit):
+            main(["trust", "--config", str(config), "--threshold", value])
+    assert "argument --threshold: invalid float value: 'much'" in capsys.readouterr().err
 
 
 def options_of(command):

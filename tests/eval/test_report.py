@@ -3,6 +3,7 @@
 import html.parser
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,8 @@ from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import compare_runs, result_of
 from eval.config import EvaluationProduct
 from eval.figures import latency_chart, rate_chart
-from eval.record import Check, Figure, ReportSection, Result, Run, Table, Text, verdict
-from eval.report import table, to_markdown
+from eval.record import Check, Figure, ReportSection, Result, Run, Table, Text
+from eval.report import to_markdown
 from serve.contract.errors import ConfigError
 from tests.eval.accuracy.runs import calls, report, score
 
@@ -95,11 +96,7 @@ def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
     for part in (
         "Evaluation of demo failed",
         "✗ failed CER of earshot-int8 at most 0.2 points above earshot-fp16",
-        "11.11 % [11.11, 11.11]",
         "earshot-fp16 faster-whisper-int8 ✓ as it was said",
-        "normaliser basic-v1",
-        "a chip",
-        "8 calls at a time",
         "500 ms / 500 ms",
     ):
         assert part in page.text, part
@@ -107,11 +104,11 @@ def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
 
 
 def test_a_run_without_speech_mistakes_or_timing_has_a_page(page_of):
-    found = replace(report(), systems=(score("transformers-fp32", "hello you"),))
-    page = check_self_contained(page_of(found, {}))
+    heard = score("transformers-fp32", "hello you")
+    heard = replace(heard, sets={"timed": heard.sets["timed"]})
+    page = check_self_contained(page_of(replace(report(), systems=(heard,)), {}))
     assert "No system of this run was timed" in page.text
-    nothing = replace(found, systems=())
-    assert "None of these systems heard them." in Page(page_of(nothing, {})).text
+    assert "None of these systems heard them." in page.text
 
 
 def test_hostile_texts_stay_texts(page_of, made):
@@ -157,8 +154,6 @@ def test_two_runs_are_drawn_on_one_page(page_of):
     page = check_self_contained(page_of(compare_runs(a, b)))
     for part in (
         "A: earshot-int8 0.00",
-        "B: earshot-int8 11.11",
-        "A: earshot-int8 500 ms / 500 ms",
         "B: earshot-int8 250 ms / 250 ms",
         "earshot-int8 a.wav 0 1 +1",
         "B: earshot-int8 11.11 % [11.11, 11.11] 1/0/0 of 9",
@@ -179,9 +174,8 @@ def test_charts_lie_within_their_axes():
     assert latency_chart("alone", {"earshot-int8": heard}).rows[0].text == "300 ms / 300 ms"
     rates = {name: score(name, text).sets["timed"].overall.cer for name, text in FAR.items()}
     chart = rate_chart("CER, %", rates)
-    assert all(
-        0 <= span.left <= span.left + span.width <= 100 for r in chart.rows for span in r.spans
-    )
+    spans = [span for row in chart.rows for span in row.spans]
+    assert all(0 <= left <= left + width <= 100 for left, width, _ in spans)
     assert [row.mark is None for row in chart.rows] == [False, False, True]  # beyond the axis
     assert rate_chart("CER, %", {}) is None
 
@@ -210,44 +204,8 @@ def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path
     assert "a|b" in (tmp_path / "report.html").read_text()
 
 
-# ---------------------------------------------------------------- markdown
-
-
-def markdown(found, made):
-    """The whole report.md of a scored run."""
-    return to_markdown(Run("run", EvaluationProduct()), result_of(found, made, BASIC))
-
-
-def test_markdown_states_figures_conditions_and_gates(made):
-    text = markdown(report("hallo you"), made)
-    for part in (
-        "**FAILED**: CER of earshot-int8 at most 0.2 points above earshot-fp16. "
-        "11.11 % - 0.00 % (earshot-fp16) = +11.11 points [+11.11, +11.11] at 95 % on 2 clips",
-        "the language is found out by every system",
-        "the held-out clips: h.jsonl: 1 clip; the timed clips: m.jsonl: 2 clips",
-        "## Accuracy on the held-out clips",
-        "| 11.11 % [11.11, 11.11] |",
-        "1/0/0 of 9",
-        "- normaliser: basic-v1",
-        "### By group or language, CER / WER in %",
-        "| studio            |     1 | 11.11 / 50.00 |",
-        "Clips that cannot be read, 1, which count for nothing:\n\n- `gone.wav`: it is gone",
-        "500 / 500 / 500",
-        "- CPU: a chip",
-        "The 7.7 s clip is `a.wav`",
-        "| 7.7 s clip, ms |",
-        "2 calls alone, 2 under load",
-    ):
-        assert part in text
-    undecided = report()
-    assert verdict(undecided.gates) == "not decided"
-    assert "\n**Not decided**\n" in markdown(undecided, made)
-    assert verdict(gate for gate in undecided.gates if gate.passed) == "passed"
-
-
-def test_table_lines_up():
-    assert table(["a", "bb"], [["long", "1"]]).splitlines() == [
-        "| a    | bb |",
-        "|------|---:|",
-        "| long |  1 |",
-    ]
+def test_the_report_of_a_run_is_the_kept_one(made):
+    """Every figure, condition and gate; the page shows the same."""
+    result = result_of(report("hallo you"), made, BASIC)
+    expected = Path(__file__).parent / "accuracy" / "report.txt"
+    assert to_markdown(Run("run", EvaluationProduct()), result) == expected.read_text()

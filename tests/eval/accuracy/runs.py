@@ -3,8 +3,8 @@
 import dataclasses
 
 from eval.accuracy.normalize import normalizer
+from eval.accuracy.predictions import RunFacts
 from eval.accuracy.report import Report
-from eval.accuracy.run import RunFacts
 from eval.accuracy.score import gates, score_system
 from eval.config import EvalConfig
 from tests.eval.fakes import facts, timed_call

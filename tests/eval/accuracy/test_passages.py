@@ -30,13 +30,8 @@ def test_clips_of_a_speaker_are_joined_up_to_a_length(clip):
     clips.append(clip("b.wav", 4.0, "other", "b"))
     clips.append(clip("long.wav", 15.0, "long", "c"))
     found = join_clips(clips, 10.0, LIMITS)
-    assert [one.text for one in found] == [
-        "word 0 word 1",
-        "word 2 word 3",
-        "word 4",
-        "other",
-        "long",
-    ]
+    texts = ["word 0 word 1", "word 2 word 3", "word 4", "other", "long"]
+    assert [one.text for one in found] == texts
     assert found[0].file == "en/readers/a 000 (2 clips from 0.wav)"
     assert found[2:] == clips[4:]  # alone, they stay as they are
     samples, rate = soundfile.read(found[0].path)

@@ -17,12 +17,7 @@ from eval.accuracy.predictions import Prediction
 from eval.config import EvalConfig, EvaluationProduct, load_config
 from eval.demo import demo, render
 from eval.record import verdict
-from serve.contract.errors import (
-    ConfigError,
-    EarshotError,
-    MissingCheckpointError,
-    UnavailableError,
-)
+from serve.contract.errors import EarshotError, MissingCheckpointError, UnavailableError
 from tests.eval.fakes import timed_call
 
 CLIP = Path("tests/data/en_two.wav")
@@ -154,12 +149,6 @@ def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
     with pytest.raises(EarshotError, match="converting the checkpoint for faster-whisper failed"):
         systems.prepare_converted(replace(config, build=build))
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_an_engine_of_the_wrong_precision_is_refused(config):
-    build = replace(config.build, precision="fp16")
-    with pytest.raises(ConfigError, match="is int8, expected fp16"):
-        systems.open_system("earshot-fp16", replace(config, build=build)).__enter__()
 
 
 def test_openai_checkpoints_are_refused_by_name():

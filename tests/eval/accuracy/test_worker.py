@@ -1,15 +1,13 @@
 import os
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 
 import psutil
 import pytest
 
 from eval import processes
-from eval.accuracy.predictions import LoadPhase, clip_nearest_10_s, read_calls
+from eval.accuracy.predictions import LoadPhase, read_calls
 from eval.accuracy.worker import drive, measure_system, timed_phases
 from eval.config import EvalConfig, EvaluationProduct
 from eval.record import write_jsonl
@@ -105,17 +103,6 @@ def test_a_system_that_fails_is_named_and_leaves_no_process(
     assert no_children()
 
 
-def test_ctrl_c_leaves_no_process(tmp_path, monkeypatch, no_children):
-    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
-    said = {"a.txt": "hang"}
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        measured(tmp_path, said=said)
-    timer.join()
-    assert no_children()
-
-
 def test_a_systems_memory_holds_none_of_our_tools():
     heavy = {"torch", "transformers", "faster_whisper", "ctranslate2", "tritonclient"}
     script = f"import sys, eval.__main__, eval.accuracy.worker; print({heavy} & set(sys.modules))"
@@ -162,12 +149,6 @@ def test_a_bug_is_not_a_row(tmp_path):
 
 
 # ---------------------------------------------------------------- predictions
-
-
-def test_the_clip_nearest_10_s_needs_speech(tmp_path):
-    clips = write_clips(tmp_path, {"a": "", "b": "x", "c": "", "d": "y"})  # 2, 6, 10, 14 s
-    assert clip_nearest_10_s(clips).file in ("b", "d")
-    assert clip_nearest_10_s(clips[:1]) is None
 
 
 def test_rows_survive_the_file_and_others_are_named(tmp_path):
