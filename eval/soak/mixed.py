@@ -181,7 +181,7 @@ class _Mixed:
                 self._server,
                 api,
                 rng.choice(self._files),
-                key=rng.choice(self._server.keys),
+                addresses=rng.choice(self._server.addresses),
                 patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
             )
         if answer.kind in ("lost", "refused"):

@@ -22,7 +22,7 @@ from build.clips import Clip
 from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
-from eval.server import RunningServer, running
+from eval.server import Addresses, RunningServer, running
 from eval.soak.attacks import ATTACKS
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples
@@ -153,10 +153,8 @@ class Stage:
         refused = _of_kind(steady, "refused")
         if not self.may_refuse:
             self.none_of("honest requests refused", refused)
-        by_http = [
-            outcome for outcome in refused if outcome.answer.text.startswith(("429 ", "503 "))
-        ]
-        without_delay = [outcome for outcome in by_http if outcome.answer.retry_after_s is None]
+        by_http = [case for case in refused if case.answer.text.startswith(("429 ", "503 "))]
+        without_delay = [case for case in by_http if case.answer.retry_after_s is None]
         self.none_of("HTTP refusals without Retry-After", without_delay)
         hostile = [case for case in self.outcomes if case.text is None and not case.disrupted]
         errors = [outcome for outcome in hostile if _SERVER_FAULT.match(outcome.answer.text)]
@@ -198,7 +196,7 @@ class Stage:
         api: str = "KServe gRPC",
         file: str = "",
         *,
-        key: str = "",
+        addresses: Addresses | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Answer:
         """Send an honest request, wait for its answer and note the outcome.
@@ -207,13 +205,12 @@ class Stage:
             server: the server.
             api: a name of `CLIENTS`.
             file: a name of `files`; "" is the shortest one.
-            key: the API key; "" is the server's first one.
+            addresses: the server's, with the API key; None takes the first one.
             patience_s: the longest wait; a client that leaves before 60 s may have no answer.
         """
         began_s, file = time.monotonic(), file or self.shortest_file
-        addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
         ask = dataclasses.replace(self.files[file], patience_s=patience_s)
-        answer, text = CLIENTS[api](addresses, ask), ""
+        answer, text = CLIENTS[api](addresses or server.addresses[0], ask), ""
         if answer.kind == "answered":
             text = self._texts.setdefault((api, file), answer.text)
         disrupted, patient = began_s <= self._disrupted_until_s, patience_s >= PATIENCE_S
@@ -224,7 +221,7 @@ class Stage:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
         try:
-            answer = ATTACKS[name](server.addresses, self.files[self.shortest_file])
+            answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
         except OSError as error:  # the server does not listen now
             answer = lost(error, began_s)
         disrupted = began_s <= self._disrupted_until_s

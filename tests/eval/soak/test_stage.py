@@ -13,7 +13,7 @@ from eval.soak.mixed import judge_growth, uneven
 from eval.soak.overload import OverloadClient, judge
 from eval.soak.stage import Stage
 
-SERVER = SimpleNamespace(addresses=Addresses("", ""))
+SERVER = SimpleNamespace(addresses=[Addresses("", "")])
 RIGHT, WRONG = Answer("answered", "hello", 1.0), Answer("answered", "hollow", 1.0)
 LOST = Answer("lost", "Socket closed", 1.0)
 TIMED_OUT = Answer("lost", "timed out", 60.0, waited_in_vain=True)
