@@ -11,7 +11,6 @@ tokens as well, and timestamps beyond those that may come first, so that an answ
 
 import contextlib
 import dataclasses
-import functools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ from serve.contract.engine import (
     WEIGHTS_FILE,
     CheckpointSource,
     Dims,
-    Draft,
     Engine,
     Manifest,
     TokenizerFacts,
@@ -73,23 +71,15 @@ class Shape:
         return Dims(*encoder, self.n_vocab, 448, width, heads, self.decoder_layers, ffn)
 
 
-_english = functools.partial(Shape, multilingual=False, pieces=50_256)
-
-
 PUBLISHED = {
     "tiny": Shape(384, 4, 4),
-    "tiny.en": _english(384, 4, 4),
+    "tiny.en": Shape(384, 4, 4, multilingual=False, pieces=50_256),
     "base": Shape(512, 6, 6),
-    "base.en": _english(512, 6, 6),
     "small": Shape(768, 12, 12),
-    "small.en": _english(768, 12, 12),
     "medium": Shape(1024, 24, 24),
-    "medium.en": _english(1024, 24, 24),
     "large-v2": Shape(1280, 32, 32),
     "large-v3": Shape(1280, 32, 32, languages=100, n_mels=128),
     "large-v3-turbo": Shape(1280, 32, 4, languages=100, n_mels=128),
-    "distil-small.en": _english(768, 12, 4),
-    "distil-medium.en": _english(1024, 24, 2),
     "distil-large-v2": Shape(1280, 32, 2),
     "distil-large-v3": Shape(1280, 32, 2, languages=100, n_mels=128),
 }
@@ -296,7 +286,7 @@ class RandomEngine(Engine):
         """Make random tensors as `Engine.load_weights` gives them."""
         generator, manifest = torch.Generator(device).manual_seed(0), self.manifest
         weights = {}
-        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
+        specs = tensor_specs(manifest.dims, manifest.precision)
         for name, spec in specs.items():
             if spec.dtype == torch.int8:
                 value = torch.randint(-127, 128, spec.shape, generator=generator, device=device)
@@ -326,11 +316,11 @@ class RandomEngine(Engine):
         return str(byte_level_tokenizer(pieces).to_str())
 
 
-def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
-    """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
+def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
+    """Make the engine of a multilingual shape."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
-    first_suppressed_timestamp = first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1
+    late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, dims.n_vocab)
     facts = TokenizerFacts(
         eot=ids[END],
         sot=ids[START],
@@ -341,18 +331,14 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         transcribe=ids["<|transcribe|>"],
         translate=ids["<|translate|>"],
         languages={"en": ids["<|en|>"]},
-        suppress_tokens=(
-            *range(ids[END], first_timestamp),
-            *range(first_suppressed_timestamp, dims.n_vocab),
-        ),
+        suppress_tokens=(*range(ids[END], first_timestamp), *late_timestamps),
         begin_suppress_tokens=(220,),
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),
     )
     source = CheckpointSource("random", "0" * 64)
-    draft = Draft(source, draft_layers, dims.n_text_ffn) if draft_layers else None
     manifest = Manifest(
-        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}, draft
+        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}
     )
     return RandomEngine(Path(), manifest, shape)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import WORKLOADS, BenchPlan
 from eval.bench.floor import Ceilings, measure_ceilings
 from eval.bench.peers import PEERS, measure_peer, missing_for
 from eval.bench.table import OURS, Measurement, ratio, refused, scaling_check, table_of
@@ -58,9 +58,7 @@ def bench(
     check(config, plan)
     cudnn: Any = torch.backends.cudnn  # torch's annotations are incomplete
     run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
-    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
-    shape = published_shape(config.build.checkpoint)
-    engine = random_engine(shape, config.build.precision, layers)
+    engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
     rows: list[Measurement] = []
     _save(run, rows, complete=False)
     for measurement in measurements(engine, config, plan, run.say):
@@ -81,13 +79,9 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
 
 
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
-    """Set the plan's beam as the default, with a row for each beam, and its draft."""
+    """Set the plan's beam as the default, with a row for each beam."""
     config = changed(config, "transcriber", beam_size=plan.beam_size)
-    slots = plan.slots[0] if plan.devices else config.runtime.slots
-    runtime = with_slots(config, slots)
-    if plan.draft_acceptance is not None:
-        runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)
-    return dataclasses.replace(config, runtime=runtime)
+    return with_slots(config, plan.slots[0] if plan.devices else config.runtime.slots)
 
 
 def check(config: EvaluationProduct, plan: BenchPlan) -> None:
@@ -182,7 +176,7 @@ def variants(
     config: EvaluationProduct, slots: int
 ) -> Iterator[tuple[str, RuntimeConfig, Precision]]:
     """Yield the name, runtime and weight precision of the full configuration and its variants."""
-    full, precision = with_slots(config, slots), config.build.precision
+    full, precision = with_slots(config, slots).runtime, config.build.precision
     changes: list[dict[str, Any]] = [
         {"cuda_graph": not full.cuda_graph},
         # The torch kernels synchronize with the host, which a CUDA graph cannot contain.

@@ -4,7 +4,6 @@ Lengths are forced (see `eval.random_whisper`), and each workload has its own wa
 count from samples in host memory to tokens on the host; see `eval.bench.runtime_load`.
 """
 
-import dataclasses
 import functools
 import gc
 import itertools
@@ -22,14 +21,13 @@ from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.runtime_load import (
     WindowLoad,
-    accepting,
     closed_loop,
     noise_load,
     offline,
     open_loop,
 )
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
-from eval.config import EvaluationProduct
+from eval.config import EvaluationProduct, changed
 from eval.load import poisson
 from eval.record import Say
 from serve.contract.config import RuntimeConfig
@@ -52,8 +50,9 @@ def run_workloads(
     """Run the plan's workloads one after another; a refusal of the machine becomes a row."""
     for slots in plan.slots:
         if names := plan.workloads_with(slots):
-            sized = dataclasses.replace(config, runtime=with_slots(config, slots))
-            yield from measure_runtime(engine, sized, plan, ceilings, say, names)
+            yield from measure_runtime(
+                engine, with_slots(config, slots), plan, ceilings, say, names
+            )
 
 
 def measure_runtime(
@@ -94,12 +93,9 @@ class RuntimeSession:
         self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
     ) -> None:
         self._plan, self.config = plan, config.runtime
-        runtime_class, self._system = NativeRuntime, system_name(self.config)
-        if (share := plan.draft_acceptance) is not None:
-            runtime_class = accepting(share)
-            self._system += f", drafts of {self.config.draft_tokens} with {100 * share:g} % right"
+        self._system = system_name(self.config)
         memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
-        self.runtime = runtime_class(engine, self.config)
+        self.runtime = NativeRuntime(engine, self.config)
         opening_s = time.perf_counter() - began_s
         self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
         detail = f"weights made up on the device, no file is read; {self.runtime.description}"
@@ -244,11 +240,10 @@ def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
     return Measurement("start", system_name(config), ready_s, "s", detail=detail)
 
 
-def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:
+def with_slots(config: EvaluationProduct, slots: int) -> EvaluationProduct:
     """Configure `slots` slots, with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
-    rows = slots * beam_size if beam_size > 1 else 0
-    return dataclasses.replace(config.runtime, slots=slots, rows=rows)
+    return changed(config, "runtime", slots=slots, rows=slots * beam_size if beam_size > 1 else 0)
 
 
 def system_name(config: RuntimeConfig) -> str:
