@@ -2,9 +2,8 @@
 
 It makes a checkpoint of Whisper tiny's geometry with random weights, builds it, and compares with
 transformers in FP32: greedy tokens, the same windows alone and together, and, of engines made by
-`trtllm-build`, logits after given tokens. Then it runs the runtime contract tests on the real
-library. It stops at the first difference. The installed release decides the way: 1.2 compiles
-engines, 1.3 and later have the LLM API.
+`trtllm-build`, logits after given tokens. It stops at the first difference. The installed release
+decides the way: 1.2 compiles engines, 1.3 and later have the LLM API.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ import transformers
 from build import builders
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
-from eval.processes import run_tool
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
 from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
@@ -39,17 +37,7 @@ from serve.trtllm.runtime import Executor, ExecutorRequest, TensorRTLLMRuntime
 Tokens = list[list[int]]
 """The tokens of each window, in the order of the jobs."""
 
-_CONTRACT = "tests/serve/runtime/test_contract.py"
-# Arguments of pytest: files, and the tests in them that are about this runtime.
-CONTRACT_TESTS: dict[RuntimeName, tuple[str, ...]] = {
-    "tensorrt_llm": (_CONTRACT, "tests/serve/trtllm/test_executor_parity.py", "-k", "executor"),
-    "tensorrt_llm_api": (_CONTRACT, "tests/serve/trtllm/test_llm_api_parity.py", "-k", "llm_api"),
-}
-# Only our own warnings fail a test here: importing the library warns in NVIDIA's image.
-_WARNINGS = "default\nerror:::(serve|build|eval|tests)[.]"
 TINY = PUBLISHED["tiny"]
-PYTHON_VARIABLE = "EARSHOT_TRTLLM_PYTHON"  # for the contract tests: the library is over there
-TOOL_TIMEOUT_S = 3600.0  # for the contract tests
 WINDOWS = 6
 MAX_TOKENS = 24
 LOGITS_BOUND: dict[Precision, float] = {"fp16": 0.01, "int8": 0.1}  # ||a - b|| / ||b||
@@ -145,8 +133,6 @@ def run_checks(work: Path, checks: Checks, python: str = "") -> None:
                 release_and_gpu = release.library_version(), limits.find_gpu("cuda")
                 limits.check_build(engine, limits.limits_of(engine), *release_and_gpu)
         check_engine(engine, config.runtime, network, checks)
-    with checks.check("runtime contract tests"):
-        run_contract_tests(CONTRACT_TESTS[runtime], python)
 
 
 def _find(python: str) -> tuple[RuntimeName, str]:
@@ -190,22 +176,6 @@ def engine_of(config: BuildProduct) -> Engine:
     builders.check(config)
     log = functools.partial(print, file=sys.stderr)
     return builders.build_engine(open_checkpoint(config.build.checkpoint), config, log)
-
-
-def run_contract_tests(arguments: Sequence[str], python: str = "") -> None:
-    """Run the contract tests of a runtime, which choose the real library where it is.
-
-    Args:
-        arguments: pytest's arguments.
-        python: the Python of the environment that has the library, if it is not this one.
-
-    Raises:
-        EarshotError: a test failed; pytest's report came before.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-o", f"filterwarnings={_WARNINGS}"]
-    if python:
-        command = ["env", f"{PYTHON_VARIABLE}={python}", *command]
-    run_tool([*command, *arguments], "running the runtime contract tests", TOOL_TIMEOUT_S)
 
 
 def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Checks) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ import transformers
 from eval.__main__ import main
 from eval.trtllm import check as trtllm_check
 from eval.trtllm.check import (
-    CONTRACT_TESTS,
-    PYTHON_VARIABLE,
     Checks,
     DifferenceError,
     Reference,
@@ -22,10 +19,9 @@ from eval.trtllm.check import (
     engine_of,
     make_checkpoint,
     make_jobs,
-    run_contract_tests,
 )
 from serve.contract.engine import open_engine
-from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.errors import UnavailableError
 from tests.fake_trtllm.install import install, install_api
 
 
@@ -51,15 +47,14 @@ def built(fake, tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path, monkeypatch):
+def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
     report = silent()
-    monkeypatch.setattr(trtllm_check, "run_contract_tests", lambda *_: None)
     trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "logits", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
     names = [check.name for check in report.ended]
-    assert names == ["library and GPU", "random checkpoint", *expected, "runtime contract tests"]
+    assert names == ["library and GPU", "random checkpoint", *expected]
     assert all(check.passed for check in report.ended)
     assert report.ended[4].detail.startswith("within 0.0")
 
@@ -71,16 +66,11 @@ def silent():
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
     report = silent()
-    runs = []
-    monkeypatch.setattr(
-        trtllm_check, "run_contract_tests", lambda *arguments: runs.append(arguments)
-    )
     trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a separate process"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
-    assert runs == [(CONTRACT_TESTS["tensorrt_llm_api"], "")]
     engine = open_engine(tmp_path / "fp16")
     config = config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
     assert config.tensorrt_llm.python == "/there/python"
@@ -142,22 +132,6 @@ def test_a_broken_executor_is_noticed(built, fake, monkeypatch, method, broken, 
     with pytest.raises(DifferenceError, match=message):
         check_engine(engine, config, network, report)
     assert report.ended[-1].passed is False
-
-
-@pytest.mark.nightly
-def test_the_contract_tests_run_in_a_process_of_their_own(tmp_path):
-    for *files, keyword_flag, _ in CONTRACT_TESTS.values():
-        assert all(Path(path).is_file() for path in files)
-        assert keyword_flag == "-k"
-    test = tmp_path / "test_config.py"
-    test.write_text(
-        f"def test_it(): import os; assert os.environ[{PYTHON_VARIABLE!r}] == '/there/python'\n"
-    )
-    assert f'os.environ.get("{PYTHON_VARIABLE}", "")' in Path("tests/runtimes.py").read_text()
-    quick = ["-c", "pyproject.toml", "-p", "no:cacheprovider", str(test)]
-    run_contract_tests(quick, "/there/python")
-    with pytest.raises(EarshotError, match="contract tests failed with exit code 5"):
-        run_contract_tests([*quick, "-k", "no_such_test"])
 
 
 def test_the_first_failure_ends_the_report(monkeypatch, capsys):
