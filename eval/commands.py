@@ -240,7 +240,6 @@ def _profile(flags: Flags) -> None:
 def _soak(flags: Flags) -> None:
     titles = "; ".join(f"{name}: {title}" for name, (_, title) in SCENARIOS.items())
     flags.add("--minutes M", "duration of the attack", positive, 5)
-    flags.add("--actions N", "end after N actions of clients", positive)
     flags.add("--seed S", "seed of the clients' actions", int, 0)
     scenarios = f"scenarios to run, each on its own server; no NAME: all but mixed. {titles}"
     flags.add("--scenario NAME", scenarios, nargs="*", dest="scenarios")

@@ -153,8 +153,6 @@ def hugging_face_config(shape: Shape) -> Any:
         decoder_attention_heads=dims.n_text_head,
         encoder_ffn_dim=dims.n_audio_ffn,
         decoder_ffn_dim=dims.n_text_ffn,
-        max_source_positions=dims.n_audio_ctx,
-        max_target_positions=dims.n_text_ctx,
         pad_token_id=ids[END],
         bos_token_id=ids[END],
         eos_token_id=ids[END],
@@ -198,29 +196,28 @@ def write_checkpoint(folder: Path, shape: Shape, weights: dict[str, torch.Tensor
     return folder
 
 
-def byte_alphabet() -> list[str]:
-    """Return how a byte-level vocabulary writes each byte, in order of id."""
-    return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+def make_tokenizer(shape: Shape, word: str) -> tokenizers.Tokenizer:
+    """Make a byte-level tokenizer without merges: bytes, made-up words, the special tokens.
 
-
-def byte_level_tokenizer(pieces: list[str]) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer without merges; a piece's id is its place."""
-    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    Args:
+        shape: says how many words and which special tokens there are.
+        word: the format of a word with a number.
+    """
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = [word.format(id) for id in range(len(alphabet), shape.pieces)]
+    vocabulary = {piece: id for id, piece in enumerate([*alphabet, *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = [tokenizers.AddedToken(token, special=True) for token in special_tokens(shape)]
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
 def write_tokenizer(folder: Path, shape: Shape) -> None:
     """Write tokenizer.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    alphabet = byte_alphabet()
-    fillers = [f"filler{i}" for i in range(shape.pieces - len(alphabet))]
-    tokenizer = byte_level_tokenizer([*alphabet, *fillers])
-    special = special_ids(shape)
-    tokenizer.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in special])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    make_tokenizer(shape, "filler{}").save(str(folder / "tokenizer.json"))
     write_json(folder / "generation_config.json", generation_config(shape))
 
 
@@ -306,14 +303,8 @@ class RandomEngine(Engine):
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
     def load_tokenizer(self) -> str:
-        """Make a byte-level tokenizer: bytes, made-up words, the special tokens of the shape.
-
-        Words are a blank and up to four characters, about as long as Whisper's.
-        """
-        alphabet = byte_alphabet()
-        words = [f"Ġ{id:x}" for id in range(len(alphabet), self.shape.pieces)]
-        pieces = [*alphabet, *words, *special_tokens(self.shape)]
-        return str(byte_level_tokenizer(pieces).to_str())
+        """Make a tokenizer with words of a blank and up to four characters, much as Whisper's."""
+        return str(make_tokenizer(self.shape, "Ġ{:x}").to_str())
 
 
 def random_engine(shape: Shape, precision: Precision) -> RandomEngine:

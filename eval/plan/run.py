@@ -18,7 +18,7 @@ from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 
-COMMITTED = Path(__file__).parent / "measured"
+COMMITTED = Path("eval") / "plan" / "measured"
 REQUEST_S = 10.0  # audio of a request of the bench's open loop
 _SATURATED = "open loop, saturated"
 # Settings of [runtime] that change how fast a request is served, and that the bench's file tells.
@@ -86,8 +86,6 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
             figures; the message says how to measure them.
     """
     path = file or COMMITTED / f"{config.name}.json"
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
     measure = (
         "measure it: python -m eval bench --config … --beam-size "
         f"{config.transcriber.beam_size} --workloads start,latency,open-loop --through-server, and "

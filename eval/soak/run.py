@@ -30,15 +30,12 @@ class ScenarioResult:
         return verdict(figure.check for figure in self.figures)
 
 
-def soak(
-    run: Run, *, minutes: int, actions: int | None, seed: int, scenarios: Sequence[str] | None
-) -> Result:
+def soak(run: Run, *, minutes: int, seed: int, scenarios: Sequence[str] | None) -> Result:
     """Attack servers; keep the findings so far after each scenario and an interrupt.
 
     Args:
         run: the run; its config is the attacked product.
         minutes: the duration of `mixed`, and of the other scenarios that have one.
-        actions: ends `mixed` early.
         seed: the seed of the clients' actions.
         scenarios: names of `SCENARIOS`; () is all but `mixed`, None `mixed` alone.
 
@@ -54,7 +51,7 @@ def soak(
     for name in [MIXED] if scenarios is None else scenarios or others:
         entry, title = SCENARIOS[name]
         run.say(f"{name}: {title} …")
-        stage, began_s = Stage(run.config, clips, run.say, seed, minutes, actions), time.monotonic()
+        stage, began_s = Stage(run.config, clips, run.say, seed, minutes), time.monotonic()
         try:
             pkgutil.resolve_name(f"eval.soak.{entry}")(stage)
         except (EarshotError, OSError, psutil.Error, httpx2.TransportError) as error:

@@ -103,7 +103,6 @@ class Stage:
     say: Say
     seed: int = 0
     minutes: float = 5.0
-    actions: int | None = None
     may_refuse: bool = False  # whether a scenario's honest requests may be refused
     figures: list[SoakFigure] = dataclasses.field(default_factory=list)
     outcomes: list[RequestOutcome] = dataclasses.field(default_factory=list)

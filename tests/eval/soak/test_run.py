@@ -14,7 +14,7 @@ from eval.soak.run import soak
 from serve.contract.errors import AudioError, ConfigError
 from serve.speech.sandbox import client as sandbox_client
 
-ALL = {"minutes": 5, "actions": None, "seed": 0}
+ALL = {"minutes": 5, "seed": 0}
 
 
 def kept(folder):
@@ -87,7 +87,7 @@ def test_an_unknown_scenario_is_refused_by_name(run_of):
 @pytest.mark.server
 def test_a_real_server_holds(nano_config, tmp_path, run_of):
     product = eval.config.EvaluationProduct(**vars(nano_config()))
-    soak(run_of(product, "soak"), minutes=1, actions=None, seed=1, scenarios=None)
+    soak(run_of(product, "soak"), minutes=1, seed=1, scenarios=None)
     record = json.loads((tmp_path / "soak.json").read_text())
     bad = [check for check in record["checks"] if check["passed"] is False]
     assert not bad, bad
