@@ -165,11 +165,7 @@ def noise_load(
 
 
 def closed_loop(
-    load: WindowLoad,
-    lengths: Iterator[int],
-    slots: int,
-    in_flight: int,
-    seconds: float,
+    load: WindowLoad, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
 ) -> dict[str, float]:
     """Keep `in_flight` windows in the runtime: submit a new one for each that ends.
 

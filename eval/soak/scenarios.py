@@ -23,9 +23,7 @@ _MB = 2**20
 
 
 def _beside(
-    stage: Stage,
-    server: RunningServer,
-    disturbances: Mapping[str, AbstractContextManager[object]],
+    stage: Stage, server: RunningServer, disturbances: Mapping[str, AbstractContextManager[object]]
 ) -> None:
     """Compare the latency of an honest client beside each disturbance with that without."""
     quiet_s = statistics.median(stage.send_for(server, _BESIDE_S))
