@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.clips import Clip, load_clips
-from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
 from eval.accuracy.run import transcribe_remaining
@@ -13,30 +12,12 @@ from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
 from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
-from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
+from eval.long.score import LongFormScore, long_gates, score_long
 from eval.long.without_speech import measure_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
-
-RULES = (
-    "Every system gets a recording's bytes and returns the whole text, one recording at a time, "
-    "alone in its own process, on the same CPU cores. None is told the language.",
-    "Words and characters: the whole recording's words are aligned at once (jiwer); the characters "
-    "of a sentence are then compared with the words that fell to it. Rates are all edits / the "
-    f"length of all references; intervals 95 %, bootstrap over minutes ({BLOCK_S:.0f} s). Texts "
-    f"are compared under the normaliser `{DEFAULT}`.",
-    f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
-    f"in stretches of {RUN} and more are repeated if they occur a second time nearby, "
-    "else made up.",
-    "No speech: the characters of segments that overlap with no sentence for more than "
-    f"{TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
-    "nearly always overlap with one.",
-    f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
-    "the next one's begin.",
-    "RTFx: seconds of audio / seconds from the bytes to the whole text, one recording at a time.",
-)
 
 
 def long(
@@ -133,7 +114,7 @@ def result_of(
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            ReportSection("Systems", [Text("", items=RULES), *settings], printed=False),
+            ReportSection("Systems", settings, printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
         f"{spoken_s / 60:.1f} are speech ({words:,} words); {run.config.eval.threads} CPU threads "
@@ -142,7 +123,10 @@ def result_of(
     )
 
 
-_COUNTS = "Counts are words; `no speech` counts characters of text where nobody speaks."
+_COUNTS = (
+    "Counts are words; `no speech` counts characters of text where nobody speaks. "
+    "docs/evaluating.md explains the columns."
+)
 
 
 def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:
