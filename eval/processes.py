@@ -153,8 +153,8 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
             tool.wait()
     if status:
         missing = status == MissingCheckpointError.exit_code
-        error = MissingCheckpointError if missing else EarshotError
-        raise error(f"{what} failed with exit code {status}: {' '.join(command)}")
+        kind = MissingCheckpointError if missing else EarshotError
+        raise kind(f"{what} failed with exit code {status}: {' '.join(command)}")
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ import httpx2
 import psutil
 
 from build.clips import load_clips
-from eval.record import Check, ReportSection, Result, Run, Table, Verdict, loud, verdict
+from eval.record import Check, ReportSection, Result, Run, Table, loud, verdict
 from eval.soak import MIXED, SCENARIOS
 from eval.soak.stage import SoakFigure, Stage, shown
 from serve.contract.errors import ConfigError, EarshotError
@@ -23,11 +23,6 @@ class ScenarioResult:
     title: str
     figures: tuple[SoakFigure, ...]
     seconds: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the figures' verdict."""
-        return verdict(figure.check for figure in self.figures)
 
 
 def soak(run: Run, *, minutes: int, seed: int, scenarios: Sequence[str] | None) -> Result:
@@ -65,25 +60,22 @@ def soak(run: Run, *, minutes: int, seed: int, scenarios: Sequence[str] | None) 
             findings.append(ScenarioResult(name, title, tuple(stage.figures), took_s))
             result = _result(findings)
             run.keep(result)
-        run.say(f"{name}: {loud(findings[-1].verdict)}")
+        run.say(f"{name}: {loud(verdict(stage.figures))}")
     return result
 
 
 def _result(findings: Sequence[ScenarioResult]) -> Result:
     sections, checks = [], list[Check]()
     for finding in findings:
-        name, limited = finding.scenario, [figure for figure in finding.figures if figure.limit]
-        broken = [
-            dataclasses.replace(figure.check, name=f"{name}: {figure.name}")
-            for figure in limited
-            if not figure.passed
-        ]
-        checks += broken or [Check(name, True, "all limits are kept")]
+        name, figures = finding.scenario, finding.figures
+        broken = [figure for figure in figures if figure.limit and not figure.passed]
+        failures = [Check(f"{name}: {one.name}", one.passed, one.detail) for one in broken]
+        checks += failures or [Check(name, True, "all limits are kept")]
         rows = []
-        for figure in finding.figures:
-            outcome = loud(verdict([figure.check])) if figure.limit else ""
+        for figure in figures:
+            outcome = loud(verdict([figure])) if figure.limit else ""
             rows.append([figure.name, shown(figure.value), figure.limit, outcome])
-        title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
+        title = f"{name}: {loud(verdict(figures))} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))
     return Result({"scenarios": findings}, tuple(checks), tuple(sections))

@@ -70,28 +70,16 @@ def shown(value: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class SoakFigure:
-    """One row of a scenario's table.
+class SoakFigure(Check):
+    """One row of a scenario's table; its name ends in the unit.
 
     Attributes:
-        name: ends in the unit.
         value: the measured value.
         limit: the limit of the value in words; "" if it has none.
-        passed: whether the value keeps the limit; None if that is not decided.
-        detail: examples, for the check.
     """
 
-    name: str
     value: float
-    limit: str = ""
-    passed: bool | None = True
-    detail: str = ""
-
-    @property
-    def check(self) -> Check:
-        """Return the row as a check."""
-        parts = (shown(self.value), self.limit, self.detail)
-        return Check(self.name, self.passed, ", ".join(filter(None, parts)))
+    limit: str
 
 
 @dataclasses.dataclass
@@ -119,7 +107,8 @@ class Stage:
         self, name: str, value: float, limit: str = "", passed: bool | None = True, detail: str = ""
     ) -> None:
         """Add a figure, or one with a limit and its verdict."""
-        self.figures.append(SoakFigure(name, float(value), limit, passed, detail))
+        parts = ", ".join(filter(None, (shown(value), limit, detail)))
+        self.figures.append(SoakFigure(name, passed, parts, float(value), limit))
 
     def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:
         """Add a figure and the largest value that it may have."""
