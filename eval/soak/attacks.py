@@ -98,13 +98,6 @@ def greedy_mp4(samples: int, tracks: int = 1) -> bytes:
 
     FFmpeg allocates an index of 24 bytes for each sample before it returns the file.
     """
-    movie = _box("mvhd", struct.pack(">4x8xIII2x", 1000, 1000, 0x10000), bytes(70))
-    return _box("ftyp", b"isom", bytes(4), b"isom") + _box(
-        "moov", movie, *(_track(samples) for _ in range(tracks))
-    )
-
-
-def _track(samples: int) -> bytes:
     sound = struct.pack(">6xH8xHHIi", 1, 1, 16, 0, 16_000 << 16)
     table = _box(
         "stbl",
@@ -118,9 +111,9 @@ def _track(samples: int) -> bytes:
         "mdia",
         _box("mdhd", struct.pack(">4x8xIIHH", 16_000, 1000, 0, 0)),
         _box("hdlr", struct.pack(">8x4s12x", b"soun"), b"\0"),
-        _box("minf", _box("smhd", bytes(8)), table),
+        _box("minf", table),
     )
-    return _box("trak", _box("tkhd", bytes(12), struct.pack(">I", 1), bytes(68)), media)
+    return _box("ftyp", b"isom", bytes(4), b"isom") + _box("moov", _box("trak", media) * tracks)
 
 
 def _box(name: str, *content: bytes) -> bytes:

@@ -182,13 +182,14 @@ def _measure_growth(
     # Requests so far, KB of memory and descriptors, by role and process.
     measured = defaultdict[tuple[str, int], list[tuple[float, float, float]]](list)
     while _goes_on(server, clients, end_s):
-        is_warm = time.monotonic() >= warm_s
-        for role, process in server.processes().items() if is_warm else ():
+        time.sleep(_LOOK_S)
+        if time.monotonic() < warm_s:
+            continue
+        for role, process in server.processes().items():
             with contextlib.suppress(psutil.Error):
                 memory_kb, descriptors = process.memory_info().rss / 1024, process.num_fds()
                 measurement = len(stage.outcomes), memory_kb, descriptors
                 measured[role, process.pid].append(measurement)
-        time.sleep(_LOOK_S)
     for (role, _), measurements in measured.items():
         judge_growth(stage, role, measurements)
 
