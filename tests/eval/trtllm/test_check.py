@@ -5,7 +5,6 @@ import functools
 
 import pytest
 import torch
-import transformers
 
 from eval.__main__ import main
 from eval.trtllm import check as trtllm_check
@@ -51,12 +50,11 @@ def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
     report = silent()
     trtllm_check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
-    steps = ("build", "load", "logits", "greedy tokens", "windows together")
+    steps = ("build", "load", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
     names = [check.name for check in report.ended]
     assert names == ["library and GPU", "random checkpoint", *expected]
     assert all(check.passed for check in report.ended)
-    assert report.ended[4].detail.startswith("within 0.0")
 
 
 def silent():
@@ -77,16 +75,6 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     other = make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
     with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
-        check_engine(engine, config, other, silent())
-
-
-def test_other_weights_are_noticed_in_the_logits(built):
-    engine, config, network = built
-    other = transformers.WhisperForConditionalGeneration(network.config).eval()
-    other.load_state_dict(network.state_dict())
-    layer = other.model.decoder.layers[1].encoder_attn.k_proj
-    layer.weight.data = layer.weight.data.flip(0)
-    with pytest.raises(DifferenceError, match="window 0, logits after 4 tokens: off by"):
         check_engine(engine, config, other, silent())
 
 
@@ -119,7 +107,7 @@ def refuse(self, *arguments, honest):
     ("method", "broken", "wait_s", "message"),
     [
         ("logits_of", leak, 60.0, "window 0: token 0 is"),
-        ("step", lambda self, honest: None, 0.05, "answered with nothing"),
+        ("step", lambda self, honest: None, 0.05, "no end of windows"),
         ("__init__", refuse, 60.0, r"^fp16: load: TypeError: __init__"),
     ],
 )
