@@ -16,7 +16,6 @@ from eval.bench import run
 from eval.bench.run import bench, configured, measurements
 from eval.bench.table import Measurement
 from eval.record import Run
-from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
 
@@ -79,37 +78,20 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 def test_the_command_ends_with_a_table_and_keeps_the_rows(
     config, engine, capsys, monkeypatch, tmp_path
 ):
+    def measured(name, *_):
+        yield Measurement(f"throughput of {name}", "x", 1.0, "RTFx")
+
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr("eval.bench.run.random_engine", lambda *_: engine)
+    monkeypatch.setattr(run, "random_engine", lambda *_: engine)
+    monkeypatch.setattr(run, "measure_peer", measured)
+    monkeypatch.setattr("eval.bench.server.through_server", lambda *_: measured("server"))
     flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
-    assert main(["bench", *flags.split(), "--seconds", "1", "--peers="]) == 0
+    assert main(["bench", *flags.split(), "--seconds=1", "--peers=one", "--through-server"]) == 0
     rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]
-    assert [row["workload"] for row in rows] == [*["ceiling"] * 3, "start", "opening", "latency"]
+    names = ["start", "opening", "latency", "throughput of server", "throughput of one"]
+    assert [row["workload"] for row in rows] == [*["ceiling"] * 3, *names]
     assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
-
-
-@pytest.mark.nightly
-def test_the_server_and_then_the_peers_get_the_same_shape(
-    config, engine, plan, tiny, quiet, monkeypatch
-):
-    calls = []
-
-    def through_server(config, folder, plan, say):
-        calls.append((open_engine(folder).manifest.dims, plan))
-        yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx")
-
-    def measure_peer(name, shape, device, seconds, say):
-        calls.append((name, shape, device, seconds))
-        yield Measurement("throughput", "peer", 1.0, "RTFx")
-
-    monkeypatch.setattr("eval.bench.server.through_server", through_server)
-    monkeypatch.setattr(run, "measure_peer", measure_peer)
-    flags = {"workloads": ("throughput",), "slots": (2,), "through_server": True, "peers": ("one",)}
-    plan = dataclasses.replace(plan, **flags)
-    *_, through, peer = measurements(engine, config, plan, quiet)
-    assert (through.system, peer.system) == ("earshot, through Triton", "peer")
-    assert calls == [(tiny.dims, plan), ("one", tiny, "cpu", plan.seconds)]
 
 
 PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")

@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import json
 
-import numpy as np
 import pytest
-import soundfile
 
 import eval.live
 from build.clips import Clip
@@ -16,7 +14,6 @@ from serve.cli.live_client import Heard
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
-from serve.speech.rate import SAMPLE_RATE
 
 TEXT = "All is quiet. The rain has gone."
 
@@ -143,15 +140,14 @@ def no_cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def table(tmp_path):
-    """Writes a manifest of clips with tones; returns its path."""
+def table(tmp_path, record):
+    """Writes a manifest of silent clips; returns its path."""
 
     def write(*clips):
         lines = []
         for number, (seconds, fields) in enumerate(clips):
             file = f"{number}.wav"
-            tone = np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1
-            soundfile.write(tmp_path / file, tone, SAMPLE_RATE)
+            record(tmp_path / file, seconds)
             entry = {"file": file, "text": f"text {number}", "language": "en", "duration": seconds}
             lines.append(json.dumps(entry | fields))
         path = tmp_path / "manifest.jsonl"
