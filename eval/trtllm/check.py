@@ -40,7 +40,6 @@ TINY = PUBLISHED["tiny"]
 WINDOWS = 6
 MAX_TOKENS = 24
 TIE: dict[Precision, float] = {"fp16": 0.05, "int8": 1.0}  # logits this near may swap places
-_BANDS, _BANDS_SPREAD = 80, 4.0  # the bands of a window's noise
 _SPREAD = 2.0 * TINY.width**-0.5  # the random weights': large, so that logits lie apart
 WAIT_S = 60.0
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "numpy", "pydantic")
@@ -210,29 +209,19 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Ch
 
 
 def make_jobs(engine: Engine, samples: bool = False) -> list[Job]:
-    """Make windows, as log-mel or samples, decoded greedily without timestamps.
-
-    Each has its own spectrum: white noise would have the same mean in all.
-    """
+    """Make windows, as log-mel or samples, decoded greedily without timestamps."""
     facts, filters = engine.manifest.tokenizer, engine.load_mel_filters()
     assert facts.transcribe is not None
     prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
     options = DecodingOptions(timestamps=False, max_tokens=MAX_TOKENS)
-    random, jobs = torch.Generator().manual_seed(0), []
+    jobs = []
     for job_id in range(WINDOWS):
-        window = _coloured_noise(random)
+        # A sweep up to another pitch in each window: noise would have the same mean in all.
+        radians = torch.linspace(0.0, 100.0 * (job_id + 1), WINDOW_SAMPLES).square()
+        window = 0.1 * radians.sin()
         features = window if samples else log_mel(window[None], filters)[0]
         jobs.append(Job(job_id, features, prompt, options))
     return jobs
-
-
-def _coloured_noise(generator: torch.Generator) -> torch.Tensor:
-    """Make 30 s with a different loudness in each band: float32 (480000,)."""
-    spectrum = torch.fft.rfft(torch.randn(WINDOW_SAMPLES, generator=generator))
-    bands = (_BANDS_SPREAD * torch.randn(_BANDS, generator=generator)).exp()
-    bands = bands.repeat_interleave(len(spectrum) // _BANDS + 1)[: len(spectrum)]
-    samples: torch.Tensor = torch.fft.irfft(spectrum * bands, WINDOW_SAMPLES)
-    return samples.mul(0.1 / samples.abs().amax())
 
 
 class Reference:
