@@ -118,13 +118,8 @@ def answer_to(call: Callable[[], str]) -> Answer:
             return Answer("lost", text, seconds, timed_out)
         return Answer("refused" if status.code() in _REFUSALS else "failed", text, seconds)
     except (OSError, http.client.HTTPException, httpx2.TransportError, WebSocketException) as error:
-        return lost(error, began_s)
-
-
-def lost(error: Exception, began_s: float) -> Answer:
-    """Return the answer to a request after its connection broke or its client waited in vain."""
-    timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
-    return Answer("lost", repr(error), time.monotonic() - began_s, timed_out)
+        timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
+        return Answer("lost", repr(error), time.monotonic() - began_s, timed_out)
 
 
 def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:

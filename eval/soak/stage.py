@@ -19,7 +19,7 @@ import psutil
 import soundfile
 
 from build.clips import Clip
-from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
+from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
 from eval.server import Addresses, RunningServer, running
@@ -208,10 +208,7 @@ class Stage:
     def attack(self, server: RunningServer, name: str) -> Answer:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
-        try:
-            answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
-        except OSError as error:  # the server does not listen now
-            answer = lost(error, began_s)
+        answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
         disrupted = began_s <= self._disrupted_until_s
         self.outcomes.append(RequestOutcome(name, answer, disrupted=disrupted))
         return answer
