@@ -104,22 +104,22 @@ class NoTranscriptError(Exception):
 
 def answer_to(call: Callable[[], str]) -> Answer:
     """Make a call that returns a transcript; every error of server or connection is an answer."""
-    began_s = time.monotonic()
+    kind: Kind = "answered"
+    began_s, timed_out, retry_after_s = time.monotonic(), False, None
     try:
-        return Answer("answered", call(), time.monotonic() - began_s)
+        text = call()
     except NoTranscriptError as error:
-        seconds = time.monotonic() - began_s
-        return Answer(error.kind, str(error), seconds, retry_after_s=error.retry_after_s)
+        kind, text, retry_after_s = error.kind, str(error), error.retry_after_s
     except grpc.RpcError as error:
         status: Any = error  # of a call: it has a code
-        text, seconds = f"{status.code().name} {status.details()}", time.monotonic() - began_s
+        text = f"{status.code().name} {status.details()}"
+        kind = "refused" if status.code() in _REFUSALS else "failed"
         if any(words in text for words in _OWN_WORDS):
-            timed_out = status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return Answer("lost", text, seconds, timed_out)
-        return Answer("refused" if status.code() in _REFUSALS else "failed", text, seconds)
+            kind, timed_out = "lost", status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     except (OSError, http.client.HTTPException, httpx2.TransportError, WebSocketException) as error:
+        kind, text = "lost", repr(error)
         timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
-        return Answer("lost", repr(error), time.monotonic() - began_s, timed_out)
+    return Answer(kind, text, time.monotonic() - began_s, timed_out, retry_after_s)
 
 
 def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
