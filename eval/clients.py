@@ -105,7 +105,8 @@ class NoTranscriptError(Exception):
 def answer_to(call: Callable[[], str]) -> Answer:
     """Make a call that returns a transcript; every error of server or connection is an answer."""
     kind: Kind = "answered"
-    began_s, timed_out, retry_after_s = time.monotonic(), False, None
+    retry_after_s: int | None = None
+    began_s, timed_out = time.monotonic(), False
     try:
         text = call()
     except NoTranscriptError as error:
