@@ -113,7 +113,6 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     work = [(piece, piece.end - piece.begin) for kind in _ON_GPU for piece in slices[kind]]
     if not work:
         work = _own_times(piece for piece in slices["cpu_op"] if piece.thread in phases)
-        launches = {}
     durations_s: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     busy_s, idle_s = (collections.defaultdict[str, float](float) for _ in range(2))
     busy_until = load.begin

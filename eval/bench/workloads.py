@@ -146,15 +146,10 @@ class RuntimeSession:
 
         The second is the rate of MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        load = self.make_load()
-
-        def run(lengths: Sequence[int]) -> float:
-            return offline(load, lengths, self._in_flight)
-
-        lengths, figures = sustained(run, mlperf_lengths(), self._in_flight, self._plan.seconds)
-        floor_s = statistics.mean(
-            self._floor.window_s(length, self.config.slots) for length in lengths
-        )
+        load, in_flight = self.make_load(), self._in_flight
+        run = functools.partial(offline, load, in_flight=in_flight)
+        lengths, figures = sustained(run, mlperf_lengths(), in_flight, self._plan.seconds)
+        floors_s = [self._floor.window_s(length, self.config.slots) for length in lengths]
         tokens = f"{statistics.mean(lengths):.1f} tokens on average"
         always_full = self._closed_loop(load, mlperf_lengths())
         for name, detail, values in (
@@ -162,7 +157,7 @@ class RuntimeSession:
             ("MLPerf-shaped, always full", "the same without fill and drain", always_full),
         ):
             rate = values["windows_per_s"]
-            yield self._row(name, rate, "samples/s", 1 / floor_s, detail, values)
+            yield self._row(name, rate, "samples/s", 1 / statistics.mean(floors_s), detail, values)
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
