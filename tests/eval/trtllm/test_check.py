@@ -7,18 +7,7 @@ import pytest
 import torch
 
 from eval.__main__ import main
-from eval.trtllm import check as trtllm_check
-from eval.trtllm.check import (
-    Checks,
-    DifferenceError,
-    Reference,
-    check_engine,
-    compare_tokens,
-    config_of,
-    engine_of,
-    make_checkpoint,
-    make_jobs,
-)
+from eval.trtllm import check
 from serve.contract.engine import open_engine
 from serve.contract.errors import UnavailableError
 from tests.fake_trtllm.install import install, install_api
@@ -29,10 +18,10 @@ def fake(tmp_path_factory):
     """The stand-in's executor module, with everything installed."""
     with pytest.MonkeyPatch.context() as patch:
         small = {"width": 128, "encoder_layers": 1, "decoder_layers": 2}
-        patch.setattr(trtllm_check, "_SPREAD", 2.0 * small["width"] ** -0.5)
-        patch.setattr(trtllm_check, "TINY", dataclasses.replace(trtllm_check.TINY, **small))
-        patch.setattr(trtllm_check, "WINDOWS", 2)
-        patch.setattr(trtllm_check, "MAX_TOKENS", 6)
+        patch.setattr(check, "_SPREAD", 2.0 * small["width"] ** -0.5)
+        patch.setattr(check, "TINY", dataclasses.replace(check.TINY, **small))
+        patch.setattr(check, "WINDOWS", 2)
+        patch.setattr(check, "MAX_TOKENS", 6)
         yield install(patch, tmp_path_factory.mktemp("fake"))
 
 
@@ -40,15 +29,15 @@ def fake(tmp_path_factory):
 def built(fake, tmp_path_factory):
     """An FP16 engine of the random checkpoint, its configuration, and transformers' network."""
     work = tmp_path_factory.mktemp("check")
-    network = make_checkpoint(work / "checkpoint")
-    config = config_of(work, "fp16", "tensorrt_llm")
-    return engine_of(config), config.runtime, network
+    network = check.make_checkpoint(work / "checkpoint")
+    config = check.config_of(work, "fp16", "tensorrt_llm")
+    return check.engine_of(config), config.runtime, network
 
 
 @pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
     report = silent()
-    trtllm_check.run_checks(tmp_path, report)
+    check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
@@ -58,39 +47,39 @@ def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
 
 
 def silent():
-    return Checks(lambda line: None)
+    return check.Checks(lambda line: None)
 
 
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
     report = silent()
-    trtllm_check.run_checks(tmp_path, report)
+    check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a separate process"
     words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
     engine = open_engine(tmp_path / "fp16")
-    config = config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
+    config = check.config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
     assert config.tensorrt_llm.python == "/there/python"
-    other = make_checkpoint(tmp_path / "other")
+    other = check.make_checkpoint(tmp_path / "other")
     other.model.decoder.layers[1].fc2.weight.data.neg_()
-    with pytest.raises(DifferenceError, match=r"window \d: token \d+ is"):
-        check_engine(engine, config, other, silent())
+    with pytest.raises(check.DifferenceError, match=r"window \d: token \d+ is"):
+        check.check_engine(engine, config, other, silent())
 
 
 def test_wrong_tokens_are_shown_at_the_first_difference(built):
     engine, _, network = built
     facts = engine.manifest.tokenizer
-    job = make_jobs(engine)[0]
-    reference = Reference(network)
+    job = check.make_jobs(engine)[0]
+    reference = check.Reference(network)
     expected = reference.greedy(facts, job)
-    assert compare_tokens(reference, [job], [expected], [expected], tie=0.05) == 0
+    assert check.compare_tokens(reference, [job], [expected], [expected], tie=0.05) == 0
     wrong = [*expected[:2], (expected[2] + 1) % facts.eot, *expected[3:]]
-    with pytest.raises(DifferenceError, match=rf"token 2 is \[{wrong[2]}\], expected"):
-        compare_tokens(reference, [job], [wrong], [expected], tie=0.0)
-    with pytest.raises(DifferenceError, match="token 5 is missing"):
-        compare_tokens(reference, [job], [expected[:5]], [expected], tie=0.05)
-    assert compare_tokens(reference, [job], [wrong], [expected], tie=torch.inf) == 1
+    with pytest.raises(check.DifferenceError, match=rf"token 2 is \[{wrong[2]}\], expected"):
+        check.compare_tokens(reference, [job], [wrong], [expected], tie=0.0)
+    with pytest.raises(check.DifferenceError, match="token 5 is missing"):
+        check.compare_tokens(reference, [job], [expected[:5]], [expected], tie=0.05)
+    assert check.compare_tokens(reference, [job], [wrong], [expected], tie=torch.inf) == 1
 
 
 def leak(self, active, honest):
@@ -115,10 +104,10 @@ def test_a_broken_executor_is_noticed(built, fake, monkeypatch, method, broken, 
     engine, config, network = built
     honest = getattr(fake.Executor, method)
     monkeypatch.setattr(fake.Executor, method, functools.partialmethod(broken, honest=honest))
-    monkeypatch.setattr(trtllm_check, "WAIT_S", wait_s)
+    monkeypatch.setattr(check, "WAIT_S", wait_s)
     report = silent()
-    with pytest.raises(DifferenceError, match=message):
-        check_engine(engine, config, network, report)
+    with pytest.raises(check.DifferenceError, match=message):
+        check.check_engine(engine, config, network, report)
     assert report.ended[-1].passed is False
 
 
@@ -126,7 +115,7 @@ def test_the_first_failure_ends_the_report(monkeypatch, capsys):
     def missing(python):
         raise UnavailableError("TensorRT-LLM is not installed")
 
-    monkeypatch.setattr(trtllm_check, "_find", missing)
+    monkeypatch.setattr(check, "_find", missing)
     assert main(["trtllm-check"]) == 1
     out = capsys.readouterr().out
     assert "- **FAILED**: library and GPU. TensorRT-LLM is not installed" in out
