@@ -50,6 +50,7 @@ class Measured:
     # Requests a second, offered by a Poisson process, and their p99 (s) with the time that the
     # server adds to the runtime; ascending.
     levels: tuple[tuple[float, float], ...]
+    server_s: float | None  # the added time; None: the file lacks it, and so do the levels
 
     def p99_s(self, per_s: float | np.ndarray[Any, Any]) -> Any:
         """Return the p99 at loads: between measured ones on a line, beyond them the nearest."""
@@ -127,15 +128,24 @@ def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
     ours = [row for row in content.figures.rows if row.is_ours and row.value]
     through = {row.workload: row for row in ours if row.system.endswith("through Triton")}
     direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
-    loads = [row.figures for row in direct.values() if "offered_per_s" in row.figures]
-    try:
-        saturated_per_s, alone_ms = direct[_SATURATED].value or 0.0, direct["latency"].value or 0.0
-        server_ms = (through["latency"].value or 0.0) - alone_ms
-    except KeyError as error:
-        raise ConfigError(f"{path} has no figures of the workload {error}; {measure}") from None
-    levels = sorted((row["offered_per_s"], (row["p99_ms"] + server_ms) / 1e3) for row in loads)
-    conditions = "; ".join(f"{key} {text}" for key, text in content.machine.items())
-    return Measured(str(path), content.conditions or conditions, saturated_per_s, tuple(levels))
+    server_s = None
+    if "latency" in direct and "latency" in through:
+        server_s = ((through["latency"].value or 0) - (direct["latency"].value or 0)) / 1e3
+    levels = [
+        (row.figures["offered_per_s"], row.figures["p99_ms"] / 1e3 + (server_s or 0))
+        for row in direct.values()
+        if "offered_per_s" in row.figures
+    ]
+    saturated = direct.get(_SATURATED)
+    if saturated is None or len(levels) < 2:
+        raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
+    return Measured(
+        str(path),
+        content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
+        saturated.value or 0.0,
+        tuple(sorted(levels)),
+        server_s,
+    )
 
 
 # ---------------------------------------------------------------- run
@@ -169,6 +179,8 @@ def steady(
     audio_hours = load * REQUEST_S  # in an hour
     expected_s = float(measured.p99_s(load / gpus))
     limits = f"({max_per_s / saturated:.0%} of its maximum, {saturated:.0f})"
+    if measured.server_s is None:
+        limits += "; of the runtime alone, because the file lacks what a server adds"
     cost = "unknown; give --price, of a GPU for an hour"
     if price:
         cost = f"{price * gpus / audio_hours:.5f} per hour of audio"

@@ -16,7 +16,7 @@ CONFIG = "configs/large-v3-turbo.toml"
 TURBO = load_config(CONFIG)
 TURBO = dataclasses.replace(TURBO, transcriber=dataclasses.replace(TURBO.transcriber, beam_size=1))
 # A GPU of round numbers.
-GPU = Measured("here", "made up", 100.0, ((50, 0.2), (90, 0.6)))
+GPU = Measured("here", "made up", 100.0, ((50, 0.2), (90, 0.6)), None)
 
 
 # ---------------------------------------------------------------- what a load needs
@@ -71,13 +71,14 @@ def test_what_the_bench_writes_is_read(tmp_path, monkeypatch):
     same = {"source": "", "conditions": ""}
     assert dataclasses.replace(found, **same) == dataclasses.replace(default, **same)
     assert "; GPU " in found.conditions
+    assert default.server_s == pytest.approx(0.0062)
 
 
 def test_figures_of_other_settings_or_workloads_are_refused(tmp_path):
     path, table = tmp_path / "bench.json", committed()
     del table["figures"]["rows"][3:]
     path.write_text(json.dumps(table), encoding="utf-8")
-    with pytest.raises(ConfigError, match="has no figures of the workload 'open loop, saturated'"):
+    with pytest.raises(ConfigError, match="no figures of the workload open-loop"):
         find_measured(TURBO, path)
     table["settings"]["runtime"]["cross_kv"] = "full"
     path.write_text(json.dumps(table), encoding="utf-8")
