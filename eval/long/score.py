@@ -23,6 +23,7 @@ from serve.speech.text import normalize_text
 RUN = 3  # words in a row, from which on they count as a stretch
 _FARTHEST = 60  # words between a stretch and its repetition
 _ALIKE = 0.75  # share of words that are the same in a repeated stretch
+NEAR_CUT_S = 0.5  # between a sentence and a cut that may have harmed it
 TOUCH_S = 0.3  # text that overlaps less with every sentence lies outside speech
 BLOCK_S = 60.0
 
@@ -34,6 +35,7 @@ class SentenceScore:
     minute: tuple[str, int]  # in which it begins: the recording's file, and the number
     words: Counts
     characters: Counts
+    at_cut: bool  # within `NEAR_CUT_S` of a place where the system cut the audio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +61,15 @@ def score_recording(recording: AnnotatedRecording, segments: Sequence[TimedText]
     answered = [word for segment in segments for word in normalize_text(segment.text).split()]
     reference = " ".join(word for words in spoken for word in words)
     alignment = jiwer.process_words([reference], [" ".join(answered)]).alignments[0]
+    cuts = _cut_regions(segments)
     outcomes = []
     for sentence, words, (counts, heard) in zip(
         sentences, spoken, _by_sentence(spoken, answered, alignment), strict=True
     ):
         minute = recording.file, int(sentence.start_s // BLOCK_S)
         characters = char_counts(" ".join(words), " ".join(heard))
-        outcomes.append(SentenceScore(minute, counts, characters))
+        at_cut = any(_overlap_s(sentence, *cut) >= -NEAR_CUT_S for cut in cuts)
+        outcomes.append(SentenceScore(minute, counts, characters, at_cut))
     lost = repeated = made_up = 0
     for chunk in alignment:
         lost_words = chunk.ref_end_idx - chunk.ref_start_idx
@@ -123,6 +127,18 @@ def _repeats(answered: Sequence[str], start: int, length: int) -> bool:
         if begin != start and sum(a == b for a, b in pairs) >= _ALIKE * length:
             return True
     return False
+
+
+def _cut_regions(segments: Sequence[TimedText]) -> list[tuple[float, float]]:
+    """Find the regions of cuts: between segments of different windows.
+
+    There are none if the system does not report windows.
+    """
+    return [
+        (min(before.end_s, after.start_s), max(before.end_s, after.start_s))
+        for before, after in itertools.pairwise(segments)
+        if before.window != after.window
+    ]
 
 
 # ---------------------------------------------------------------- score
@@ -212,6 +228,7 @@ def _by_minute(
 # ---------------------------------------------------------------- gates
 
 
+MAX_LOST_GAP = 0.5  # points of words lost or added, in the sentences beside our cuts
 MAX_UNCOVERED = 0.5  # per cent of words lost or repeated in stretches, where people read clearly
 CLEAR: tuple[Kind, ...] = ("reading", "passage")
 
@@ -237,10 +254,32 @@ def long_gates(scores: Sequence[LongFormScore], max_cer_gap: float) -> list[Chec
         minutes = (_by_minute(score.sentences, "characters") for score in (ours, best))
         pairs = list(zip(*minutes, strict=True))
         checks.append(gap_gate(title, pairs, best.name, max_cer_gap, "minutes"))
+        if name == OUR_DEFAULT:
+            checks.append(_cut_gate(ours, best))
     if ours := by_name.get(OUR_DEFAULT):
         peers = [score for score in scores if score.name in LONG_THEIRS]
         checks += coverage_gates(ours, peers)
     return [*checks, all_answered({score.name: score.errors for score in scores})]
+
+
+def _cut_gate(ours: LongFormScore, best: LongFormScore) -> Check:
+    title = (
+        f"words lost or added by {ours.name} beside its cuts at most {MAX_LOST_GAP:g} points above "
+        "faster-whisper's best in the same sentences"
+    )
+    pairs = [
+        (_lost_or_added(our_sentence.words), _lost_or_added(their_sentence.words))
+        for our_sentence, their_sentence in zip(ours.sentences, best.sentences, strict=True)
+        if our_sentence.at_cut
+    ]
+    if not pairs:
+        return Check(title, None, "it cut nowhere")
+    return gap_gate(title, pairs, best.name, MAX_LOST_GAP, "sentences")
+
+
+def _lost_or_added(words: Counts) -> Counts:
+    """Return the counts with substitutions as hits."""
+    return Counts(0, words.deletions, words.insertions, words.hits + words.substitutions)
 
 
 def coverage_gates(ours: LongFormScore, theirs: Sequence[LongFormScore]) -> list[Check]:

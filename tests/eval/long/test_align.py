@@ -30,9 +30,13 @@ def truth():
     return recording("r.flac", "tones", [*stretches, Stretch("silence", end_s, 70.0)])
 
 
-def segments(*texts):
+def segments(*texts, windows=(0, 0, 0, 0)):
     spans = ((1, 3), (5, 7), (40, 42), (60, 62))
-    return [TimedText(*span, text) for span, text in zip(spans, texts, strict=True) if text]
+    return [
+        TimedText(*span, text, window)
+        for span, text, window in zip(spans, texts, windows, strict=True)
+        if text
+    ]
 
 
 def test_nothing_is_wrong_where_all_was_heard(truth):
@@ -45,6 +49,7 @@ def test_nothing_is_wrong_where_all_was_heard(truth):
     ]
     assert all(sentence.characters.errors == 0 for sentence in found.sentences)
     assert (found.lost_in_stretches, found.repeated, found.made_up, found.unspoken) == (0, 0, 0, 0)
+    assert not any(sentence.at_cut for sentence in found.sentences)
 
 
 def test_a_lost_sentence_is_a_stretch_and_a_lost_word_is_not(truth):
@@ -69,10 +74,10 @@ def test_what_is_said_twice_is_told_from_what_is_made_up(truth):
 
 def test_text_where_nobody_speaks_is_counted(truth):
     extra = [
-        TimedText(20.0, 30.0, " La la la."),
-        TimedText(62.5, 90.0, " Bye."),
-        TimedText(50.0, 60.2, " Hm"),
-        TimedText(8.0, 41.0, " All."),  # reaches into a sentence
+        TimedText(20.0, 30.0, " La la la.", 0),
+        TimedText(62.5, 90.0, " Bye.", 0),
+        TimedText(50.0, 60.2, " Hm", 0),
+        TimedText(8.0, 41.0, " All.", 0),  # reaches into a sentence
     ]
     found = score_recording(truth, [*segments(*SAID), *extra])
     assert found.unspoken == 8 + 3 + 2
@@ -81,8 +86,18 @@ def test_text_where_nobody_speaks_is_counted(truth):
 def test_where_all_is_speech_a_moment_that_touches_no_sentence_counts_for_nothing(truth):
     speech = tuple(stretch for stretch in truth.stretches if stretch.what == "speech")
     only = dataclasses.replace(truth, stretches=speech)
-    found = score_recording(only, [*segments(*SAID), TimedText(50.0, 50.2, " Hm")])
+    found = score_recording(only, [*segments(*SAID), TimedText(50.0, 50.2, " Hm", 0)])
     assert found.unspoken == 0
+
+
+def test_sentences_beside_a_cut_are_known_where_windows_are(truth):
+    found = score_recording(truth, segments(*SAID, windows=(0, 0, 1, 1)))
+    assert [s.at_cut for s in found.sentences] == [False, True, True, False]
+    # What was lost between two windows was lost at a cut.
+    found = score_recording(truth, segments(SAID[0], "", *SAID[2:], windows=(0, 0, 1, 1)))
+    assert [s.at_cut for s in found.sentences] == [True, True, True, False]
+    found = score_recording(truth, segments(*SAID, windows=(None,) * 4))
+    assert not any(s.at_cut for s in found.sentences)
 
 
 def test_a_system_that_says_nothing_lost_everything(truth):
