@@ -95,6 +95,9 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
 
     Work belongs to the phase in which it began, on the thread that did or launched it. Idle time
     belongs to the phase that a thread was in at its begin.
+
+    Raises:
+        ValueError: the load is not in it.
     """
     slices: dict[str, list[TraceSlice]] = collections.defaultdict(list)  # by category
     for event in events:
@@ -104,7 +107,9 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
             piece = TraceSlice(begin, end, str(event["name"]), thread, correlation)
             slices[event.get("cat", "")].append(piece)
     ranges = sorted(slices["user_annotation"], key=lambda piece: piece.begin)
-    load = next(piece for piece in ranges if piece.name == LOAD)
+    load = next((piece for piece in ranges if piece.name == LOAD), None)
+    if load is None:
+        raise ValueError(f"the trace has no range {LOAD}")
     phases: PhaseRanges = collections.defaultdict(list)
     for piece in ranges:
         if piece.name in PHASES:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from build.clips import Clip, load_clips
+from eval.accuracy.normalize import DEFAULT
 from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
 from eval.accuracy.run import transcribe_remaining
@@ -12,12 +13,13 @@ from eval.config import EvalConfig, EvaluationProduct, changed
 from eval.figures import rate_chart
 from eval.long import NAMES
 from eval.long.compose import KINDS, MANIFEST, AnnotatedRecording, compose, read_manifest
-from eval.long.score import LongFormScore, long_gates, score_long
+from eval.long.score import BLOCK_S, NEAR_CUT_S, RUN, TOUCH_S, LongFormScore, long_gates, score_long
 from eval.long.without_speech import measure_without_speech
 from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
+_RULES = Path(__file__).parents[1] / "templates" / "long_rules.txt"
 
 
 def long(
@@ -108,13 +110,15 @@ def result_of(
     words = sum(len(sentence.text.split()) for sentence in sentences)
     notes = [f"`{name}` has not heard everything yet; run again." for name in unfinished]
     settings = [facts(score.name, score.facts.settings, "closed") for score in scores]
+    values = {"run": RUN, "block_s": BLOCK_S, "touch_s": TOUCH_S, "near_cut_s": NEAR_CUT_S}
+    rules = _RULES.read_text(encoding="utf-8").format(**values, normalizer=DEFAULT).splitlines()
     return Result(
         {"systems": systems, "unfinished": unfinished},
         tuple(long_gates(scores, run.config.eval.max_cer_gap_faster_whisper)),
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            ReportSection("Systems", settings, printed=False),
+            ReportSection("Systems", [Text("", items=rules), *settings], printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
         f"{spoken_s / 60:.1f} are speech ({words:,} words); {run.config.eval.threads} CPU threads "
@@ -123,10 +127,7 @@ def result_of(
     )
 
 
-_COUNTS = (
-    "Counts are words; `no speech` counts characters of text where nobody speaks. "
-    "docs/evaluating.md explains the columns."
-)
+_COUNTS = "Counts are words; `no speech` counts characters of text where nobody speaks."
 
 
 def _accuracy(scores: Sequence[LongFormScore]) -> ReportSection:

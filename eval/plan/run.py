@@ -18,7 +18,7 @@ from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 
-COMMITTED = Path("eval") / "plan" / "measured"
+COMMITTED = Path(__file__).parent / "measured"
 REQUEST_S = 10.0  # audio of a request of the bench's open loop
 _SATURATED = "open loop, saturated"
 # Settings of [runtime] that change how fast a request is served, and that the bench's file tells.

@@ -62,30 +62,32 @@ def upload(
 
     Returns:
         the answer, and the number of bytes of the body that were sent.
+
+    Raises:
+        OSError: there is no connection.
     """
     end_s, sent = time.monotonic() + timeout_s, 0
     host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout_s) as connection:
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        # A server may hang up after a refusal; its answer can still be read.
+        with contextlib.suppress(OSError):
+            connection.sendall(head)
+            connection.settimeout(_PIECE_S)
+            for piece in pieces:
+                if poll.poll(0) or time.monotonic() > end_s:
+                    break
+                connection.sendall(piece)
+                sent += len(piece)
 
-    def text() -> str:
-        nonlocal sent
-        with socket.create_connection((host, int(port)), timeout_s) as connection:
-            poll = select.poll()
-            poll.register(connection, select.POLLIN)
-            # A server may hang up after a refusal; its answer can still be read.
-            with contextlib.suppress(OSError):
-                connection.sendall(head)
-                connection.settimeout(_PIECE_S)
-                for piece in pieces:
-                    if poll.poll(0) or time.monotonic() > end_s:
-                        break
-                    connection.sendall(piece)
-                    sent += len(piece)
+        def text() -> str:
             connection.settimeout(max(1.0, end_s - time.monotonic()))
             answer = http.client.HTTPResponse(connection, method="POST")
             answer.begin()
             return text_of(content_of(answer.status, answer.read()))
 
-    return answer_to(text), sent
+        return answer_to(text), sent
 
 
 # ---------------------------------------------------------------- harmful files

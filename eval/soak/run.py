@@ -69,8 +69,10 @@ def _result(findings: Sequence[ScenarioResult]) -> Result:
     for finding in findings:
         name, figures = finding.scenario, finding.figures
         broken = [figure for figure in figures if figure.limit and not figure.passed]
-        failures = [Check(f"{name}: {one.name}", one.passed, one.detail) for one in broken]
-        checks += failures or [Check(name, True, "all limits are kept")]
+        for figure in broken:
+            parts = filter(None, (shown(figure.value), figure.limit, figure.detail))
+            checks.append(Check(f"{name}: {figure.name}", figure.passed, ", ".join(parts)))
+        checks += [] if broken else [Check(name, True, "all limits are kept")]
         rows = []
         for figure in figures:
             outcome = loud(verdict([figure])) if figure.limit else ""

@@ -71,7 +71,7 @@ def shown(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SoakFigure(Check):
-    """One row of a scenario's table; its name ends in the unit.
+    """One row of a scenario's table; its name ends in the unit, `detail` has examples.
 
     Attributes:
         value: the measured value.
@@ -107,8 +107,7 @@ class Stage:
         self, name: str, value: float, limit: str = "", passed: bool | None = True, detail: str = ""
     ) -> None:
         """Add a figure, or one with a limit and its verdict."""
-        parts = ", ".join(filter(None, (shown(value), limit, detail)))
-        self.figures.append(SoakFigure(name, passed, parts, float(value), limit))
+        self.figures.append(SoakFigure(name, passed, detail, float(value), limit))
 
     def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:
         """Add a figure and the largest value that it may have."""
@@ -208,7 +207,10 @@ class Stage:
     def attack(self, server: RunningServer, name: str) -> Answer:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
-        answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
+        try:
+            answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
+        except OSError as error:  # the server does not listen now
+            answer = Answer("lost", repr(error), time.monotonic() - began_s)
         disrupted = began_s <= self._disrupted_until_s
         self.outcomes.append(RequestOutcome(name, answer, disrupted=disrupted))
         return answer

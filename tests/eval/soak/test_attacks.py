@@ -73,11 +73,6 @@ def test_an_upload_ends_as_the_server_ends_it(behave, kind, timeout_s):
         assert sent_bytes < 100 * MB, "it went on although it had been refused"
 
 
-def test_an_upload_without_a_server_is_lost():
-    answer, sent_bytes = upload("127.0.0.1:1", b"", [b"x"], 20.0)
-    assert (answer.kind, sent_bytes) == ("lost", 0)
-
-
 def test_a_flood_goes_on_and_connects_again_after_a_refusal():
     heard, done = [], threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -94,6 +94,14 @@ def test_a_hostile_client_is_refused_and_no_fault(stage, monkeypatch, text, pass
     assert broken(stage) == (set() if passed else {"server errors for hostile clients"})
 
 
+def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
+    def refused(*_):
+        raise ConnectionRefusedError
+
+    monkeypatch.setitem(ATTACKS, "odd", refused)
+    assert stage.attack(SERVER, "odd").kind == "lost"
+
+
 @pytest.mark.parametrize(
     ("growth", "jump", "actions", "passed"),
     [
