@@ -32,6 +32,7 @@ from serve.contract.engine import (
     WEIGHTS_FILE,
     CheckpointSource,
     Dims,
+    Draft,
     Engine,
     Manifest,
     TokenizerFacts,
@@ -283,7 +284,7 @@ class RandomEngine(Engine):
         """Make random tensors as `Engine.load_weights` gives them."""
         generator, manifest = torch.Generator(device).manual_seed(0), self.manifest
         weights = {}
-        specs = tensor_specs(manifest.dims, manifest.precision)
+        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
         for name, spec in specs.items():
             if spec.dtype == torch.int8:
                 value = torch.randint(-127, 128, spec.shape, generator=generator, device=device)
@@ -307,8 +308,8 @@ class RandomEngine(Engine):
         return str(make_tokenizer(self.shape, "Ġ{:x}").to_str())
 
 
-def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
-    """Make the engine of a multilingual shape."""
+def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
+    """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
     late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, dims.n_vocab)
@@ -328,8 +329,9 @@ def random_engine(shape: Shape, precision: Precision) -> RandomEngine:
         alignment_heads=_alignment_heads(dims),
     )
     source = CheckpointSource("random", "0" * 64)
+    draft = Draft(source, draft_layers, dims.n_text_ffn) if draft_layers else None
     manifest = Manifest(
-        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}
+        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}, draft
     )
     return RandomEngine(Path(), manifest, shape)
 

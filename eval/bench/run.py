@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from eval.bench import WORKLOADS, BenchPlan
+from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
 from eval.bench.floor import Ceilings, measure_ceilings
 from eval.bench.peers import PEERS, measure_peer, missing_for
 from eval.bench.table import OURS, Measurement, ratio, refused, scaling_check, table_of
@@ -58,7 +58,9 @@ def bench(
     check(config, plan)
     cudnn: Any = torch.backends.cudnn  # torch's annotations are incomplete
     run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
-    engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
+    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
+    shape = published_shape(config.build.checkpoint)
+    engine = random_engine(shape, config.build.precision, layers)
     rows: list[Measurement] = []
     _save(run, rows, complete=False)
     for measurement in measurements(engine, config, plan, run.say):
@@ -79,8 +81,11 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
 
 
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
-    """Set the plan's beam as the default, with a row for each beam."""
+    """Set the plan's beam as the default, with a row for each beam, and its draft."""
     config = changed(config, "transcriber", beam_size=plan.beam_size)
+    if plan.draft_acceptance is not None:
+        tokens = config.runtime.draft_tokens or DRAFT_TOKENS
+        config = changed(config, "runtime", draft_tokens=tokens)
     return with_slots(config, plan.slots[0] if plan.devices else config.runtime.slots)
 
 

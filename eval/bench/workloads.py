@@ -19,7 +19,14 @@ import torch
 
 from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.runtime_load import WindowLoad, closed_loop, noise_load, offline, open_loop
+from eval.bench.runtime_load import (
+    WindowLoad,
+    accepting,
+    closed_loop,
+    noise_load,
+    offline,
+    open_loop,
+)
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
 from eval.config import EvaluationProduct, changed
 from eval.load import poisson
@@ -86,9 +93,12 @@ class RuntimeSession:
         self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
     ) -> None:
         self._plan, self.config = plan, config.runtime
-        self._system = system_name(self.config)
+        runtime_class, self._system = NativeRuntime, system_name(self.config)
+        if (share := plan.draft_acceptance) is not None:
+            runtime_class = accepting(share)
+            self._system += f", drafts of {self.config.draft_tokens} with {100 * share:g} % right"
         memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
-        self.runtime = NativeRuntime(engine, self.config)
+        self.runtime = runtime_class(engine, self.config)
         opening_s = time.perf_counter() - began_s
         self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
         detail = f"weights made up on the device, no file is read; {self.runtime.description}"

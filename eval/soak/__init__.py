@@ -3,6 +3,10 @@
 MIXED = "mixed"
 SCENARIOS = {
     MIXED: ("mixed.mixed", "clients of every kind, hostile ones and disruptions at once"),
+    "short-beside-long": (
+        "scenarios.short_beside_long",
+        "a short clip beside 20 one-hour files, in 4 GB",
+    ),
     "large-uploads": ("scenarios.large_uploads", "uploads larger than memory"),
     "slow-clients": ("scenarios.slow_clients", "40 uploads that drip"),
     "floods": ("scenarios.floods", "floods that need no key, beside a client"),

@@ -2,19 +2,28 @@
 
 import collections
 import contextlib
+import functools
+import io
 import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
+import soundfile
+
+from build.clips import Clip
 from eval.clients import Answer, Ask, by_grpc, http_body
 from eval.config import changed
 from eval.processes import ChildProcess, Send, Watch, shared_memory_bytes
 from eval.server import RunningServer
 from eval.soak.attacks import FLOODS, KILLERS, chunked, flood, head, upload
 from eval.soak.stage import Stage, crowd
+from serve.speech import audio
+from serve.speech.meter import AudioLimits
+from serve.speech.rate import SAMPLE_RATE
 
 MAX_RATIO = 2.0  # times the latency without the disturbance
 _BESIDE_S = 6.0  # for which the honest client sends
@@ -53,6 +62,10 @@ def _crowd_of(
     kinds = collections.Counter(answer.kind for answer in answers)
     stage.say(f"{name}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     stage.none_of(f"{name}: wrong answers", [answer for answer in answers if is_wrong(answer)])
+
+
+def _memory_of(server: RunningServer) -> Watch:
+    return Watch(lambda: shared_memory_bytes(server.processes().values()))
 
 
 # ---------------------------------------------------------------- floods and killers
@@ -118,7 +131,7 @@ def large_uploads(stage: Stage) -> None:
     """Send uploads larger than memory: refused by their declared size, and by their real one."""
     zeros, limit_mb = bytes(_MB), stage.config.server.max_inflight_mb
     with stage.server() as server:
-        with Watch(lambda: shared_memory_bytes(server.processes().values())) as watch:
+        with _memory_of(server) as watch:
             top = head(server.http, Content_Length=_DECLARED_BYTES)
             declared = upload(server.http, top, _drip(bytes(4 * _MB), _MB), _TIMEOUT_S)
             _refused_early(stage, "10 TB declared", *declared)
@@ -178,3 +191,42 @@ def slow_clients(stage: Stage) -> None:
         name = f"{_SLOW} slow uploads"
         uploads = _crowd_of(stage, name, _SLOW, send, lambda answer: answer.waited_in_vain)
         _beside(stage, server, {name: uploads})
+
+
+# ---------------------------------------------------------------- hours of audio
+
+_HOUR_S = 3600
+_LONG = 20
+_LONG_LIMIT_S = 90.0  # request timeout for hours of audio, so that the scenario ends
+_MAX_MB = 4096.0
+
+
+def short_beside_long(stage: Stage) -> None:
+    """Send a short file while 20 hours of audio wait; memory stays bounded."""
+    config = changed(stage.config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
+    hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
+    with stage.server(config) as server:
+        name, send = (
+            f"{_LONG} hours of audio",
+            functools.partial(by_grpc, server.addresses[0], hour),
+        )
+        uploads = _crowd_of(
+            stage, name, _LONG, send, lambda answer: answer.kind in ("failed", "lost")
+        )
+        with _memory_of(server) as watch:
+            _beside(stage, server, {name: uploads})
+        stage.at_most("peak memory of all processes, MB", watch.peak_bytes / _MB, _MAX_MB)
+        stage.send(server)
+
+
+def hour_of(clips: Sequence[Clip]) -> bytes:
+    """Make an hour of the clips in turn, as an MP3 file of some 20 MB.
+
+    Raises:
+        AudioError: a clip cannot be decoded.
+    """
+    limits = AudioLimits(_HOUR_S)
+    parts = [audio.join_blocks(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
+    samples, file = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE), io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE, format="MP3")
+    return file.getvalue()

@@ -10,11 +10,19 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from eval import processes
-from eval.processes import ChildProcess, Watch, run_tool, shared_memory_bytes, tree_memory_bytes
+from eval.processes import (
+    ChildProcess,
+    Watch,
+    run_tool,
+    shared_memory_bytes,
+    slope,
+    tree_memory_bytes,
+)
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 from serve.supervisor.processes import is_alive
 from tests.waits import wait_until
@@ -178,6 +186,22 @@ def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
 
 
 # ---------------------------------------------------------------- memory
+
+
+def walk(rng, count):
+    """Errors that resemble those before them."""
+    errors = np.zeros(count)
+    for i in range(1, count):
+        errors[i] = 0.7 * errors[i - 1] + rng.normal()
+    return errors
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    rng, x = np.random.default_rng(0), np.arange(60.0)
+    found = [slope(x, 2 * x + walk(rng, 60)) for _ in range(400)]
+    share = np.mean([abs(value - 2) <= error for value, error in found])
+    # A short series tells its own error a little too small. Taken for independent, 60 %.
+    assert 0.82 < share < 0.97, share
 
 
 def test_memory_is_watched_and_that_of_an_ended_process_is_none():

@@ -16,6 +16,7 @@ from eval.bench import run
 from eval.bench.run import bench, configured, measurements
 from eval.bench.table import Measurement
 from eval.record import Run
+from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
 
@@ -76,16 +77,21 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 
 
 def test_the_command_ends_with_a_table_and_keeps_the_rows(
-    config, engine, capsys, monkeypatch, tmp_path
+    config, engine, tiny, capsys, monkeypatch, tmp_path
 ):
-    def measured(name, *_):
-        yield Measurement(f"throughput of {name}", "x", 1.0, "RTFx")
+    def through_server(config, folder, plan, say):
+        assert open_engine(folder).manifest.dims == tiny.dims and plan.requests == 2
+        yield Measurement("throughput of server", "x", 1.0, "RTFx")
+
+    def measure_peer(name, shape, device, seconds, say):
+        assert (name, shape, device, seconds) == ("one", tiny, "cpu", 1)
+        yield Measurement("throughput of one", "x", 1.0, "RTFx")
 
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
     monkeypatch.setattr(run, "random_engine", lambda *_: engine)
-    monkeypatch.setattr(run, "measure_peer", measured)
-    monkeypatch.setattr("eval.bench.server.through_server", lambda *_: measured("server"))
+    monkeypatch.setattr(run, "measure_peer", measure_peer)
+    monkeypatch.setattr("eval.bench.server.through_server", through_server)
     flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
     assert main(["bench", *flags.split(), "--seconds=1", "--peers=one", "--through-server"]) == 0
     rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]

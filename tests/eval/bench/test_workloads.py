@@ -5,9 +5,13 @@ import dataclasses
 import pytest
 
 from eval.bench import BenchPlan
-from eval.bench.run import FULL, ablate
-from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
+from eval.bench.run import FULL, ablate, configured
+from eval.bench.table import Measurement
+from eval.bench.workloads import MLPERF_MEAN, RuntimeSession, mlperf_lengths, run_workloads
+from eval.config import load_config
+from eval.random_whisper import random_engine
 from serve.contract.config import RuntimeConfig
+from serve.native.speculative import SpeculationPolicy
 
 
 @pytest.mark.nightly
@@ -62,3 +66,43 @@ def test_every_variant_is_measured_or_refused(config, engine, plan, ceilings, qu
     for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
         assert values[name, "ablation, throughput"] > 0
         assert values[name, "ablation, latency"] > 0
+
+
+def test_a_variant_changes_one_option(engine, plan, ceilings, quiet, monkeypatch):
+    measured = []
+
+    def measure(engine, config, *_):
+        measured.append((engine.manifest.precision, dataclasses.asdict(config.runtime)))
+        yield Measurement("throughput", "earshot", 1.0, "RTFx")
+
+    monkeypatch.setattr("eval.bench.run.measure_runtime", measure)
+    config = load_config("configs/large-v3-turbo.toml")
+    names = [row.system for row in ablate(engine, config, plan, ceilings, quiet)]
+    (precision, full), *others = measured
+    for name, (weights, runtime) in zip(names[1:], others, strict=True):
+        changed = [key for key in full if full[key] != runtime[key]]
+        assert len(changed) == name.count(",") + 1 - name.startswith("weights")
+        assert name.startswith("weights") == (weights != precision)
+
+
+# ---------------------------------------------------------------- drafts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("share", "least", "most"), [(0.75, 0.5, 0.65), (0.0, 0, 0), (1.0, 1, 1)])
+def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, monkeypatch):
+    """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
+    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
+    plan = BenchPlan(draft_acceptance=share, seconds=0.01)
+    drafting = configured(config, plan)
+    assert drafting.runtime.draft_tokens == 3
+    engine = random_engine(tiny, "int8", 1)
+    session = RuntimeSession(engine, drafting, plan, ceilings)
+    load = session.make_load()
+    load.submit([120, 100])
+    load.drain()
+    gauges = session.runtime.gauges()
+    assert gauges.drafted > 60
+    assert least <= gauges.drafted_right / gauges.drafted <= most
+    (row,) = session.throughput()
+    assert row.system.endswith(f"drafts of 3 with {100 * share:g} % right")

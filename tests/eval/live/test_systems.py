@@ -75,6 +75,13 @@ def test_a_decoding_takes_the_configured_time(loud_is_speech):
     assert soon[0][0] < late[0][0]
 
 
+def test_the_result_does_not_depend_on_the_machine(loud_is_speech):
+    one, other = (
+        run(final_deltas(Simulated(WordASecond(), LIVE, DECODE_S), tone(6.0))) for _ in range(2)
+    )
+    assert one == other and len(one) > 1
+
+
 def test_streams_wait_for_one_decoder(loud_is_speech):
     async def together():
         return await asyncio.gather(*(final_deltas(system, tone(3.0)) for _ in range(2)))

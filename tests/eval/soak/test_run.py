@@ -7,11 +7,15 @@ import re
 import pytest
 
 import eval.config
+from build.clips import load_clips
 from eval.__main__ import main
 from eval.server import role_of
 from eval.soak import SCENARIOS, scenarios
 from eval.soak.run import soak
 from serve.contract.errors import AudioError, ConfigError
+from serve.speech import audio
+from serve.speech.features import SAMPLE_RATE
+from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox_client
 
 ALL = {"minutes": 5, "seed": 0}
@@ -94,3 +98,10 @@ def test_a_real_server_holds(nano_config, tmp_path, run_of):
     (finding,) = record["figures"]["scenarios"]
     values = {figure["name"]: figure["value"] for figure in finding["figures"]}
     assert values["disruptions"] >= 1 and values["requests answered"] >= 1, values
+
+
+def test_a_long_file_is_made_of_the_clips_in_turn(monkeypatch):
+    monkeypatch.setattr("eval.soak.scenarios._HOUR_S", 12)
+    clips = tuple(load_clips("tests/data/manifest.jsonl"))[:3]
+    samples = audio.join_blocks(audio.decode(scenarios.hour_of(clips), AudioLimits(13.0)))
+    assert abs(len(samples) - 12 * SAMPLE_RATE) < SAMPLE_RATE // 4

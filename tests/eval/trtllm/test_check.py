@@ -41,9 +41,9 @@ def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
     assert report.ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
     steps = ("build", "load", "greedy tokens", "windows together")
     expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
-    names = [check.name for check in report.ended]
+    names = [one.name for one in report.ended]
     assert names == ["library and GPU", "random checkpoint", *expected]
-    assert all(check.passed for check in report.ended)
+    assert all(one.passed for one in report.ended)
 
 
 def silent():
@@ -56,7 +56,7 @@ def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, m
     check.run_checks(tmp_path, report)
     assert report.ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     assert report.ended[3].detail == "TensorRT-LLM 1.4.0, in a separate process"
-    words = [check.name for check in report.ended if check.name.startswith("fp16: ")]
+    words = [one.name for one in report.ended if one.name.startswith("fp16: ")]
     assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
     engine = open_engine(tmp_path / "fp16")
     config = check.config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
