@@ -59,7 +59,7 @@ def stay_mute(connection):
         (refuse, "refused", 20.0),
         (hang_up, "lost", 20.0),
         (take_all, "failed", 20.0),
-        (stay_mute, "lost", 0.1),
+        (stay_mute, "lost", 1.0),
     ],
 )
 def test_an_upload_ends_as_the_server_ends_it(behave, kind, timeout_s):
