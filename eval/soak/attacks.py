@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import itertools
-import json
 import os
 import select
 import socket
@@ -124,7 +123,6 @@ def _box(name: str, *content: bytes) -> bytes:
 # ---------------------------------------------------------------- requests that ended servers
 
 _DEPTH = 200_000
-_FIELDS = 200_000
 _WAV_CHUNKS = 10_000_000
 
 
@@ -137,11 +135,6 @@ def _post(body: Callable[[], bytes], **headers: object) -> Client:
         return upload(server.http, top, [content], PATIENCE_S)[0]
 
     return attack
-
-
-def _many_fields() -> bytes:
-    parameters = {f"p{i}": i for i in range(_FIELDS)}
-    return json.dumps({"inputs": [], "parameters": parameters}).encode()
 
 
 def _endless_header(server: Addresses, _: Ask) -> Answer:
@@ -168,7 +161,6 @@ def _torn_protobuf(server: Addresses, _: Ask) -> Answer:
 
 
 KILLERS: dict[str, Client] = {
-    f"JSON with {_FIELDS:,} fields": _post(_many_fields),
     "a header length beyond the body": _post(lambda: b"{}", Inference_Header_Content_Length=2**63),
     "a header of 100 MB": _endless_header,
     "garbage by HTTP": lambda server, _: _garbage(server.http),
