@@ -86,6 +86,8 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
             figures; the message says how to measure them.
     """
     path = file or COMMITTED / f"{config.name}.json"
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
     measure = (
         "measure it: python -m eval bench --config … --beam-size "
         f"{config.transcriber.beam_size} --workloads start,latency,open-loop --through-server, and "
