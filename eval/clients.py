@@ -104,27 +104,23 @@ class NoTranscriptError(Exception):
 
 def answer_to(call: Callable[[], str]) -> Answer:
     """Make a call that returns a transcript; every error of server or connection is an answer."""
-    began_s = time.monotonic()
+    kind: Kind = "answered"
+    retry_after_s: int | None = None
+    began_s, timed_out = time.monotonic(), False
     try:
-        return Answer("answered", call(), time.monotonic() - began_s)
+        text = call()
     except NoTranscriptError as error:
-        seconds = time.monotonic() - began_s
-        return Answer(error.kind, str(error), seconds, retry_after_s=error.retry_after_s)
+        kind, text, retry_after_s = error.kind, str(error), error.retry_after_s
     except grpc.RpcError as error:
         status: Any = error  # of a call: it has a code
-        text, seconds = f"{status.code().name} {status.details()}", time.monotonic() - began_s
+        text = f"{status.code().name} {status.details()}"
+        kind = "refused" if status.code() in _REFUSALS else "failed"
         if any(words in text for words in _OWN_WORDS):
-            timed_out = status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return Answer("lost", text, seconds, timed_out)
-        return Answer("refused" if status.code() in _REFUSALS else "failed", text, seconds)
+            kind, timed_out = "lost", status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     except (OSError, http.client.HTTPException, httpx2.TransportError, WebSocketException) as error:
-        return lost(error, began_s)
-
-
-def lost(error: Exception, began_s: float) -> Answer:
-    """Return the answer to a request after its connection broke or its client waited in vain."""
-    timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
-    return Answer("lost", repr(error), time.monotonic() - began_s, timed_out)
+        kind, text = "lost", repr(error)
+        timed_out = isinstance(error, TimeoutError | httpx2.TimeoutException)
+    return Answer(kind, text, time.monotonic() - began_s, timed_out, retry_after_s)
 
 
 def _client(transcribe: Callable[[Addresses, Ask], str]) -> Client:
@@ -177,8 +173,7 @@ def by_http(server: Addresses, ask: Ask) -> str:
     """Send one POST of KServe over a new connection."""
     head, tail = http_body(ask.audio)
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    content = _sent(server, ask, "POST", INFER_PATH, content=head + tail, headers=headers)
-    return kserve_text(content)
+    return text_of(send(server, ask, "POST", INFER_PATH, content=head + tail, headers=headers))
 
 
 def http_body(audio: bytes) -> tuple[bytes, bytes]:
@@ -193,13 +188,15 @@ def http_body(audio: bytes) -> tuple[bytes, bytes]:
     return json.dumps({"inputs": [audio_input]}).encode(), tail
 
 
-def kserve_text(content: str) -> str:
-    """Return the text of KServe's HTTP answer; raises NoTranscriptError."""
-
-    def text(answer: Any) -> Any:
-        return next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT")
-
-    return _text_in(content, text)
+def text_of(content: str) -> str:
+    """Return the text in the JSON of KServe or OpenAI's API; raises NoTranscriptError."""
+    try:
+        answer = json.loads(content)
+        if "outputs" not in answer:
+            return str(answer["text"])
+        return str(next(out["data"][0] for out in answer["outputs"] if out["name"] == "TEXT"))
+    except (ValueError, LookupError, TypeError, StopIteration):
+        raise NoTranscriptError(f"200 {content}") from None
 
 
 def _message(model: str, ask: Ask) -> Any:
@@ -216,8 +213,19 @@ def _text(response: Any) -> str:
     return bytes(response.raw_output_contents[index][4:]).decode()
 
 
-def _sent(server: Addresses, ask: Ask, method: str, path: str, **content: Any) -> str:
-    """Send a request with arguments of `httpx2.request`; return the text of the answer."""
+def send(server: Addresses, ask: Ask, method: str, path: str, **content: Any) -> str:
+    """Send a request with arguments of `httpx2.request`; return the text of the answer.
+
+    Args:
+        server: the server.
+        ask: only its patience is used.
+        method, path: of HTTP.
+        content: further arguments of `httpx2.request`.
+
+    Raises:
+        NoTranscriptError: the status is neither 200 nor 202.
+        httpx2.TransportError: there is no whole answer.
+    """
     content["headers"] = {**content.get("headers", {}), **server.headers}
     answer = request(server.http, method, path, ask.patience_s, **content)
     return content_of(answer.status_code, answer.content, answer.headers.get("Retry-After", ""))
@@ -233,13 +241,6 @@ def content_of(status: int, body: bytes, retry_after: str = "") -> str:
     raise NoTranscriptError(f"{status} {content}", refused=refused, retry_after_s=after_s)
 
 
-def _text_in(content: str, text: Callable[[Any], Any]) -> str:
-    try:
-        return str(text(json.loads(content)))
-    except (ValueError, LookupError, TypeError, StopIteration):
-        raise NoTranscriptError(f"200 {content}") from None
-
-
 # ---------------------------------------------------------------- OpenAI's API, jobs
 
 
@@ -251,13 +252,13 @@ def form(ask: Ask, **options: str) -> dict[str, Any]:
 @_client
 def by_form(server: Addresses, ask: Ask) -> str:
     """Send one form over a new connection."""
-    return _openai_text(_sent(server, ask, "POST", TRANSCRIPTIONS, **form(ask)))
+    return text_of(send(server, ask, "POST", TRANSCRIPTIONS, **form(ask)))
 
 
 @_client
 def by_events(server: Addresses, ask: Ask) -> str:
     """Send one form, and read the transcript from its events."""
-    content = _sent(server, ask, "POST", TRANSCRIPTIONS, **form(ask, stream="true"))
+    content = send(server, ask, "POST", TRANSCRIPTIONS, **form(ask, stream="true"))
     lines = content.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     finals = [event["text"] for event in events if event.get("type") == "transcript.text.done"]
@@ -274,17 +275,13 @@ def by_phrases(server: Addresses, ask: Ask) -> Answer:
 def by_job(server: Addresses, ask: Ask) -> str:
     """Post a job, wait for its end, and read its result."""
     deadline = time.monotonic() + ask.patience_s
-    job = json.loads(_sent(server, ask, "POST", JOBS, **form(ask, response_format="json")))
+    job = json.loads(send(server, ask, "POST", JOBS, **form(ask, response_format="json")))
     while job["status"] not in ("completed", "failed", "cancelled"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the job is {job['status']}")
         time.sleep(_POLL_S)
-        job = json.loads(_sent(server, ask, "GET", f"{JOBS}/{job['id']}"))
-    return _openai_text(_sent(server, ask, "GET", f"{JOBS}/{job['id']}/result"))
-
-
-def _openai_text(content: str) -> str:
-    return _text_in(content, lambda answer: answer["text"])
+        job = json.loads(send(server, ask, "GET", f"{JOBS}/{job['id']}"))
+    return text_of(send(server, ask, "GET", f"{JOBS}/{job['id']}/result"))
 
 
 # ---------------------------------------------------------------- live text

@@ -245,11 +245,10 @@ def _profile(flags: Flags) -> None:
 
 @command("soak", "load and attack a real server", "soak.run.soak")
 def _soak(flags: Flags) -> None:
-    titles = "; ".join(f"{name}: {title}" for name, title in SCENARIOS.items())
+    titles = "; ".join(f"{name}: {title}" for name, (_, title) in SCENARIOS.items())
     flags.add("--minutes M", "duration of the attack", positive, 5)
-    flags.add("--actions N", "end after N actions of clients", positive)
     flags.add("--seed S", "seed of the clients' actions", int, 0)
-    scenarios = f"run these scenarios in turn, each on its own server; no NAME: all. {titles}"
+    scenarios = f"scenarios to run, each on its own server; no NAME: all but mixed. {titles}"
     flags.add("--scenario NAME", scenarios, nargs="*", dest="scenarios")
 
 

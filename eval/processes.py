@@ -151,10 +151,10 @@ def run_tool(command: Sequence[str], what: str, timeout_s: float) -> None:
             kill(subprocesses)
             tool.kill()
             tool.wait()
-    if status == MissingCheckpointError.exit_code:
-        raise MissingCheckpointError(f"{what} failed with exit code {status}: {' '.join(command)}")
-    if status != 0:
-        raise EarshotError(f"{what} failed with exit code {status}: {' '.join(command)}")
+    if status:
+        missing = status == MissingCheckpointError.exit_code
+        kind = MissingCheckpointError if missing else EarshotError
+        raise kind(f"{what} failed with exit code {status}: {' '.join(command)}")
 
 
 def descendants(pid: int) -> list[psutil.Process]:

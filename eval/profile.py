@@ -118,32 +118,28 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     work = [(piece, piece.end - piece.begin) for kind in _ON_GPU for piece in slices[kind]]
     if not work:
         work = _own_times(piece for piece in slices["cpu_op"] if piece.thread in phases)
-        launches = {}
     durations_s: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
-    idle_s: dict[str, float] = collections.defaultdict(float)
+    busy_s, idle_s = (collections.defaultdict[str, float](float) for _ in range(2))
     busy_until = load.begin
     for piece, own_us in sorted(work, key=lambda pair: pair[0].begin):
         if load.begin <= piece.begin < load.end:
             launch = launches.get(piece.correlation, piece)
             phase = _phase_at(phases, launch.begin, [launch.thread])
             durations_s[piece.name, phase].append(own_us / _US)
+            busy_s[phase] += own_us / _US
             idle_phase = _phase_at(phases, busy_until, phases)
             idle_s[idle_phase] += max(0.0, piece.begin - busy_until) / _US
             busy_until = max(busy_until, piece.end)
     idle_s[_phase_at(phases, busy_until, phases)] += max(0.0, load.end - busy_until) / _US
     kernels = [Kernel(*key, len(times), sum(times)) for key, times in durations_s.items()]
-    times = [
-        PhaseTime(
-            name, sum(kernel.seconds for kernel in kernels if kernel.phase == name), idle_s[name]
-        )
-        for name in (*PHASES, BETWEEN)
-    ]
+    kernels.sort(key=lambda kernel: -kernel.seconds)
+    times = [PhaseTime(name, busy_s[name], idle_s[name]) for name in (*PHASES, BETWEEN)]
     seconds = (load.end - load.begin) / _US
     return DeviceTimeline(
         seconds,
         seconds - sum(idle_s.values()),
         tuple(time for time in times if time.busy_s or time.idle_s),
-        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        tuple(kernels),
     )
 
 
@@ -308,12 +304,11 @@ def _under_nsys(run: Run, device: str) -> Result:
 
 def result_of(timeline: DeviceTimeline, about: str) -> Result:
     """Return the result of a load: a card, the phases, and the longest kernels of each phase."""
-    rows, kernels = [], []
+    rows = []
     for phase in timeline.phases:
         share = (phase.busy_s + phase.idle_s) / timeline.seconds
         rows.append((phase.name, _ms(phase.busy_s), _ms(phase.idle_s), f"{share:.1%}"))
-        if table := _kernels(timeline, phase.name):
-            kernels.append(table)
+    kernels = [_kernels(timeline, phase.name) for phase in timeline.phases if phase.busy_s]
     times = Table(("phase", "busy, ms", "idle, ms", "of the load"), rows, note=_ABOUT_PHASES)
     busy = f"{timeline.busy_s / timeline.seconds:.1%}"
     return Result(
@@ -335,8 +330,8 @@ _ABOUT_PHASES = (
 )
 
 
-def _kernels(timeline: DeviceTimeline, phase: str) -> Table | None:
-    """Tabulate the kernels of a phase, the longest first; None if it has none."""
+def _kernels(timeline: DeviceTimeline, phase: str) -> Table:
+    """Tabulate the kernels of a phase, the longest first."""
     kernels = [kernel for kernel in timeline.kernels if kernel.phase == phase]
     rows = []
     for kernel in kernels[:_KERNELS]:
@@ -344,8 +339,7 @@ def _kernels(timeline: DeviceTimeline, phase: str) -> Table | None:
         numbers = (f"{kernel.calls:,}", _ms(kernel.seconds), f"{call_us:.1f}", f"{share:.1%}")
         rows.append((f"`{kernel.name}`", *numbers))
     header = ("name", "calls", "ms", "µs a call", "of the busy time")
-    title = f"{phase}: {len(kernels)} names"
-    return Table(header, rows, title, folded="closed", prose=True) if rows else None
+    return Table(header, rows, f"{phase}: {len(kernels)} names", folded="closed", prose=True)
 
 
 def _ms(seconds: float) -> str:

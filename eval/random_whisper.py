@@ -11,7 +11,6 @@ tokens as well, and timestamps beyond those that may come first, so that an answ
 
 import contextlib
 import dataclasses
-import functools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -73,23 +72,15 @@ class Shape:
         return Dims(*encoder, self.n_vocab, 448, width, heads, self.decoder_layers, ffn)
 
 
-_english = functools.partial(Shape, multilingual=False, pieces=50_256)
-
-
 PUBLISHED = {
     "tiny": Shape(384, 4, 4),
-    "tiny.en": _english(384, 4, 4),
+    "tiny.en": Shape(384, 4, 4, multilingual=False, pieces=50_256),
     "base": Shape(512, 6, 6),
-    "base.en": _english(512, 6, 6),
     "small": Shape(768, 12, 12),
-    "small.en": _english(768, 12, 12),
     "medium": Shape(1024, 24, 24),
-    "medium.en": _english(1024, 24, 24),
     "large-v2": Shape(1280, 32, 32),
     "large-v3": Shape(1280, 32, 32, languages=100, n_mels=128),
     "large-v3-turbo": Shape(1280, 32, 4, languages=100, n_mels=128),
-    "distil-small.en": _english(768, 12, 4),
-    "distil-medium.en": _english(1024, 24, 2),
     "distil-large-v2": Shape(1280, 32, 2),
     "distil-large-v3": Shape(1280, 32, 2, languages=100, n_mels=128),
 }
@@ -163,8 +154,6 @@ def hugging_face_config(shape: Shape) -> Any:
         decoder_attention_heads=dims.n_text_head,
         encoder_ffn_dim=dims.n_audio_ffn,
         decoder_ffn_dim=dims.n_text_ffn,
-        max_source_positions=dims.n_audio_ctx,
-        max_target_positions=dims.n_text_ctx,
         pad_token_id=ids[END],
         bos_token_id=ids[END],
         eos_token_id=ids[END],
@@ -208,29 +197,28 @@ def write_checkpoint(folder: Path, shape: Shape, weights: dict[str, torch.Tensor
     return folder
 
 
-def byte_alphabet() -> list[str]:
-    """Return how a byte-level vocabulary writes each byte, in order of id."""
-    return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+def make_tokenizer(shape: Shape, word: str) -> tokenizers.Tokenizer:
+    """Make a byte-level tokenizer without merges: bytes, made-up words, the special tokens.
 
-
-def byte_level_tokenizer(pieces: list[str]) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer without merges; a piece's id is its place."""
-    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    Args:
+        shape: says how many words and which special tokens there are.
+        word: the format of a word with a number.
+    """
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = [word.format(id) for id in range(len(alphabet), shape.pieces)]
+    vocabulary = {piece: id for id, piece in enumerate([*alphabet, *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = [tokenizers.AddedToken(token, special=True) for token in special_tokens(shape)]
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
 def write_tokenizer(folder: Path, shape: Shape) -> None:
     """Write tokenizer.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    alphabet = byte_alphabet()
-    fillers = [f"filler{i}" for i in range(shape.pieces - len(alphabet))]
-    tokenizer = byte_level_tokenizer([*alphabet, *fillers])
-    special = special_ids(shape)
-    tokenizer.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in special])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    make_tokenizer(shape, "filler{}").save(str(folder / "tokenizer.json"))
     write_json(folder / "generation_config.json", generation_config(shape))
 
 
@@ -316,21 +304,15 @@ class RandomEngine(Engine):
         return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
 
     def load_tokenizer(self) -> str:
-        """Make a byte-level tokenizer: bytes, made-up words, the special tokens of the shape.
-
-        Words are a blank and up to four characters, about as long as Whisper's.
-        """
-        alphabet = byte_alphabet()
-        words = [f"Ġ{id:x}" for id in range(len(alphabet), self.shape.pieces)]
-        pieces = [*alphabet, *words, *special_tokens(self.shape)]
-        return str(byte_level_tokenizer(pieces).to_str())
+        """Make a tokenizer with words of a blank and up to four characters, much as Whisper's."""
+        return str(make_tokenizer(self.shape, "Ġ{:x}").to_str())
 
 
 def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
     """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
     ids, dims = special_ids(shape), shape.dims
     first_timestamp = ids["<|0.00|>"]
-    first_suppressed_timestamp = first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1
+    late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, dims.n_vocab)
     facts = TokenizerFacts(
         eot=ids[END],
         sot=ids[START],
@@ -341,10 +323,7 @@ def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> 
         transcribe=ids["<|transcribe|>"],
         translate=ids["<|translate|>"],
         languages={"en": ids["<|en|>"]},
-        suppress_tokens=(
-            *range(ids[END], first_timestamp),
-            *range(first_suppressed_timestamp, dims.n_vocab),
-        ),
+        suppress_tokens=(*range(ids[END], first_timestamp), *late_timestamps),
         begin_suppress_tokens=(220,),
         max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
         alignment_heads=_alignment_heads(dims),

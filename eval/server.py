@@ -58,10 +58,11 @@ class RunningServer:
         self, config: EvaluationProduct, folder: Path, keys: Sequence[str], engine: str
     ) -> None:
         server = config.server
-        self.config, self.folder, self.keys = config, folder, tuple(keys)
+        self.config, self.folder = config, folder
         ports = server.http_port, server.grpc_port, server.metrics_port
         self.http, self.grpc, self.metrics = (f"{server.host}:{port}" for port in ports)
-        self.addresses = Addresses(self.http, self.grpc, self.keys[0] if keys else "")
+        # One for each API key.
+        self.addresses = [Addresses(self.http, self.grpc, key) for key in keys or ("",)]
         self.toml, self.log = folder / "server.toml", folder / "log"
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]

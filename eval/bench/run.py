@@ -22,7 +22,7 @@ from eval.bench.workloads import (
 from eval.config import EvaluationProduct, changed
 from eval.random_whisper import RandomEngine, published_shape, random_engine, temporary_folder
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
-from serve.contract.config import Precision, RuntimeConfig
+from serve.contract.config import Precision
 from serve.contract.devices import first_of, with_gpu_numbers
 from serve.contract.errors import ConfigError, UnavailableError
 
@@ -83,11 +83,10 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
     """Set the plan's beam as the default, with a row for each beam, and its draft."""
     config = changed(config, "transcriber", beam_size=plan.beam_size)
-    slots = plan.slots[0] if plan.devices else config.runtime.slots
-    runtime = with_slots(config, slots)
     if plan.draft_acceptance is not None:
-        runtime = dataclasses.replace(runtime, draft_tokens=runtime.draft_tokens or DRAFT_TOKENS)
-    return dataclasses.replace(config, runtime=runtime)
+        tokens = config.runtime.draft_tokens or DRAFT_TOKENS
+        config = changed(config, "runtime", draft_tokens=tokens)
+    return with_slots(config, plan.slots[0] if plan.devices else config.runtime.slots)
 
 
 def check(config: EvaluationProduct, plan: BenchPlan) -> None:
@@ -178,35 +177,31 @@ def measurements(
 FULL = f"{OURS}, full configuration"
 
 
-def variants(
-    config: EvaluationProduct, slots: int
-) -> Iterator[tuple[str, RuntimeConfig, Precision]]:
-    """Yield the name, runtime and weight precision of the full configuration and its variants."""
-    full, precision = with_slots(config, slots), config.build.precision
-    changes: list[dict[str, Any]] = [
-        {"cuda_graph": not full.cuda_graph},
-        # The torch kernels synchronize with the host, which a CUDA graph cannot contain.
-        {"kernels": "torch", "cuda_graph": False},
-        {"cross_kv": "full" if full.cross_kv == "int8" else "int8"},
-        {"encoder_precision": "full" if full.encoder_precision == "fp8" else "fp8"},
-    ]
-    yield FULL, full, precision
-    for change in changes:
-        name = ", ".join(f"{key} {str(value).lower()}" for key, value in change.items())
-        yield name, dataclasses.replace(full, **change), precision
-    other_precision: Precision = "fp16" if precision == "int8" else "int8"
-    yield f"weights {other_precision}", full, other_precision
-
-
 def ablate(
     engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, say: Say
 ) -> Iterator[Measurement]:
-    """Yield opening, throughput and latency of every variant, or the reason of a refusal."""
-    for name, runtime, precision in variants(config, plan.slots[0]):
+    """Yield opening, throughput and latency of the full configuration and of each variant of it.
+
+    A variant that this machine refuses yields the reason.
+    """
+    full, precision = with_slots(config, plan.slots[0]), config.build.precision
+    other: Precision = "fp16" if precision == "int8" else "int8"
+    fp8 = full.runtime.encoder_precision == "fp8"
+    changes: list[dict[str, Any]] = [
+        {},
+        {"cuda_graph": not full.runtime.cuda_graph},
+        # The torch kernels synchronize with the host, which a CUDA graph cannot contain.
+        {"kernels": "torch", "cuda_graph": False},
+        {"cross_kv": "full" if full.runtime.cross_kv == "int8" else "int8"},
+        {"encoder_precision": "full" if fp8 else "fp8"},
+        {"weights": other},
+    ]
+    for change in changes:
+        name = ", ".join(f"{key} {str(value).lower()}" for key, value in change.items()) or FULL
         say(f"ablation: {name}")
-        manifest = dataclasses.replace(engine.manifest, precision=precision)
+        weights = change.pop("weights", precision)
+        manifest = dataclasses.replace(engine.manifest, precision=weights)
         variant = dataclasses.replace(engine, manifest=manifest)
-        changed_config = dataclasses.replace(config, runtime=runtime)
-        names = ("throughput", "latency")
+        changed_config, names = changed(full, "runtime", **change), ("throughput", "latency")
         for row in measure_runtime(variant, changed_config, plan, ceilings, say, names):
             yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)

@@ -141,8 +141,7 @@ class WindowLoad:
         if event.alignment is not None and event.alignment.matrix is not None:
             self._timing.append(self._timers.submit(monotonic_path, event.alignment.matrix))
         missing = self._missing_tokens.pop(event.job_id)
-        complete = missing == 0 or event.finished == "cancelled"
-        assert complete, f"{missing} tokens short: {event.finished}"
+        assert not missing, f"{missing} tokens short: {event.finished}"
         return True
 
     def drain(self) -> None:
@@ -155,12 +154,6 @@ class WindowLoad:
         """Wait until at most `untimed` windows have words that are not timed yet."""
         while len(self._timing) > untimed:
             self._timing.popleft().result()
-
-    def cancel(self) -> None:
-        """Cancel every window."""
-        for job_id in self._missing_tokens:
-            self.runtime.cancel(job_id)
-        self.drain()
 
 
 def noise_load(
@@ -184,11 +177,8 @@ def noise_load(
         words: whether the text of a job is aligned with its audio.
         short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.
     """
-    facts, device, batch = (
-        engine.manifest.tokenizer,
-        torch.device(config.device),
-        batch or config.encoder_batch,
-    )
+    facts, device = engine.manifest.tokenizer, torch.device(config.device)
+    batch = batch or config.encoder_batch
     assert facts.transcribe is not None
     prompt = (facts.sot, facts.languages["en"], facts.transcribe, facts.no_timestamps)
     align_frames = engine.manifest.dims.n_audio_ctx if words else 0
@@ -211,11 +201,7 @@ def noise_load(
 
 
 def closed_loop(
-    load: WindowLoad,
-    lengths: Iterator[int],
-    slots: int,
-    in_flight: int,
-    seconds: float,
+    load: WindowLoad, lengths: Iterator[int], slots: int, in_flight: int, seconds: float
 ) -> dict[str, float]:
     """Keep `in_flight` windows in the runtime: submit a new one for each that ends.
 
@@ -269,46 +255,37 @@ def offline(load: WindowLoad, lengths: Sequence[int], in_flight: int) -> float:
 
 
 def open_loop(
-    load: WindowLoad, arrivals: Sequence[float], length: int, warm_s: float, drain_s: float
-) -> tuple[list[float], int]:
-    """Submit windows when they are due, independent of earlier ones.
+    load: WindowLoad, arrivals: Sequence[float], length: int, warm_s: float
+) -> list[float]:
+    """Submit windows when they are due, independent of earlier ones; return when all have ended.
 
     All due windows are submitted before each poll, and latency counts from the due time: a runtime
-    that keeps the host busy cannot hide the wait. A window that has not ended `drain_s` after the
-    last arrival is cancelled and counts as unfinished.
+    that keeps the host busy cannot hide the wait.
 
     Args:
         load: empty, and empty again afterwards.
         arrivals: due times (s), ascending.
         length: the length of each window, in tokens.
         warm_s: arrivals before this time are not counted.
-        drain_s: how long to wait after the last.
 
     Returns:
-        the latency (s) of each window, or the time that an unfinished one waited; the number of
-        unfinished windows.
+        the latency (s) of each counted window, in the order of their ends.
     """
-    due_s: dict[int, float] = {}  # by job id
-    ended_s: dict[int, float] = {}  # likewise
+    due_s, latency_s = dict[int, float](), list[float]()  # the first by job id
     began_s = time.perf_counter()
 
     def now() -> float:
         return time.perf_counter() - began_s
 
-    while (len(due_s) < len(arrivals) or load.in_flight) and now() < arrivals[-1] + drain_s:
+    while len(due_s) < len(arrivals) or load.in_flight:
         due_count = bisect.bisect_right(arrivals, now())
         for start in range(len(due_s), due_count, load.batch):
             batch = arrivals[start : min(start + load.batch, due_count)]
             due_s.update(zip(load.submit([length] * len(batch)), batch, strict=True))
         wait_s = max(0.0, arrivals[due_count] - now()) if due_count < len(arrivals) else 1.0
         if load.in_flight:
-            ended = load.poll(min(wait_s, 1.0))
-            ended_s.update(dict.fromkeys(ended, now()))
+            ended_due_s = [due_s[job_id] for job_id in load.poll(min(wait_s, 1.0))]
+            latency_s += [now() - due for due in ended_due_s if due >= warm_s]
         else:
             time.sleep(wait_s)
-    coming, end_s = arrivals[len(due_s) :], now()
-    load.cancel()
-    counted = [job_id for job_id in due_s if due_s[job_id] >= warm_s]
-    latency_s = [ended_s.get(job_id, end_s) - due_s[job_id] for job_id in counted]
-    unfinished = sum(job_id not in ended_s for job_id in counted) + len(coming)
-    return [*latency_s, *(end_s - due for due in coming)], unfinished
+    return latency_s

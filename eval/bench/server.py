@@ -172,17 +172,14 @@ def check_counters(
     Raises:
         EarshotError: the server's counters say otherwise.
     """
-    expected = [len(answered), 0, sum(clip.tokens for clip in answered)]
+    windows, retries, tokens = COUNTED
+    counts = {windows: len(answered), retries: 0, tokens: sum(clip.tokens for clip in answered)}
+    expected = {name: before[name] + count for name, count in counts.items()}
     end_s = time.monotonic() + _PUBLISHED_S
-    while True:
-        after = published_counters(server)
-        counts = [after[name] - before[name] for name in COUNTED]
-        if counts == expected:
-            return
+    while (after := published_counters(server)) != expected:
         if time.monotonic() > end_s:
             raise EarshotError(
-                f"{len(answered)} answers cost the server {', '.join(COUNTED)} of {counts}; "
-                f"expected {expected}"
+                f"after {len(answered)} answers the server counts {after}; expected {expected}"
             )
 
 

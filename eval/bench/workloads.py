@@ -4,7 +4,6 @@ Lengths are forced (see `eval.random_whisper`), and each workload has its own wa
 count from samples in host memory to tokens on the host; see `eval.bench.runtime_load`.
 """
 
-import dataclasses
 import functools
 import gc
 import itertools
@@ -29,7 +28,7 @@ from eval.bench.runtime_load import (
     open_loop,
 )
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
-from eval.config import EvaluationProduct
+from eval.config import EvaluationProduct, changed
 from eval.load import poisson
 from eval.record import Say
 from serve.contract.config import RuntimeConfig
@@ -43,7 +42,6 @@ THROUGHPUT_TOKENS = 128
 REQUEST_S, REQUEST_TOKENS = 10.0, 40
 MLPERF_MEAN, MLPERF_MIN, MLPERF_MAX = 75, 4, 200
 _SHARES = (0.30, 0.50, 0.70, 0.85, 0.95)  # shares of the saturated rate
-_DRAIN_S = 30.0  # longest wait for the last arrivals
 
 
 def run_workloads(
@@ -52,8 +50,9 @@ def run_workloads(
     """Run the plan's workloads one after another; a refusal of the machine becomes a row."""
     for slots in plan.slots:
         if names := plan.workloads_with(slots):
-            sized = dataclasses.replace(config, runtime=with_slots(config, slots))
-            yield from measure_runtime(engine, sized, plan, ceilings, say, names)
+            yield from measure_runtime(
+                engine, with_slots(config, slots), plan, ceilings, say, names
+            )
 
 
 def measure_runtime(
@@ -157,15 +156,10 @@ class RuntimeSession:
 
         The second is the rate of MLPerf's ten minutes, in which fill and drain weigh little.
         """
-        load = self.make_load()
-
-        def run(lengths: Sequence[int]) -> float:
-            return offline(load, lengths, self._in_flight)
-
-        lengths, figures = sustained(run, mlperf_lengths(), self._in_flight, self._plan.seconds)
-        floor_s = statistics.mean(
-            self._floor.window_s(length, self.config.slots) for length in lengths
-        )
+        load, in_flight = self.make_load(), self._in_flight
+        run = functools.partial(offline, load, in_flight=in_flight)
+        lengths, figures = sustained(run, mlperf_lengths(), in_flight, self._plan.seconds)
+        floors_s = [self._floor.window_s(length, self.config.slots) for length in lengths]
         tokens = f"{statistics.mean(lengths):.1f} tokens on average"
         always_full = self._closed_loop(load, mlperf_lengths())
         for name, detail, values in (
@@ -173,7 +167,7 @@ class RuntimeSession:
             ("MLPerf-shaped, always full", "the same without fill and drain", always_full),
         ):
             rate = values["windows_per_s"]
-            yield self._row(name, rate, "samples/s", 1 / floor_s, detail, values)
+            yield self._row(name, rate, "samples/s", 1 / statistics.mean(floors_s), detail, values)
 
     def open_loop(self) -> Iterator[Measurement]:
         """Measure the saturated rate, then the p99 of Poisson arrivals at shares of it."""
@@ -185,9 +179,9 @@ class RuntimeSession:
         for share in _SHARES:
             warm_s, rate = self._plan.seconds / 4, share * max_rate
             arrivals = poisson(rate, warm_s + self._plan.seconds, seed=round(100 * share))
-            latency_s, unfinished = open_loop(load, arrivals, REQUEST_TOKENS, warm_s, _DRAIN_S)
-            counts = {"arrivals": len(latency_s), "unfinished": unfinished}
-            figures = {"offered_per_s": rate, **percentiles_ms(latency_s), **counts}
+            latency_s = open_loop(load, arrivals, REQUEST_TOKENS, warm_s)
+            figures = {"offered_per_s": rate, **percentiles_ms(latency_s)}
+            figures["arrivals"] = len(latency_s)
             name = f"open loop, {100 * share:.0f} % load"
             yield self._row(name, figures["p99_ms"], "ms", None, "p99", figures)
 
@@ -244,11 +238,10 @@ def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
     return Measurement("start", system_name(config), ready_s, "s", detail=detail)
 
 
-def with_slots(config: EvaluationProduct, slots: int) -> RuntimeConfig:
+def with_slots(config: EvaluationProduct, slots: int) -> EvaluationProduct:
     """Configure `slots` slots, with a row for each beam of the configured search."""
     beam_size = config.transcriber.beam_size
-    rows = slots * beam_size if beam_size > 1 else 0
-    return dataclasses.replace(config.runtime, slots=slots, rows=rows)
+    return changed(config, "runtime", slots=slots, rows=slots * beam_size if beam_size > 1 else 0)
 
 
 def system_name(config: RuntimeConfig) -> str:

@@ -19,24 +19,7 @@ from eval.record import Figure, ReportSection, Result, Run, Table, Text, facts
 
 PASSAGES = "tests/data/human/long.jsonl"  # beside the bundled clips of people
 _TIMEOUT_S = 7200.0  # for one recording of 20 minutes, on a machine that has other work
-
-RULES = (
-    "Every system gets a recording's bytes and returns the whole text, one recording at a time, "
-    "alone in its own process, on the same CPU cores. None is told the language.",
-    "Words and characters: the whole recording's words are aligned at once (jiwer); the characters "
-    "of a sentence are then compared with the words that fell to it. Rates are all edits / the "
-    f"length of all references; intervals 95 %, bootstrap over minutes ({BLOCK_S:.0f} s). Texts "
-    f"are compared under the normaliser `{DEFAULT}`.",
-    f"Lost are words without a counterpart, in stretches if {RUN} and more in a row. Added words "
-    f"in stretches of {RUN} and more are repeated if they occur a second time nearby, "
-    "else made up.",
-    "No speech: the characters of segments that overlap with no sentence for more than "
-    f"{TOUCH_S:g} s. Systems without timestamps have the times of their windows, which "
-    "nearly always overlap with one.",
-    f"Beside a cut are sentences within {NEAR_CUT_S:g} s of where one window's segments end and "
-    "the next one's begin.",
-    "RTFx: seconds of audio / seconds from the bytes to the whole text, one recording at a time.",
-)
+_RULES = Path(__file__).parents[1] / "templates" / "long_rules.txt"
 
 
 def long(
@@ -127,13 +110,15 @@ def result_of(
     words = sum(len(sentence.text.split()) for sentence in sentences)
     notes = [f"`{name}` has not heard everything yet; run again." for name in unfinished]
     settings = [facts(score.name, score.facts.settings, "closed") for score in scores]
+    values = {"run": RUN, "block_s": BLOCK_S, "touch_s": TOUCH_S, "near_cut_s": NEAR_CUT_S}
+    rules = _RULES.read_text(encoding="utf-8").format(**values, normalizer=DEFAULT).splitlines()
     return Result(
         {"systems": systems, "unfinished": unfinished},
         tuple(long_gates(scores, run.config.eval.max_cer_gap_faster_whisper)),
         (
             _accuracy(scores),
             _by_kind(recordings, scores),
-            ReportSection("Systems", [Text("", items=RULES), *settings], printed=False),
+            ReportSection("Systems", [Text("", items=rules), *settings], printed=False),
         ),
         about=f"{len(recordings)} recordings, {total_s / 60:.1f} minutes, of which "
         f"{spoken_s / 60:.1f} are speech ({words:,} words); {run.config.eval.threads} CPU threads "

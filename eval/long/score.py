@@ -179,9 +179,7 @@ class LongFormScore:
 
 
 def score_long(
-    facts: SystemFacts,
-    calls: Sequence[TimedCall],
-    recordings: Sequence[AnnotatedRecording],
+    facts: SystemFacts, calls: Sequence[TimedCall], recordings: Sequence[AnnotatedRecording]
 ) -> LongFormScore:
     """Score a system on annotated recordings.
 

@@ -67,10 +67,9 @@ def make_clips(speech: Sequence[Clip], seed: int) -> list[MadeClip]:
     rng = np.random.default_rng(seed)
     made = [MadeClip(kind, samples) for kind, samples in _synthesised(rng)]
     order = [spoken[i] for i in rng.permutation(len(spoken))]
-    sources = (_rooms, _breaths, _in_silence, _in_noise)
-    for number, source in enumerate(sources):
-        # Each source uses the first suitable recordings in its share.
-        made += source(order[number :: len(sources)], rng)
+    # Each source uses the first suitable recordings in its share.
+    made += [*_rooms(order[::4], rng), *_breaths(order[1::4], rng)]
+    made += [*_spoken("in silence", order[2::4], rng), *_spoken("in noise", order[3::4], rng)]
     return made
 
 
@@ -148,23 +147,17 @@ def _breaths(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeC
         yield MadeClip("breaths", np.pad(loudest, n_samples(float(rng.choice((0.0, 0.5, 3.0))))))
 
 
-def _in_silence(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
+def _spoken(kind: str, speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
+    """Yield words between 1 to 10 s of silence, maybe with noise of 15 to 30 dB less."""
     for clip in speech[:20]:
-        yield MadeClip("in silence", _padded(read_samples(clip), rng), clip.text, clip.language)
-
-
-def _in_noise(speech: Sequence[Clip], rng: np.random.Generator) -> Iterator[MadeClip]:
-    """Yield words with noise beneath them, 15 to 30 dB below."""
-    for clip in speech[:20]:
-        samples = _padded(at_level(read_samples(clip), _SPEECH_DB), rng)
-        samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)
-        yield MadeClip("in noise", samples, clip.text, clip.language)
-
-
-def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
-    """Put 1 to 10 s of silence before and after samples."""
-    before, after = (n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2))
-    return np.pad(samples, (before, after))
+        silence = [n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2)]
+        samples = read_samples(clip)
+        if kind == "in noise":
+            samples = np.pad(at_level(samples, _SPEECH_DB), silence)
+            samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)
+        else:
+            samples = np.pad(samples, silence)
+        yield MadeClip(kind, samples, clip.text, clip.language)
 
 
 # ---------------------------------------------------------------- run

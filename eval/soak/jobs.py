@@ -7,6 +7,8 @@ client without an answer sends the same job again with its Idempotency-Key.
 
 import base64
 import contextlib
+import dataclasses
+import functools
 import http.server
 import json
 import os
@@ -15,15 +17,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
 
-from eval.clients import JOBS, form
-from eval.config import EvaluationProduct, changed
+from eval.clients import JOBS, Answer, Ask, NoTranscriptError, answer_to, form, send
+from eval.config import changed
 from eval.load import closed_loop
-from eval.server import RunningServer, request
+from eval.server import Addresses, RunningServer
 from eval.soak.stage import Stage, crowd
 
 _CLIENTS, _JOBS_A_MINUTE = 4, 40
@@ -65,32 +66,44 @@ def jobs(stage: Stage) -> None:
         EarshotError: the server did not start, or did not come back.
     """
     count, stopped = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes)), threading.Event()
-    owners: dict[str, str] = {}  # the API key of each accepted job, by its id
+    ask = dataclasses.replace(stage.files[stage.shortest_file], patience_s=_TIMEOUT_S)
+    owners: dict[str, Addresses] = {}  # with the API key of each accepted job, by its id
     retries = 0
     with (
-        tempfile.TemporaryDirectory(prefix="earshot-jobs-") as name,
+        tempfile.TemporaryDirectory(prefix="earshot-jobs-") as folder,
         WebhookReceiver() as receiver,
         crowd(2) as pool,
     ):
-        options = {"webhook_url": receiver.url, "beam_size": "1", "short_encoder": "true"}
-        content = form(stage.files[stage.shortest_file], **options)
+        secret = Path(folder, "secret")
+        secret.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}", encoding="ascii")
+        config = changed(
+            stage.config,
+            "jobs",
+            folder=f"{folder}/jobs",
+            workers=4,
+            max_queued=max(10, 2 * count),
+            allowed_hosts=(receiver.url,),
+            allowed_networks=("127.0.0.0/8",),
+            webhook_secret_file=str(secret),
+        )
+        content = form(ask, webhook_url=receiver.url, beam_size="1", short_encoder="true")
 
         def post(number: int) -> None:
             """Post a job until it is accepted."""
             nonlocal retries
-            key, headers = server.keys[number % _CLIENTS], {"Idempotency-Key": str(number)}
+            addresses = server.addresses[number % _CLIENTS]
+            headers = {"Idempotency-Key": str(number)}
             # A post without an answer is sent again even after the last kill: its job may exist.
             while not stopped.is_set() or server.process.status() is None:
-                with contextlib.suppress(httpx2.TransportError):
-                    if job := _send(server, key, "POST", JOBS, headers, **content):
-                        owners[json.loads(job)["id"]] = key
-                        return
+                with contextlib.suppress(httpx2.TransportError, NoTranscriptError):
+                    job = send(addresses, ask, "POST", JOBS, headers=headers, **content)
+                    owners[json.loads(job)["id"]] = addresses
+                    return
                 retries += 1
                 time.sleep(_PAUSE_S)
 
         pool.submit(receiver.serve_forever)
         try:
-            config = with_jobs(stage.config, Path(name), receiver.url, count)
             with stage.server(config, keys=_CLIENTS) as server:
                 posting = pool.submit(
                     closed_loop, post, range(count), at_once=_CLIENTS, stop=stopped
@@ -101,27 +114,17 @@ def jobs(stage: Stage) -> None:
                     stopped.set()  # accepted jobs still come to their end
                 posting.result()
                 stage.add("posts sent again, without an answer", retries)
-                _judge(stage, server, receiver, owners)
+                _judge(stage, server, receiver, owners, ask)
         finally:
             receiver.shutdown()
 
 
-def _send(
-    server: RunningServer,
-    key: str,
-    method: str,
-    path: str,
-    headers: dict[str, str] | None = None,
-    **content: Any,
-) -> str:
-    """Return the text of the answer; "" if it is an error."""
-    headers = {**(headers or {}), "authorization": f"Bearer {key}"}
-    answer = request(server.http, method, path, _TIMEOUT_S, headers=headers, **content)
-    return answer.text if answer.is_success else ""
-
-
 def _judge(
-    stage: Stage, server: RunningServer, receiver: WebhookReceiver, owners: dict[str, str]
+    stage: Stage,
+    server: RunningServer,
+    receiver: WebhookReceiver,
+    owners: dict[str, Addresses],
+    ask: Ask,
 ) -> None:
     """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
     expected, bodies = {f"msg_{id}" for id in owners}, receiver.bodies
@@ -129,12 +132,13 @@ def _judge(
     while time.monotonic() < end_s and expected - bodies.keys():
         time.sleep(_PAUSE_S)
     server.wait_until_ready()
-    lost, texts = [], set[str]()
-    for id, key in owners.items():
-        job = _send(server, key, "GET", f"{JOBS}/{id}")
-        if not job or json.loads(job)["status"] != "completed":
-            lost.append(job or id)
-        texts.add(_send(server, key, "GET", f"{JOBS}/{id}/result?response_format=text"))
+    lost, texts = list[Answer](), set[str]()
+    for id, addresses in owners.items():
+        job = answer_to(functools.partial(send, addresses, ask, "GET", f"{JOBS}/{id}"))
+        if job.kind != "answered" or json.loads(job.text)["status"] != "completed":
+            lost.append(job)
+        path = f"{JOBS}/{id}/result?response_format=text"
+        texts.add(answer_to(functools.partial(send, addresses, ask, "GET", path)).text)
     stage.at_least("jobs accepted", len(owners), 1)
     stage.none_of("jobs lost", lost)
     stage.none_of("webhooks missing", sorted(expected - bodies.keys()))
@@ -164,21 +168,3 @@ def _kill_processes(
         kills += 1
         stage.say(f"{victim} killed; {len(receiver.bodies)} of {count} jobs reported")
     stage.add("kills", kills)
-
-
-def with_jobs(
-    config: EvaluationProduct, folder: Path, webhook_url: str, count: int
-) -> EvaluationProduct:
-    """Return the config of a server that keeps jobs in a folder and sends webhooks to a URL."""
-    secret = folder / "secret"
-    secret.write_text(f"whsec_{base64.b64encode(os.urandom(32)).decode()}", encoding="ascii")
-    return changed(
-        config,
-        "jobs",
-        folder=str(folder / "jobs"),
-        workers=4,
-        max_queued=max(10, 2 * count),
-        allowed_hosts=(webhook_url,),
-        allowed_networks=("127.0.0.0/8",),
-        webhook_secret_file=str(secret),
-    )

@@ -12,10 +12,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 
 import psutil
-from tqdm import tqdm
 
 from eval.clients import CLIENTS, PATIENCE_S
 from eval.config import changed
@@ -102,112 +101,97 @@ def _recover(stage: Stage, server: RunningServer) -> float:
 
 
 def mixed(stage: Stage) -> None:
-    """Soak a server.
+    """Send in quiet, soak, and check that everything has ended.
 
     Raises:
-        EarshotError: the server did not start, or does not hold.
+        EarshotError: the server did not start, does not hold, or leaves clients without an answer.
     """
-    stage.may_refuse = True
-    with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name:
+    stage.may_refuse, stopped = True, threading.Event()
+    with tempfile.TemporaryDirectory(prefix="earshot-soak-") as name, crowd(1) as pool:
         config = changed(stage.config, "jobs", folder=f"{name}/jobs", keep_s=_RETENTION_S)
         with stage.server(config, keys=_KEYS) as server:
-            _Mixed(stage, server).run()
-
-
-class _Mixed:
-    """One soak of a running server."""
-
-    def __init__(self, stage: Stage, server: RunningServer) -> None:
-        self._stage, self._server, self._files = stage, server, list(stage.files)
-        self._stopped = threading.Event()
-        self._recoveries: list[tuple[float, str]] = []  # seconds, and the disruption
-        # Requests so far, KB of memory and descriptors, by role and process.
-        self._samples = defaultdict[tuple[str, int], list[tuple[float, float, float]]](list)
-
-    def run(self) -> None:
-        """Send in quiet, soak, and check that everything has ended."""
-        stage, server = self._stage, self._server
-        for api, file in itertools.product(CLIENTS, self._files):
-            answer = stage.send(server, api, file)
-            if answer.kind != "answered":
-                raise EarshotError(f"{api}, {file}, without load: {answer}")
-        self._began_s, self._quiet_requests = time.monotonic(), len(stage.outcomes)
-        with crowd(2) as pool:
-            numbers = itertools.islice(itertools.count(), stage.actions)
+            for api, file in itertools.product(CLIENTS, stage.files):
+                answer = stage.send(server, api, file)
+                if answer.kind != "answered":
+                    raise EarshotError(f"{api}, {file}, without load: {answer}")
+            act = functools.partial(_act, stage, server, stopped)
             clients = pool.submit(
-                closed_loop, self._act, numbers, at_once=_AT_ONCE, stop=self._stopped
+                closed_loop, act, itertools.count(), at_once=_AT_ONCE, stop=stopped
             )
-            disruptions = pool.submit(self._disrupt)
             try:
-                with tqdm(total=100, unit="%", leave=False, disable=None) as bar:
-                    while (
-                        self._share < 1 and not clients.done() and server.process.status() is None
-                    ):
-                        bar.update(round(100 * self._share) - bar.n)
-                        self._sample()
-                        time.sleep(_LOOK_S)
+                began_s, duration_s = time.monotonic(), 60 * stage.minutes
+                _disrupt(stage, server, clients, began_s + _DISRUPTED * duration_s)
+                warm_s, end_s = began_s + _WARM * duration_s, began_s + duration_s
+                _measure_growth(stage, server, clients, warm_s, end_s)
             finally:
-                self._stopped.set()
-            ended, hanging = wait([clients, disruptions], _GONE_S)
-            if hanging:
-                raise EarshotError(f"{len(hanging)} clients have no answer after {_GONE_S:g} s")
-            for thread in ended:
-                thread.result()
-        end_s = time.monotonic() + _SETTLE_S
-        while (complaints := uneven(server.page())) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
-        stage.none_of("uneven counts of the server", complaints)
-        stage.add("disruptions", len(self._recoveries))
-        slowest_s, name = max(self._recoveries, default=(0.0, ""))
-        stage.at_most("slowest recovery, s", slowest_s, MAX_RECOVERY_S, name)
-        for (role, _), measurements in self._samples.items():
-            judge_growth(stage, role, measurements)
+                stopped.set()
+            if not wait([clients], _GONE_S).done:
+                raise EarshotError(f"clients have no answer after {_GONE_S:g} s")
+            clients.result()
+            end_s = time.monotonic() + _SETTLE_S
+            while (complaints := uneven(server.page())) and time.monotonic() < end_s:
+                time.sleep(_LOOK_S)
+            stage.none_of("uneven counts of the server", complaints)
 
-    @property
-    def _share(self) -> float:
-        """Return the finished share of the run, at most 1."""
-        minutes = (time.monotonic() - self._began_s) / 60 / self._stage.minutes
-        actions = len(self._stage.outcomes) - self._quiet_requests
-        return min(1.0, max(minutes, actions / (self._stage.actions or float("inf"))))
 
-    def _act(self, number: int) -> None:
-        rng = random.Random(f"{self._stage.seed}/{number}")
-        if rng.random() < _HOSTILE_SHARE:
-            answer = self._stage.attack(self._server, rng.choice(list(ATTACKS)))
-        else:
-            api, patient = rng.choice(list(CLIENTS)), rng.random() >= _CANCELLED_SHARE
-            patience_s = _JOB_S if api == "job" else PATIENCE_S
-            answer = self._stage.send(
-                self._server,
-                api,
-                rng.choice(self._files),
-                key=rng.choice(self._server.keys),
-                patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
-            )
-        if answer.kind in ("lost", "refused"):
-            self._stopped.wait(_PAUSE_S)
+def _act(stage: Stage, server: RunningServer, stopped: threading.Event, number: int) -> None:
+    rng = random.Random(f"{stage.seed}/{number}")
+    if rng.random() < _HOSTILE_SHARE:
+        answer = stage.attack(server, rng.choice(list(ATTACKS)))
+    else:
+        api, patient = rng.choice(list(CLIENTS)), rng.random() >= _CANCELLED_SHARE
+        patience_s = _JOB_S if api == "job" else PATIENCE_S
+        answer = stage.send(
+            server,
+            api,
+            rng.choice(list(stage.files)),
+            addresses=rng.choice(server.addresses),
+            patience_s=patience_s if patient else rng.uniform(*_PATIENCE_S),
+        )
+    if answer.kind in ("lost", "refused"):
+        stopped.wait(_PAUSE_S)
 
-    def _disrupt(self) -> None:
-        """Disrupt the server in the first part of the run; the rest measures growth."""
-        names = random.Random(self._stage.seed).sample(list(DISRUPTIONS), len(DISRUPTIONS))
-        for name in itertools.cycle(names):
-            if self._stopped.wait(_APART_S) or self._share > _DISRUPTED:
-                return
-            with self._stage.disruption():
-                with contextlib.suppress(KeyError, psutil.NoSuchProcess):
-                    DISRUPTIONS[name](self._server)
-                seconds = _recover(self._stage, self._server)
-            self._recoveries.append((seconds, name))
-            self._stage.say(f"{name}: recovered after {seconds:.0f} s")
 
-    def _sample(self) -> None:
-        if self._share < _WARM:
-            return
-        for role, process in self._server.processes().items():
+def _goes_on(server: RunningServer, clients: Future[None], end_s: float) -> bool:
+    """Return whether the server and its clients are at work, and there is time left."""
+    return time.monotonic() < end_s and not clients.done() and server.process.status() is None
+
+
+def _disrupt(stage: Stage, server: RunningServer, clients: Future[None], end_s: float) -> None:
+    """Disrupt the server again and again; add the slowest recovery."""
+    names = random.Random(stage.seed).sample(list(DISRUPTIONS), len(DISRUPTIONS))
+    recoveries = list[tuple[float, str]]()
+    for name in itertools.cycle(names):
+        time.sleep(_APART_S)
+        if not _goes_on(server, clients, end_s):
+            break
+        with stage.disruption():
+            with contextlib.suppress(KeyError, psutil.NoSuchProcess):
+                DISRUPTIONS[name](server)
+            recoveries.append((_recover(stage, server), name))
+        stage.say(f"{name}: recovered after {recoveries[-1][0]:.0f} s")
+    stage.add("disruptions", len(recoveries))
+    slowest_s, name = max(recoveries, default=(0.0, ""))
+    stage.at_most("slowest recovery, s", slowest_s, MAX_RECOVERY_S, name)
+
+
+def _measure_growth(
+    stage: Stage, server: RunningServer, clients: Future[None], warm_s: float, end_s: float
+) -> None:
+    """Add the growth of each process under load from `warm_s` on."""
+    # Requests so far, KB of memory and descriptors, by role and process.
+    measured = defaultdict[tuple[str, int], list[tuple[float, float, float]]](list)
+    while _goes_on(server, clients, end_s):
+        time.sleep(_LOOK_S)
+        if time.monotonic() < warm_s:
+            continue
+        for role, process in server.processes().items():
             with contextlib.suppress(psutil.Error):
                 memory_kb, descriptors = process.memory_info().rss / 1024, process.num_fds()
-                measurement = len(self._stage.outcomes), memory_kb, descriptors
-                self._samples[role, process.pid].append(measurement)
+                measurement = len(stage.outcomes), memory_kb, descriptors
+                measured[role, process.pid].append(measurement)
+    for (role, _), measurements in measured.items():
+        judge_growth(stage, role, measurements)
 
 
 def judge_growth(

@@ -6,6 +6,7 @@ Retry-After.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -49,11 +50,12 @@ def overload(stage: Stage) -> None:
     Raises:
         EarshotError: a server did not start, or has no capacity.
     """
-    files, stage.may_refuse = [], True
+    files, stage.may_refuse = list[tuple[str, float]](), True
     for clip in stage.clips:
         if _MIN_S < clip.duration_s < _MAX_S:
             stage.files[clip.path.name] = Ask(clip.path.read_bytes(), {"language": "en"})
             files.append((clip.path.name, clip.duration_s))
+    mean_s = statistics.mean(audio_s for _, audio_s in files)
     seconds = min(_SECONDS, 20 * stage.minutes)
     target_s = stage.config.gateway.target_p99_s or _TARGET_S
     before = _capacity(stage, files, seconds / 2)
@@ -61,7 +63,12 @@ def overload(stage: Stage) -> None:
     loads = {}
     with stage.server(changed(stage.config, "gateway", target_p99_s=target_s)) as server:
         for load in _LOADS:
-            loads[load] = _load(stage, server, files, load * before, seconds, load)
+            rng = random.Random(stage.seed)
+            times_s = poisson(load * before / mean_s, seconds, stage.seed)[:-1]
+            loads[load] = [OverloadClient(*rng.choice(files)) for _ in times_s]
+            send = functools.partial(_try_once, stage, server, time.monotonic())
+            arrivals = zip(times_s, loads[load], strict=True)
+            open_loop(send, arrivals, seconds=_PATIENCE * load * seconds)
             stage.say(f"{load:.0%} of capacity done")
         server.require_unbroken()
     capacity = (before + _capacity(stage, files, seconds / 2)) / 2
@@ -79,16 +86,11 @@ def judge(
     seconds: float,
 ) -> None:
     """Add the figures of clients that arrived within `seconds`."""
-    answered, from_s = (
-        [client for client in clients if client.latency_s < math.inf],
-        _WARM * seconds,
-    )
-    audio_s = sum(
-        client.audio_s
-        for client in answered
-        if client.latency_s <= target_s and from_s <= client.end_s < seconds
-    )
-    goodput = audio_s / (seconds - from_s)
+    answered = [client for client in clients if client.latency_s < math.inf]
+    from_s = _WARM * seconds
+    counted = [client for client in answered if from_s <= client.end_s < seconds]
+    in_time_s = sum(client.audio_s for client in counted if client.latency_s <= target_s)
+    goodput = in_time_s / (seconds - from_s)
     p99_s = float(np.percentile([client.latency_s for client in answered] or [_TIMEOUT_S], 99))
     stage.add(f"{name}: clients", len(clients))
     stage.at_least(f"{name}: goodput in time, RTFx", goodput, MIN_SHARE * capacity)
@@ -134,24 +136,3 @@ def _capacity(stage: Stage, files: Sequence[tuple[str, float]], seconds: float) 
     counted = answered[at_once:]
     audio_s = sum(client.audio_s for client in counted)
     return audio_s / (counted[-1].end_s - answered[at_once - 1].end_s)
-
-
-def _load(
-    stage: Stage,
-    server: RunningServer,
-    files: Sequence[tuple[str, float]],
-    rtfx: float,
-    seconds: float,
-    load: float,
-) -> list[OverloadClient]:
-    """Send requests of so much audio a second; return the clients."""
-    rng = random.Random(stage.seed)
-    rate = rtfx / statistics.mean(audio_s for _, audio_s in files)
-    times_s = poisson(rate, seconds, stage.seed)[:-1]
-    clients, began_s = [OverloadClient(*rng.choice(files)) for _ in times_s], time.monotonic()
-    open_loop(
-        lambda client: _try_once(stage, server, began_s, client),
-        zip(times_s, clients, strict=True),
-        seconds=_PATIENCE * max(1.0, load) * seconds,
-    )
-    return clients

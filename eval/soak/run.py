@@ -1,34 +1,18 @@
 """`python -m eval soak`: everything at once, or scenarios, each on its own servers."""
 
 import dataclasses
+import pkgutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import httpx2
 import psutil
 
 from build.clips import load_clips
-from eval.record import Check, ReportSection, Result, Run, Table, Verdict, loud, verdict
+from eval.record import Check, ReportSection, Result, Run, Table, loud, verdict
 from eval.soak import MIXED, SCENARIOS
-from eval.soak.jobs import jobs
-from eval.soak.mixed import mixed
-from eval.soak.overload import overload
-from eval.soak.reloads import reloads
-from eval.soak.scenarios import floods, killers, large_uploads, short_beside_long, slow_clients
 from eval.soak.stage import SoakFigure, Stage, shown
 from serve.contract.errors import ConfigError, EarshotError
-
-_SCENARIOS: dict[str, Callable[[Stage], None]] = {
-    MIXED: mixed,
-    "short-beside-long": short_beside_long,
-    "large-uploads": large_uploads,
-    "slow-clients": slow_clients,
-    "floods": floods,
-    "killers": killers,
-    "jobs": jobs,
-    "overload": overload,
-    "reload": reloads,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +24,15 @@ class ScenarioResult:
     figures: tuple[SoakFigure, ...]
     seconds: float
 
-    @property
-    def verdict(self) -> Verdict:
-        """Return the figures' verdict."""
-        return verdict(figure.check for figure in self.figures)
 
-
-def soak(
-    run: Run, *, minutes: int, actions: int | None, seed: int, scenarios: Sequence[str] | None
-) -> Result:
+def soak(run: Run, *, minutes: int, seed: int, scenarios: Sequence[str] | None) -> Result:
     """Attack servers; keep the findings so far after each scenario and an interrupt.
 
     Args:
         run: the run; its config is the attacked product.
         minutes: the duration of `mixed`, and of the other scenarios that have one.
-        actions: ends `mixed` early.
         seed: the seed of the clients' actions.
-        scenarios: names of `SCENARIOS`; () is all of them, None everything at once.
+        scenarios: names of `SCENARIOS`; () is all but `mixed`, None `mixed` alone.
 
     Raises:
         ConfigError: there is no scenario of a name, or the clips cannot be used.
@@ -66,12 +42,13 @@ def soak(
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     clips, findings = tuple(load_clips(run.config.eval.manifest)), list[ScenarioResult]()
-    titles = {MIXED: "clients of every kind, hostile ones and disruptions at once", **SCENARIOS}
-    for name in (MIXED,) if scenarios is None else scenarios or SCENARIOS:
-        run.say(f"{name}: {titles[name]} …")
-        stage, began_s = Stage(run.config, clips, run.say, seed, minutes, actions), time.monotonic()
+    others = [name for name in SCENARIOS if name != MIXED]
+    for name in [MIXED] if scenarios is None else scenarios or others:
+        entry, title = SCENARIOS[name]
+        run.say(f"{name}: {title} …")
+        stage, began_s = Stage(run.config, clips, run.say, seed, minutes), time.monotonic()
         try:
-            _SCENARIOS[name](stage)
+            pkgutil.resolve_name(f"eval.soak.{entry}")(stage)
         except (EarshotError, OSError, psutil.Error, httpx2.TransportError) as error:
             stage.none_of("scenario ended early", [error or repr(error)])
         except BaseException:
@@ -80,26 +57,27 @@ def soak(
         finally:
             stage.apply_rules()
             took_s = time.monotonic() - began_s
-            findings.append(ScenarioResult(name, titles[name], tuple(stage.figures), took_s))
+            findings.append(ScenarioResult(name, title, tuple(stage.figures), took_s))
             result = _result(findings)
             run.keep(result)
-        run.say(f"{name}: {loud(findings[-1].verdict)}")
+        run.say(f"{name}: {loud(verdict(stage.figures))}")
     return result
 
 
 def _result(findings: Sequence[ScenarioResult]) -> Result:
     sections, checks = [], list[Check]()
     for finding in findings:
-        name, rows, count = finding.scenario, list[list[str]](), len(checks)
-        for figure in finding.figures:
-            check = figure.check
-            outcome = loud(verdict([check])) if figure.limit else ""
+        name, figures = finding.scenario, finding.figures
+        broken = [figure for figure in figures if figure.limit and not figure.passed]
+        for figure in broken:
+            parts = filter(None, (shown(figure.value), figure.limit, figure.detail))
+            checks.append(Check(f"{name}: {figure.name}", figure.passed, ", ".join(parts)))
+        checks += [] if broken else [Check(name, True, "all limits are kept")]
+        rows = []
+        for figure in figures:
+            outcome = loud(verdict([figure])) if figure.limit else ""
             rows.append([figure.name, shown(figure.value), figure.limit, outcome])
-            if figure.limit and not figure.passed:
-                checks.append(dataclasses.replace(check, name=f"{name}: {figure.name}"))
-        if len(checks) == count:
-            checks.append(Check(name, True, "all limits are kept"))
-        title = f"{name}: {loud(finding.verdict)} after {finding.seconds:.0f} s"
+        title = f"{name}: {loud(verdict(figures))} after {finding.seconds:.0f} s"
         table = Table(["figure", "value", "limit", "verdict"], rows, note=finding.title)
         sections.append(ReportSection(title, [table]))
     return Result({"scenarios": findings}, tuple(checks), tuple(sections))

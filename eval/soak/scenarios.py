@@ -32,9 +32,7 @@ _MB = 2**20
 
 
 def _beside(
-    stage: Stage,
-    server: RunningServer,
-    disturbances: Mapping[str, AbstractContextManager[object]],
+    stage: Stage, server: RunningServer, disturbances: Mapping[str, AbstractContextManager[object]]
 ) -> None:
     """Compare the latency of an honest client beside each disturbance with that without."""
     quiet_s = statistics.median(stage.send_for(server, _BESIDE_S))
@@ -154,7 +152,7 @@ def large_uploads(stage: Stage) -> None:
             name = f"{_AT_ONCE} uploads of {_EACH_MB} MB"
             with _crowd_of(stage, name, _AT_ONCE, send, lambda answer: answer.kind == "lost"):
                 pass
-            huge = by_grpc(server.addresses, Ask(bytes(400 * _MB)))
+            huge = by_grpc(server.addresses[0], Ask(bytes(400 * _MB)))
             stage.none_of("400 MB by gRPC, not refused", [huge] if huge.kind != "refused" else [])
         grown_mb = (watch.peak_bytes - watch.first_bytes) / _MB
         stage.at_most("growth of memory to its peak, MB", grown_mb, _COPIES * limit_mb)
@@ -208,7 +206,10 @@ def short_beside_long(stage: Stage) -> None:
     config = changed(stage.config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
     hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
     with stage.server(config) as server:
-        name, send = f"{_LONG} hours of audio", functools.partial(by_grpc, server.addresses, hour)
+        name, send = (
+            f"{_LONG} hours of audio",
+            functools.partial(by_grpc, server.addresses[0], hour),
+        )
         uploads = _crowd_of(
             stage, name, _LONG, send, lambda answer: answer.kind in ("failed", "lost")
         )

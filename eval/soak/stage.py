@@ -19,10 +19,10 @@ import psutil
 import soundfile
 
 from build.clips import Clip
-from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask, lost
+from eval.clients import CLIENTS, PATIENCE_S, Answer, Ask
 from eval.config import EvaluationProduct
 from eval.record import Check, Say
-from eval.server import RunningServer, running
+from eval.server import Addresses, RunningServer, running
 from eval.soak.attacks import ATTACKS
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Samples
@@ -70,28 +70,16 @@ def shown(value: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class SoakFigure:
-    """One row of a scenario's table.
+class SoakFigure(Check):
+    """One row of a scenario's table; its name ends in the unit, `detail` has examples.
 
     Attributes:
-        name: ends in the unit.
         value: the measured value.
         limit: the limit of the value in words; "" if it has none.
-        passed: whether the value keeps the limit; None if that is not decided.
-        detail: examples, for the check.
     """
 
-    name: str
     value: float
-    limit: str = ""
-    passed: bool | None = True
-    detail: str = ""
-
-    @property
-    def check(self) -> Check:
-        """Return the row as a check."""
-        parts = (shown(self.value), self.limit, self.detail)
-        return Check(self.name, self.passed, ", ".join(filter(None, parts)))
+    limit: str
 
 
 @dataclasses.dataclass
@@ -103,7 +91,6 @@ class Stage:
     say: Say
     seed: int = 0
     minutes: float = 5.0
-    actions: int | None = None
     may_refuse: bool = False  # whether a scenario's honest requests may be refused
     figures: list[SoakFigure] = dataclasses.field(default_factory=list)
     outcomes: list[RequestOutcome] = dataclasses.field(default_factory=list)
@@ -120,7 +107,7 @@ class Stage:
         self, name: str, value: float, limit: str = "", passed: bool | None = True, detail: str = ""
     ) -> None:
         """Add a figure, or one with a limit and its verdict."""
-        self.figures.append(SoakFigure(name, float(value), limit, passed, detail))
+        self.figures.append(SoakFigure(name, passed, detail, float(value), limit))
 
     def at_most(self, name: str, value: float, limit: float, detail: str = "") -> None:
         """Add a figure and the largest value that it may have."""
@@ -153,10 +140,8 @@ class Stage:
         refused = _of_kind(steady, "refused")
         if not self.may_refuse:
             self.none_of("honest requests refused", refused)
-        by_http = [
-            outcome for outcome in refused if outcome.answer.text.startswith(("429 ", "503 "))
-        ]
-        without_delay = [outcome for outcome in by_http if outcome.answer.retry_after_s is None]
+        by_http = [case for case in refused if case.answer.text.startswith(("429 ", "503 "))]
+        without_delay = [case for case in by_http if case.answer.retry_after_s is None]
         self.none_of("HTTP refusals without Retry-After", without_delay)
         hostile = [case for case in self.outcomes if case.text is None and not case.disrupted]
         errors = [outcome for outcome in hostile if _SERVER_FAULT.match(outcome.answer.text)]
@@ -198,7 +183,7 @@ class Stage:
         api: str = "KServe gRPC",
         file: str = "",
         *,
-        key: str = "",
+        addresses: Addresses | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Answer:
         """Send an honest request, wait for its answer and note the outcome.
@@ -207,13 +192,12 @@ class Stage:
             server: the server.
             api: a name of `CLIENTS`.
             file: a name of `files`; "" is the shortest one.
-            key: the API key; "" is the server's first one.
+            addresses: the server's, with the API key; None takes the first one.
             patience_s: the longest wait; a client that leaves before 60 s may have no answer.
         """
         began_s, file = time.monotonic(), file or self.shortest_file
-        addresses = dataclasses.replace(server.addresses, key=key or server.addresses.key)
         ask = dataclasses.replace(self.files[file], patience_s=patience_s)
-        answer, text = CLIENTS[api](addresses, ask), ""
+        answer, text = CLIENTS[api](addresses or server.addresses[0], ask), ""
         if answer.kind == "answered":
             text = self._texts.setdefault((api, file), answer.text)
         disrupted, patient = began_s <= self._disrupted_until_s, patience_s >= PATIENCE_S
@@ -224,9 +208,9 @@ class Stage:
         """Let a hostile client of `ATTACKS` act, and note the outcome."""
         began_s = time.monotonic()
         try:
-            answer = ATTACKS[name](server.addresses, self.files[self.shortest_file])
+            answer = ATTACKS[name](server.addresses[0], self.files[self.shortest_file])
         except OSError as error:  # the server does not listen now
-            answer = lost(error, began_s)
+            answer = Answer("lost", repr(error), time.monotonic() - began_s)
         disrupted = began_s <= self._disrupted_until_s
         self.outcomes.append(RequestOutcome(name, answer, disrupted=disrupted))
         return answer

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from eval.clients import CLIENTS, Ask, answer_to, by_grpc, by_stream, content_of, kserve_text
+from eval.clients import CLIENTS, Ask, answer_to, by_grpc, by_stream, content_of, text_of
 from eval.server import Addresses
 from serve.speech import audio
 from serve.speech.meter import AudioLimits
@@ -95,6 +95,6 @@ ANSWER = json.dumps({"outputs": [{"name": "TEXT", "data": ["hello"]}]}).encode()
     ],
 )
 def test_an_http_status_is_a_kind_of_answer(status, body, kind, text):
-    answer = answer_to(lambda: kserve_text(content_of(status, body)))
+    answer = answer_to(lambda: text_of(content_of(status, body)))
     assert answer.kind == kind
     assert answer.text.startswith(text)

@@ -1,6 +1,5 @@
 """Child processes: what they send, how they end, and that nothing is left of them."""
 
-import contextlib
 import itertools
 import os
 import signal
@@ -25,6 +24,7 @@ from eval.processes import (
     tree_memory_bytes,
 )
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
+from serve.supervisor.processes import is_alive
 from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -80,13 +80,8 @@ def child(work, *arguments, log=None):
     return ChildProcess("the child", work, arguments, log)
 
 
-def is_gone(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            process.wait(60)
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    return True
+def await_end(*pids):
+    wait_until(lambda: not any(map(is_alive, pids)), "a process is left")
 
 
 def test_messages_come_in_order_and_then_the_end(tmp_path):
@@ -97,7 +92,7 @@ def test_messages_come_in_order_and_then_the_end(tmp_path):
         assert [running.receive(60) for _ in range(3)] == ["a", "b", None]
         assert running.finished
     assert log.read_text().splitlines() == ["about to send a", "about to send b"]
-    assert is_gone(running.pid)
+    await_end(running.pid)
 
 
 def test_the_childs_own_error_is_raised_here():
@@ -114,7 +109,8 @@ def test_a_death_is_told_with_the_last_line_and_leaves_nothing(tmp_path):
             orphan = running.receive(60)
             with pytest.raises(UnavailableError, match="ended early: the last words") as error:
                 running.receive(60)
-        assert str(error.value).endswith(where) and is_gone(orphan)
+        assert str(error.value).endswith(where)
+        await_end(orphan)
 
 
 def test_nothing_is_left_of_a_child_that_is_given_up():
@@ -123,7 +119,7 @@ def test_nothing_is_left_of_a_child_that_is_given_up():
         assert Path(folder).is_dir() and folder != tempfile.gettempdir()
         with pytest.raises(DeadlineError, match="the child said nothing for 0 s"):
             running.receive(0.01)
-    assert is_gone(running.pid) and is_gone(ours) and is_gone(apart)
+    await_end(running.pid, ours, apart)
     assert not Path(folder).exists()
 
 
@@ -137,7 +133,7 @@ def test_a_child_may_close_what_it_holds_before_it_ends(tmp_path):
 def test_a_child_that_does_not_heed_is_killed():
     with child(ignore_sigterm) as running:
         pid = running.receive(60)
-    assert is_gone(pid)
+    await_end(pid)
 
 
 def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
@@ -186,7 +182,7 @@ def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 60)
     thread.join()
-    assert is_gone(int(path.read_text()))
+    await_end(int(path.read_text()))
 
 
 # ---------------------------------------------------------------- memory

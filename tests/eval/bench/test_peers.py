@@ -11,7 +11,7 @@ import transformers
 from eval.bench import peers
 from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
-from serve.contract.errors import EarshotError, UnavailableError
+from serve.contract.errors import EarshotError
 
 
 def silent(line):
@@ -93,11 +93,6 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, t
     sounds = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]
     assert len(set(sounds)) == len(sounds)
     assert fake.options[0] is None and fake.options[-1] == {"device": "cuda"}
-
-
-def test_vllm_is_refused_without_a_gpu(tiny):
-    with pytest.raises(UnavailableError, match="vLLM's wheel runs on GPUs only"):
-        list(peers.measure_vllm(tiny, "cpu", 0.0, silent))
 
 
 def test_a_length_that_was_not_kept_is_an_error():

@@ -77,39 +77,27 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 
 
 def test_the_command_ends_with_a_table_and_keeps_the_rows(
-    config, engine, capsys, monkeypatch, tmp_path
+    config, engine, tiny, capsys, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
-    monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr("eval.bench.run.random_engine", lambda *_: engine)
-    flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
-    assert main(["bench", *flags.split(), "--seconds", "1", "--peers="]) == 0
-    rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]
-    assert [row["workload"] for row in rows] == [*["ceiling"] * 3, "start", "opening", "latency"]
-    assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
-
-
-@pytest.mark.nightly
-def test_the_server_and_then_the_peers_get_the_same_shape(
-    config, engine, plan, tiny, quiet, monkeypatch
-):
-    calls = []
-
     def through_server(config, folder, plan, say):
-        calls.append((open_engine(folder).manifest.dims, plan))
-        yield Measurement("throughput", "earshot, through Triton", 1.0, "RTFx")
+        assert open_engine(folder).manifest.dims == tiny.dims and plan.requests == 2
+        yield Measurement("throughput of server", "x", 1.0, "RTFx")
 
     def measure_peer(name, shape, device, seconds, say):
-        calls.append((name, shape, device, seconds))
-        yield Measurement("throughput", "peer", 1.0, "RTFx")
+        assert (name, shape, device, seconds) == ("one", tiny, "cpu", 1)
+        yield Measurement("throughput of one", "x", 1.0, "RTFx")
 
-    monkeypatch.setattr("eval.bench.server.through_server", through_server)
+    monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
+    monkeypatch.setattr(run, "check", lambda *given: None)
+    monkeypatch.setattr(run, "random_engine", lambda *_: engine)
     monkeypatch.setattr(run, "measure_peer", measure_peer)
-    flags = {"workloads": ("throughput",), "slots": (2,), "through_server": True, "peers": ("one",)}
-    plan = dataclasses.replace(plan, **flags)
-    *_, through, peer = measurements(engine, config, plan, quiet)
-    assert (through.system, peer.system) == ("earshot, through Triton", "peer")
-    assert calls == [(tiny.dims, plan), ("one", tiny, "cpu", plan.seconds)]
+    monkeypatch.setattr("eval.bench.server.through_server", through_server)
+    flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
+    assert main(["bench", *flags.split(), "--seconds=1", "--peers=one", "--through-server"]) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]
+    names = ["start", "opening", "latency", "throughput of server", "throughput of one"]
+    assert [row["workload"] for row in rows] == [*["ceiling"] * 3, *names]
+    assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
 
 
 PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")

@@ -49,7 +49,7 @@ def test_counters_that_do_not_fit_the_answers_are_refused(monkeypatch):
 
     check(11.0, 0.0, 264.0)
     for wrong in ((11.0, 0.0, 263.0), (12.0, 0.0, 264.0), (11.0, 1.0, 264.0)):
-        with pytest.raises(EarshotError, match="10 answers cost the server"):
+        with pytest.raises(EarshotError, match="after 10 answers the server counts"):
             check(*wrong)
 
 

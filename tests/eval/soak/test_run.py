@@ -1,6 +1,7 @@
 """Scenarios run each on its own server, and whatever they find is kept."""
 
 import json
+import pkgutil
 import re
 
 import pytest
@@ -9,24 +10,15 @@ import eval.config
 from build.clips import load_clips
 from eval.__main__ import main
 from eval.server import role_of
-from eval.soak import MIXED, SCENARIOS, run
+from eval.soak import SCENARIOS, scenarios
 from eval.soak.run import soak
-from eval.soak.scenarios import hour_of
 from serve.contract.errors import AudioError, ConfigError
 from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox_client
 
-ALL = {"minutes": 5, "actions": None, "seed": 0}
-
-
-@pytest.fixture
-def scenarios(monkeypatch):
-    """Scenarios by name, which tests set."""
-    scenarios = {}
-    monkeypatch.setattr(run, "_SCENARIOS", scenarios)
-    return scenarios
+ALL = {"minutes": 5, "seed": 0}
 
 
 def kept(folder):
@@ -34,7 +26,8 @@ def kept(folder):
 
 
 def test_every_scenario_can_be_run():
-    assert run._SCENARIOS.keys() == {MIXED, *SCENARIOS}
+    for entry, _ in SCENARIOS.values():
+        assert callable(pkgutil.resolve_name(f"eval.soak.{entry}"))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +45,7 @@ def test_processes_have_the_roles_that_disruptions_name(command, role):
     assert role_of(command) == role
 
 
-def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
+def test_findings_are_written_as_they_come(monkeypatch, tmp_path, run_of):
     def killers(stage):
         stage.add("tried", 7)
         raise AudioError("odd")
@@ -64,15 +57,19 @@ def test_findings_are_written_as_they_come(scenarios, tmp_path, run_of):
         assert figures["scenario ended early"] == (1.0, False)
         raise KeyboardInterrupt
 
-    scenarios.update(killers=killers, floods=floods)
+    monkeypatch.setattr(scenarios, "killers", killers)
+    monkeypatch.setattr(scenarios, "floods", floods)
     with pytest.raises(KeyboardInterrupt):
         soak(run_of(command="soak"), **ALL, scenarios=["killers", "floods"])
     _, second = kept(tmp_path)
     assert second["figures"][0]["passed"] is None
 
 
-def test_a_broken_limit_fails_the_command(scenarios, tmp_path, capsys):
-    scenarios["killers"] = lambda stage: stage.at_most("waits, s", value, 2, "seen")
+def test_a_broken_limit_fails_the_command(monkeypatch, tmp_path, capsys):
+    def killers(stage):
+        stage.at_most("waits, s", value, 2, "seen")
+
+    monkeypatch.setattr(scenarios, "killers", killers)
     arguments = ["soak", "--config", "configs/demo.toml", "--scenario", "killers"]
     arguments += ["--output", str(tmp_path)]
     value = 1
@@ -86,7 +83,7 @@ def test_a_broken_limit_fails_the_command(scenarios, tmp_path, capsys):
 
 
 def test_an_unknown_scenario_is_refused_by_name(run_of):
-    with pytest.raises(ConfigError, match="no scenario 'stal'; there are short-beside-long, "):
+    with pytest.raises(ConfigError, match="no scenario 'stal'; there are mixed, "):
         soak(run_of(), **ALL, scenarios=["stal"])
 
 
@@ -94,7 +91,7 @@ def test_an_unknown_scenario_is_refused_by_name(run_of):
 @pytest.mark.server
 def test_a_real_server_holds(nano_config, tmp_path, run_of):
     product = eval.config.EvaluationProduct(**vars(nano_config()))
-    soak(run_of(product, "soak"), minutes=1, actions=None, seed=1, scenarios=None)
+    soak(run_of(product, "soak"), minutes=1, seed=1, scenarios=None)
     record = json.loads((tmp_path / "soak.json").read_text())
     bad = [check for check in record["checks"] if check["passed"] is False]
     assert not bad, bad
@@ -106,5 +103,5 @@ def test_a_real_server_holds(nano_config, tmp_path, run_of):
 def test_a_long_file_is_made_of_the_clips_in_turn(monkeypatch):
     monkeypatch.setattr("eval.soak.scenarios._HOUR_S", 12)
     clips = tuple(load_clips("tests/data/manifest.jsonl"))[:3]
-    samples = audio.join_blocks(audio.decode(hour_of(clips), AudioLimits(13.0)))
+    samples = audio.join_blocks(audio.decode(scenarios.hour_of(clips), AudioLimits(13.0)))
     assert abs(len(samples) - 12 * SAMPLE_RATE) < SAMPLE_RATE // 4
