@@ -6,7 +6,7 @@ answers segment by segment, or any name of OpenAI's API, with `_stream` appended
 """
 
 import dataclasses
-import fnmatch
+import re
 
 from serve.contract.config import Config
 from serve.contract.errors import shown
@@ -40,6 +40,9 @@ class Models:
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
+        self._expressions = [
+            ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
+        ]
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.
@@ -82,5 +85,5 @@ class Models:
     def _has(self, name: str) -> bool:
         return name in self.names or (
             len(name) <= _MAX_CHARS
-            and any(fnmatch.fnmatchcase(name.lower(), one.lower()) for one in self.patterns)
+            and any(re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
         )

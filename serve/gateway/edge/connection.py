@@ -160,7 +160,6 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_complete = False
-        self._head_bytes = 0
         cast(dict[str, Any], self.scope)[BUDGET] = self.budget
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -183,6 +182,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """Make the connection a WebSocket."""

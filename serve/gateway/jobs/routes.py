@@ -172,7 +172,7 @@ class JobRoutes:
                 f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
                 f"{_MAX_IDEMPOTENCY}"
             )
-        now, unknown = time.time(), form.fields.ignored
+        now, unknown = time.time(), set(form.fields.ignored)
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
             key=api_key.name,

@@ -13,11 +13,12 @@ from serve.contract.messages import Task, Transcript
 from serve.contract.options import Option
 from serve.contract.server_config import UnknownFields
 from serve.gateway.edge.uploads import json_object
-from serve.gateway.errors import ApiError, field_error, require_known
+from serve.gateway.errors import ApiError, field_error, invalid, require_known
 from serve.gateway.jobs.table import COMPLETED, OPEN, JobRecord
 from serve.gateway.limits import Permit
 from serve.gateway.openai.answers import render_transcript
 from serve.gateway.openai.fields import FormFields, read_field, read_fields
+from serve.gateway.openai.form import MAX_FIELDS
 from serve.speech.cues import CUE_OPTIONS
 from serve.speech.formats import SUBTITLES
 
@@ -78,9 +79,11 @@ async def json_pairs(request: Request, permit: Permit) -> Pairs:
     """Receive a JSON object as the pairs that a form would have.
 
     Raises:
-        ApiError: the body is no JSON object, too large, or too slow.
+        ApiError: the body is no JSON object, too large, or too slow, or has too many fields.
     """
     body = await json_object(request, permit, _MAX_JSON_BYTES, "the job's JSON")
+    if len(body) > MAX_FIELDS:
+        raise invalid(f"the job's JSON has {len(body)} fields; expected at most {MAX_FIELDS}")
     return tuple((name, text) for name, value in body.items() for text in _texts(value))
 
 

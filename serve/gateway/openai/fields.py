@@ -178,7 +178,7 @@ def _collect(pairs: Pairs, unknown: UnknownFields) -> tuple[dict[str, list[str]]
     """
     values: dict[str, list[str]] = {}
     strategy: dict[str, object] = {}
-    ignored: list[str] = []
+    ignored: dict[str, None] = {}  # a set in order: a job's JSON may have many
     for name, text in pairs:
         base = _INDEX.sub("", name)
         if part := _NESTED.fullmatch(name):
@@ -188,7 +188,7 @@ def _collect(pairs: Pairs, unknown: UnknownFields) -> tuple[dict[str, list[str]]
         elif base not in FIELDS or (base != name and not FIELDS[base].many):
             if name not in ignored:
                 _require_far_from_known(name, base[:60], unknown)
-                ignored.append(name)
+                ignored[name] = None
         elif text:  # an empty field says nothing
             values.setdefault(base, []).append(text)
     if strategy:
@@ -196,7 +196,7 @@ def _collect(pairs: Pairs, unknown: UnknownFields) -> tuple[dict[str, list[str]]
     for name, texts in values.items():
         if len(texts) > 1 and not FIELDS[name].many:
             raise field_error(name, f"{name} came {len(texts)} times; expected it once")
-    return values, ignored
+    return values, list(ignored)
 
 
 def _require_far_from_known(name: str, base: str, unknown: UnknownFields) -> None:

@@ -29,7 +29,7 @@ logger = logging.getLogger("earshot.gateway")
 SPOOL_BYTES = 2**20
 
 _FILE = "file"
-_MAX_FIELDS = 128
+MAX_FIELDS = 128
 _MAX_FIELD_BYTES = 2**19  # twice the longest prompt, which is rejected by name
 _EXPECTED = "expected a form with one file, as `curl -F file=@a.wav -F model=whisper-1` sends it"
 
@@ -72,7 +72,7 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
         body_chunks(request, permit),
         folder,
         max_files=2,  # the second one is rejected by name
-        max_fields=_MAX_FIELDS,
+        max_fields=MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
     )
     try:

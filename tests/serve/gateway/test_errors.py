@@ -23,6 +23,7 @@ ROWS = {
     "OverloadedError": (LATER, 503, 429, "rate_limit_error", "overloaded", 1008),
     "RequestError": (INVALID, 400, 400, BAD, None, 1008),
     "AudioError": (INVALID, 400, 400, BAD, "invalid_audio", 1008),
+    "CutShortError": (INVALID, 400, 400, BAD, "audio_cut_short", 1008),
     "AudioLimitError": (INVALID, 400, 422, BAD, "audio_limit_exceeded", 1008),
     "AccessError": ("UNAUTHENTICATED", 401, 401, BAD, "invalid_api_key", 1008),
     "draining": (LATER, 503, 503, FAILED, "draining", 1012),

@@ -79,6 +79,11 @@ def test_a_form_with_too_many_phrases_is_refused(running, path):
     assert "PHRASES has 280000 bytes; expected at most 262144" in message
 
 
+def test_a_json_job_with_too_many_fields_is_refused(running):
+    body = json.dumps({"url": URL} | {f"x_{i}": "" for i in range(10_000)})
+    assert "has 10001 fields; expected at most 128" in refused(running, JOBS, body)
+
+
 def texts(*values):
     return b"".join(len(text).to_bytes(4, "little") + text for text in values)
 
