@@ -184,7 +184,7 @@ def plan_request(
             temperature=float(
                 config.temperatures[0] if request.temperature is None else request.temperature
             ),
-            **dataclasses.asdict(search),
+            **vars(search),
         ),
         fixed_temperature=request.temperature is not None,
         request=dataclasses.replace(request, audio=b"", known_speaker_references=()),
@@ -424,7 +424,7 @@ def _short_encoder(
 
 def _from_request(request: Request, defaults: T) -> T:
     """Return `defaults` with the request's options of the same names."""
-    options = dataclasses.asdict(defaults)
+    options = vars(defaults)
     overrides = {name: value for name in options if (value := getattr(request, name)) is not None}
     if not overrides:
         return defaults
