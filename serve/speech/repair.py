@@ -48,7 +48,7 @@ from serve.speech.containers import (
 
 _MIN_PLACEHOLDER_BYTES = 100_000_000
 _MIN_REST_S = 0.02
-_MAX_WAV_BYTES = 0xFFFFFF00
+_MAX_WAV_BYTES = 0xFFFFF000  # with the longest header less than 4 GiB
 _BLANK_BYTES = 1 << 20  # bytes per read
 _TEXT_BYTES = 256
 _TEXT = frozenset(string.printable.encode())

@@ -18,8 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 
-import numpy as np
-
 from serve.contract.config import TranscriberConfig
 from serve.contract.errors import AudioError, ChannelError, EarshotError, RequestError
 from serve.contract.messages import AudioFile, Request, Samples
@@ -197,6 +195,8 @@ class AudioDecoderPool:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
                 yield from _cut(active, blocks)
             return
+        # Each window is yielded after the next one, because only the last one may have `last` set.
+        previous: AudioWindow | None = None
         for channel in itertools.count():
             with contextlib.closing(self._blocks(active, request, stopped, channel)) as blocks:
                 try:
@@ -204,12 +204,13 @@ class AudioDecoderPool:
                 except ChannelError:
                     break
                 for window in _cut(active, itertools.chain([first], blocks)):
-                    # A silent channel gives no window, except the first, which tells the duration.
-                    if window is not None and (len(window.samples) or not channel):
-                        yield dataclasses.replace(window, channel=channel, last=False)
-                    else:
+                    if window is None:
                         yield None
-        yield AudioWindow(0.0, np.zeros(0, np.float32), last=True, channel=channel)
+                        continue
+                    if previous is not None:
+                        yield dataclasses.replace(previous, last=False)
+                    previous = dataclasses.replace(window, channel=channel)
+        yield previous
 
     def _blocks(
         self,
@@ -274,10 +275,12 @@ class AudioDecoderPool:
     def _requeue(self, task: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
-            if window is None:
-                task.n_started -= 1
+            if isinstance(window, EarshotError):
+                task.all_decoded = True
             else:
-                task.all_decoded = isinstance(window, EarshotError) or window.last
+                # A window without samples, as of a silent channel, is never submitted.
+                task.n_started -= window is None or not len(window.samples)
+                task.all_decoded = window is not None and window.last
             # True: this worker frees the audio below, and no other takes the request.
             task.working = task.request_ended or task.all_decoded
             if not task.request_ended:

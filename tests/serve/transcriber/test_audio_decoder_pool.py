@@ -18,6 +18,7 @@ from serve.transcriber.active import ActiveRequest
 from serve.transcriber.audio_decoder_pool import LOOK_AHEAD, AudioDecoderPool
 from serve.transcriber.decoding_plan import DecodingPlan
 from tests.harness import WAIT_S, until
+from tests.serve.speech.sounds import encode
 
 SLOTS = 3
 MAX_AHEAD = 2 * SLOTS
@@ -32,8 +33,9 @@ SECOND, LONG = request(1), request(LONG_S)
 WINDOWS = len(list(cut([LONG.audio])))  # of the long one
 
 
-def make_active(id):
-    return ActiveRequest(id, DecodingPlan((1,), "en", DecodingOptions(), False), print, 0.0, 1e9)
+def make_active(id, **plan):
+    plan = DecodingPlan((1,), "en", DecodingOptions(), False, **plan)
+    return ActiveRequest(id, plan, print, 0.0, 1e9)
 
 
 class Harness:
@@ -94,6 +96,15 @@ def test_many_requests_are_decoded_only_so_far_ahead_but_for_their_first_windows
     harness.intake.add(make_active(8), SECOND)
     harness.settle()
     assert harness.windows()[8] == 1
+
+
+def test_windows_of_silent_channels_do_not_count_as_decoded_ahead(harness):
+    """They are never submitted, so other requests would wait for ever."""
+    silence = Request(encode(np.zeros((SAMPLE_RATE, 2), np.float32), "WAV", "PCM_16"))
+    ids = set(range(3 * MAX_AHEAD))
+    for id in ids:
+        harness.intake.add(make_active(id, vad="auto", channels=True), silence)
+    until(lambda: {id for id, window in harness.said if window.last} == ids)
 
 
 def test_all_of_it_arrives_whatever_the_bound(harness):
