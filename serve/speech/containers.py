@@ -149,6 +149,14 @@ def sample_bytes(audio: Bytes) -> tuple[int, int]:
     return size, min(size, len(audio) - offset)
 
 
+def is_aiff_continued(audio: Bytes) -> bool:
+    """Return whether an AIFF file's declared samples are followed by bytes that are no chunk."""
+    begin, size = find_chunk(audio, b"SSND", AIFF)
+    end = begin + size + size % 2
+    name = audio[end : end + 4]
+    return any(name) and not all(0x20 <= byte < 0x7F for byte in name)
+
+
 def chunks(
     audio: Bytes, layout: ChunkLayout, offset: int | None = None
 ) -> Iterator[tuple[bytes, int, int]]:

@@ -123,6 +123,11 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
         demuxers = (file.format.lower(),)
     else:
         ffmpeg.check_single_track(meter.limits.track, file.format)
+        if file.format == "AIFF" and containers.is_aiff_continued(audio):
+            meter.warn(
+                "the file goes on after the samples that its AIFF header declares; the rest is not "
+                "transcribed: correct the header, or send WAV"
+            )
         return _SndFile(audio, file)
     file.close()
     return FFmpegFile(audio, meter, demuxers)

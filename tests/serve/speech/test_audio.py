@@ -191,6 +191,18 @@ def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name:
     assert not warnings
 
 
+def test_an_aiff_file_that_goes_on_after_its_declared_samples_is_taken_with_a_warning():
+    whole, warnings = encode(np.full(2 * RATE, 0.25, np.float32), "AIFF", "PCM_16"), []
+    half = bytearray(whole)
+    for chunk, offset, number in ((b"COMM", 10, RATE), (b"SSND", 4, 8 + 2 * RATE)):
+        begin = whole.index(chunk) + offset
+        half[begin : begin + 4] = struct.pack(">I", number)
+    taken = audio.join_blocks(audio.decode(bytes(half), AudioLimits(10.0), warn=warnings.append))
+    assert len(taken) == RATE
+    assert [text[:34] for text in warnings] == ["the file goes on after the samples"]
+    audio.join_blocks(audio.decode(whole, AudioLimits(10.0), warn=pytest.fail))
+
+
 def test_nothing_is_nothing_in_part_either():
     """An MP4 with its index at the end."""
     data = encode_ffmpeg("mp4", "aac")
