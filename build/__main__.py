@@ -7,19 +7,19 @@ python -m build verify engines/demo --checkpoint tests/fixture/checkpoint
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import get_args
 
 from serve.contract.config import Precision
-from serve.contract.exits import exit_status, require_text, terminated_as_interrupted
+from serve.contract.exits import exit_status, require_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit code."""
     args = _parser().parse_args(arguments)
 
-    @terminated_as_interrupted()  # an exception, so that unfinished folders are removed
     def run() -> int:
         require_text(sys.argv[1:] if arguments is None else arguments)
         from build import commands  # noqa: PLC0415 - Ctrl-C may arrive during this slow import
@@ -129,4 +129,6 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    # An exception, so that unfinished folders are removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

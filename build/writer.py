@@ -77,9 +77,11 @@ def manifest_of(
     """Make the manifest of an unverified engine; all its other files are in `folder`.
 
     Raises:
-        OSError: the disk fails.
+        EngineError: the disk fails.
         FileError, ConfigError: see `read_confidence`.
     """
+    with disk_errors(folder):
+        files = file_facts(folder)
     return Manifest(
         format_version=FORMAT_VERSION,
         runtime=build.runtime,
@@ -89,7 +91,7 @@ def manifest_of(
         source=checkpoint.source,
         quantization=facts.quantization,
         versions=versions() | facts.versions,
-        files=file_facts(folder),
+        files=files,
         checkpoint_bytes=checkpoint.weight_bytes,
         verification=None,
         runtime_options=facts.runtime_options,
@@ -153,16 +155,19 @@ def staged(target: Path) -> Iterator[Path]:
         EngineError: `target` exists and is not an engine, or the disk is full or fails.
     """
     target = target.resolve()
-    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if not is_free and not (target / MANIFEST_FILE).is_file():
+    is_engine = (target / MANIFEST_FILE).is_file()
+    is_empty_folder = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_engine and not is_empty_folder:
         raise EngineError(
             f"{target} exists and is not an engine (it has no {MANIFEST_FILE}); "
             "name another folder, or remove it"
         )
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with partial_folder(target) as folder:
-            yield folder
+    with contextlib.ExitStack() as stack:
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(partial_folder(target))
+        yield folder
+        with disk_errors(target):
             _publish(folder, target)
 
 

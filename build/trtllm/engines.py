@@ -16,7 +16,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
 from build.trtllm.weights import CONFIG_FILE, write_checkpoint
-from build.writer import BuiltEngineFacts, Log
+from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
@@ -24,6 +24,7 @@ from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, Gpu, find_gpu, lim
 from serve.trtllm.release import library_version
 
 BUILDER = "trtllm-build"
+_ENGINE_FILE = "rank0.engine"
 _WORK = "work"  # in the staged folder: the checkpoint and the builder's working directory
 _PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language, task, timestamps
 _STOP_S = 10.0  # time that an interrupted builder gets to end by itself
@@ -138,12 +139,16 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         UnavailableError: the library, its builder or the GPU is missing or has a wrong version.
         CheckpointError: a tensor is not finite in float16, or the library cannot run the
             encoder.
-        EngineError: the builder failed.
-        OSError, SafetensorError: the disk failed.
+        EngineError: the builder or the disk failed.
     """
     device = first_of(config.runtime).device
     precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
+    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
+        raise UnavailableError(
+            f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
+            f"{gpu.capability}); build with PRECISION=fp16"
+        )
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
             f"TensorRT-LLM {version} is installed, but {BUILDER} is not on the PATH; activate its "
@@ -151,14 +156,16 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         )
     limits = planned_limits(dims, config, version, gpu)
     work = folder / _WORK
-    (work / "checkpoint").mkdir(parents=True)
-    (folder / ENGINES_FOLDER).mkdir()
-    write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint")
+    with disk_errors(folder):
+        (work / "checkpoint").mkdir(parents=True)
+        (folder / ENGINES_FOLDER).mkdir()
+        write_checkpoint(dims, checkpoint.tensors, precision, work / "checkpoint")
     for half, command in commands_for(dims, limits, device).items():
         log(shlex.join(command))
         _run(half, command, work, log)
-    limits = built_limits(folder, dims.n_audio_ctx, limits)
-    shutil.rmtree(work)
+    limits = built_limits(folder, dims, limits, log)
+    with disk_errors(folder):
+        shutil.rmtree(work)
     versions = {"tensorrt_llm": version}
     for library in importlib.metadata.distributions(name="tensorrt"):
         versions["tensorrt"] = library.version
@@ -204,24 +211,41 @@ def _run(half: str, command: list[str], work: Path, log: Log) -> None:
         )
 
 
-def built_limits(folder: Path, n_audio_ctx: int, planned: EngineLimits) -> EngineLimits:
+def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> EngineLimits:
     """Read the limits in the builder's config.json, which may be lower than the planned ones.
 
     Raises:
-        EngineError: a half is missing or has no limits.
+        EngineError: a half is missing, or does not support a whole window.
     """
-    paths = [folder / ENGINES_FOLDER / half / CONFIG_FILE for half in ("encoder", "decoder")]
-    try:
-        encoder, decoder = (json.loads(path.read_text())["build_config"] for path in paths)
-        return dataclasses.replace(
-            planned,
-            max_batch_size=min(encoder["max_batch_size"], decoder["max_batch_size"]),
-            encoder_batch=min(planned.encoder_batch, encoder["max_num_tokens"] // n_audio_ctx),
-            max_beam_width=decoder["max_beam_width"],
-            max_prompt_tokens=decoder["max_input_len"],
-            max_seq_len=decoder["max_seq_len"],
-        )
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    built = {}
+    for half, options in flags(dims, planned).items():
+        path = folder / ENGINES_FOLDER / half / CONFIG_FILE
+        try:
+            built[half] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
+            values = {key: built[half][key] for key in options if key.startswith("max_")}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise EngineError(
+                f"{BUILDER} wrote no usable build_config to {path}: {error!r}"
+            ) from error
+        for key, value in values.items():
+            if value != options[key]:
+                log(f"{BUILDER} built the {half} with {key} = {value} instead of {options[key]}")
+        if not path.with_name(_ENGINE_FILE).is_file():
+            raise EngineError(f"{BUILDER} succeeded but wrote no {_ENGINE_FILE} for the {half}")
+    encoder, decoder = built["encoder"], built["decoder"]
+    if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
+        dims.n_audio_ctx
+    ):
         raise EngineError(
-            f"{BUILDER} wrote no usable build_config to {paths}: {error!r}"
-        ) from error
+            f"{BUILDER} built an encoder for {encoder['max_input_len']} frames and "
+            f"{encoder['max_num_tokens']} tokens; expected at least {2 * dims.n_audio_ctx} frames "
+            f"and {dims.n_audio_ctx} tokens, one window"
+        )
+    return dataclasses.replace(
+        planned,
+        max_batch_size=min(encoder["max_batch_size"], decoder["max_batch_size"]),
+        encoder_batch=min(planned.encoder_batch, encoder["max_num_tokens"] // dims.n_audio_ctx),
+        max_beam_width=decoder["max_beam_width"],
+        max_prompt_tokens=decoder["max_input_len"],
+        max_seq_len=decoder["max_seq_len"],
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from build.checkpoint import Checkpoint, folder_files
 from build.config import BuildProduct
 from build.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
-from build.writer import BuiltEngineFacts, Log, finite
+from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Engine, sha256_of
 from serve.contract.errors import CheckpointError, ConfigError
 from serve.trtllm.limits import CHECKPOINT_FOLDER
@@ -45,15 +45,16 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     Raises:
         CheckpointError: the checkpoint lacks files that the library reads, or a tensor is not
             finite in float16.
-        OSError: the disk is full or fails.
+        EngineError: the disk is full or fails.
     """
     sources = _sources(checkpoint)
     for name, tensor in checkpoint.tensors.items():  # the library casts without a check
         finite(tensor.half(), name)
-    (folder / CHECKPOINT_FOLDER).mkdir()
-    for source in sources:
-        shutil.copyfile(source, folder / CHECKPOINT_FOLDER / source.name)
-        log(f"copied {source} ({source.stat().st_size:,} bytes)")
+    with disk_errors(folder):
+        (folder / CHECKPOINT_FOLDER).mkdir()
+        for source in sources:
+            shutil.copyfile(source, folder / CHECKPOINT_FOLDER / source.name)
+            log(f"copied {source} ({source.stat().st_size:,} bytes)")
     return BuiltEngineFacts()
 
 

@@ -6,11 +6,12 @@ have their own errors.
 
 import contextlib
 import fcntl
+import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from serve.contract.errors import FileError
 
@@ -61,18 +62,21 @@ def write_text(
     Raises:
         FileError: the file cannot be written, for example on a full disk; an older file is kept.
     """
-    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    # The partial file's name depends on `path` only, so a retry overwrites a killed attempt's file.
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    partial = path.with_name(f".{digest[:16]}.partial")
     try:
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with _open_locked(partial, mode) as file:
+            try:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; {advice}") from error
-    finally:
-        with contextlib.suppress(OSError):  # it has been renamed or could not be created
-            partial.unlink()
 
 
 def sync(path: Path) -> None:
@@ -85,17 +89,49 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _open_locked(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    """Create an empty file, or truncate it, and hold its lock until the block ends."""
+    while True:
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_named(file, path):  # else its previous owner renamed or removed it: try again
+                file.truncate(0)
+                yield file
+                return
+
+
+def _is_named(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside `target`, to one process at a time, and remove it at the end.
 
     A folder that a killed process left is removed first. The file of the lock stays.
+
+    Raises:
+        FileError: that folder cannot be removed.
+        OSError: the new one cannot be made.
     """
-    partial = target.with_name(f".{target.name}.partial")
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(partial, ignore_errors=True)
+    partial, lock = target.with_name(f".{target.name}.partial"), f".{target.name}.lock"
+    descriptor = os.open(target.with_name(lock), os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            shutil.rmtree(partial)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            reason = f"cannot remove {error.filename}: {error.strerror}; remove {partial}"
+            raise FileError(reason) from error
         partial.mkdir()
         try:
             yield partial
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -1,21 +1,22 @@
 """Run the gateway, which clients connect to, as a child process."""
 
 import contextlib
-import math
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.processes import ManagedProcess
-from serve.wire.folder import gateway_alive
-from serve.wire.liveness import STALE_S, heartbeat_age_s
+from serve.wire.folder import gateway_alive, gateway_door
+from serve.wire.liveness import heartbeat_age_s
 from serve.wire.unix_http import ask
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 2.0
+_INTERVAL_S = 1.0  # seconds between health checks
 _GRACE_S = 5.0  # time beyond the drain timeout, which the gateway itself keeps
 
 
@@ -43,21 +44,30 @@ class GatewayProcess(ManagedProcess):
         descriptors = () if requests_to is None else (requests_to,)
         for descriptor in descriptors:
             command += ["--requests-to", str(descriptor)]
-        self._config = config
-        self._heartbeat = gateway_alive(folder, number)
-        self._heartbeat.unlink(missing_ok=True)  # that of an earlier process
         super().__init__(command, log_path, folder=_ROOT, descriptors=descriptors)
+        self._config = config
+        self._socket = gateway_door(folder, number)
+        self._heartbeat = gateway_alive(folder, number)
+        self._answers = False
+        self._has_answered = False
+        self._next_check_s = 0.0
 
     def ready(self) -> bool:
-        return heartbeat_age_s(self._heartbeat) < STALE_S
+        # Check at most once a second, over a separate socket that clients cannot block.
+        now_s = time.monotonic()
+        if now_s >= self._next_check_s:
+            self._answers = answers_get(self._socket, "/v2/health/live")
+            self._next_check_s = now_s + _INTERVAL_S
+            self._has_answered |= self._answers
+        return self._answers
 
     def failure(self) -> str | None:
         reason = super().failure()
         if reason is not None:
             errors = [line for line in self.log() if line.startswith("error: ")]
             return errors[-1].removeprefix("error: ") if errors else reason
-        silent_s = heartbeat_age_s(self._heartbeat)
-        if self._config.stall_timeout_s < silent_s < math.inf:  # a slow loop is not a failure
+        silent_s = heartbeat_age_s(self._heartbeat) if self._has_answered else 0.0
+        if silent_s > self._config.stall_timeout_s:  # a slow loop is not a failure
             return f"its event loop was blocked for {silent_s:.0f} s (server.stall_timeout_s)"
         return None
 

@@ -115,10 +115,10 @@ class RulesCallback:
             state.last_timestamp.copy_(table[:, 2])
             state.text_begin.copy_(2 - table[:, 3])
             state.timestamps.copy_(table[:, 4])
-            joined = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
-            allowed = joined.float()
+            stacked = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
+            allowed = stacked.float()
             rules.apply(state, torch.arange(len(rows), device=device), allowed)
-            masked = allowed.to(joined.dtype).split([part.shape[-2] for part, _, _ in active])
+            masked = allowed.to(stacked.dtype).split([part.shape[-2] for part, _, _ in active])
             for request_masked, (part, _, _) in zip(masked, active, strict=True):
                 part.copy_(request_masked.view_as(part))
 

@@ -123,11 +123,16 @@ def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) ->
 
 
 def check_config(limits: EngineLimits, config: RuntimeConfig) -> None:
-    """Check that a config is within the engine's limits.
+    """Check that a config is within the engine's limits, and has no key of the LLM API.
 
     Raises:
         ConfigError: it is not; the message names the key, its value and the limit.
     """
+    if config.tensorrt_llm.python:
+        raise ConfigError(
+            f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r} is for engines of the "
+            "LLM API, but this engine is compiled; leave it out"
+        )
     bounds = {
         "runtime.slots": (config.slots, limits.max_batch_size),
         "runtime.tensorrt_llm.beam_width": (config.tensorrt_llm.beam_width, limits.max_beam_width),

@@ -115,6 +115,16 @@ def test_sharded_weights(folder, weights, ending):
     assert weight_map[names[0]] in refusal(folder)
 
 
+def test_a_tensor_in_two_shards_is_refused(folder, weights):
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for file in files:
+        save_file(weights, folder / file)
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": dict(zip(weights, files, strict=False))}
+    write_json(folder / "model.safetensors.index.json", index)
+    assert "is in another file too" in refusal(folder)
+
+
 def test_index_cannot_name_files_elsewhere(folder):
     (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
     index = {"weight_map": {SOME: "../outside.safetensors"}}

@@ -156,18 +156,22 @@ def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
     assert not current(dataclasses.replace(config.runtime, encoder_batch=1))
 
 
-def test_a_lower_token_budget_than_asked_is_recorded(fake, tmp_path):
+def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path):
     planned = planned_limits(DIMS, make_config(), "1.2.1", HOPPER)
-    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine")
-    path = tmp_path / "engine/tensorrt_llm/encoder/config.json"
+    checkpoint, log = make_checkpoint(), []
+    target = tmp_path / "engine"
+    compile_engine(checkpoint, make_config(), "fp16", target)
+    path = target / "tensorrt_llm/encoder/config.json"
     config = json.loads(path.read_text())
     config["build_config"]["max_num_tokens"] = 1600
     path.write_text(json.dumps(config))
-    limits = trtllm_build.built_limits(tmp_path / "engine", DIMS.n_audio_ctx, planned)
+    limits = trtllm_build.built_limits(target, DIMS, planned, log.append)
     assert limits.encoder_batch == 1
-    path.write_text("{}")
-    with pytest.raises(EngineError, match="no usable build_config"):
-        trtllm_build.built_limits(tmp_path / "engine", DIMS.n_audio_ctx, planned)
+    assert log == ["trtllm-build built the encoder with max_num_tokens = 1600 instead of 3000"]
+    config["build_config"]["max_input_len"] = 1500
+    path.write_text(json.dumps(config))
+    with pytest.raises(EngineError, match="1500 frames"):
+        trtllm_build.built_limits(target, DIMS, planned, log.append)
 
 
 def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, monkeypatch):
@@ -245,3 +249,10 @@ def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
+
+
+def test_int8_on_blackwell_is_refused_before_the_build(tmp_path, monkeypatch):
+    install(monkeypatch, tmp_path, capability=(10, 0))
+    with pytest.raises(UnavailableError, match=r"capability 10\.0\); build with PRECISION=fp16"):
+        compile_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e")
+    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")

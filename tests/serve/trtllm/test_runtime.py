@@ -217,6 +217,7 @@ def test_jobs_beyond_the_build_are_refused(opened):
     [
         ({"slots": 5}, r"runtime\.slots = 5, but the engine was built for at most 4"),
         ({"beam_width": 2}, r"beam_width = 2, but the engine was built for at most 1"),
+        ({"python": "/usr/bin/python3"}, r"python = '.*' is for engines of the LLM API, .*; leave"),
     ],
 )
 def test_settings_beyond_the_build_are_refused(engine, change, words):

@@ -2,11 +2,13 @@
 
 Signatures were read in executorConfig.cpp, request.cpp and executor.cpp of
 cpp/tensorrt_llm/nanobind/executor; they have the arguments that Earshot passes, the real ones take
-more. Like the library, a bad setting raises RuntimeError and a bad request answers with an error.
-One call of `await_responses` runs at most one step. Of beams only the greedy one is searched.
+more. Like nanobind, a wrong type raises TypeError; like the library, a bad setting raises
+RuntimeError and a bad request answers with an error. One call of `await_responses` runs at most one
+step. Of beams only the greedy one is searched.
 """
 
 import dataclasses
+import datetime
 import enum
 import itertools
 import json
@@ -24,6 +26,21 @@ BatchingType = enum.Enum("BatchingType", "STATIC INFLIGHT")
 FinishReason = enum.Enum(
     "FinishReason", "NOT_FINISHED END_ID STOP_WORDS LENGTH TIMED_OUT CANCELLED"
 )
+
+
+def bind(value, *kinds):
+    """Refuse a value of another type, as nanobind does: unlike Python it takes no bool for int."""
+    fits = type(value) in kinds or (typing.Callable in kinds and callable(value))
+    if not fits or (isinstance(value, list) and any(type(item) is not int for item in value)):
+        raise TypeError(f"incompatible function arguments: {value!r} is none of {kinds}")
+
+
+class Bound:
+    """A class of the bindings: a dataclass whose types are checked."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            bind(getattr(self, field.name), *(typing.get_args(field.type) or [field.type]))
 
 
 class Vector:
@@ -45,24 +62,24 @@ class Vector:
 
 
 @dataclasses.dataclass(kw_only=True)
-class KvCacheConfig:
+class KvCacheConfig(Bound):
     enable_block_reuse: bool = True
     free_gpu_memory_fraction: float | None = None
     cross_kv_cache_fraction: float | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
-class ParallelConfig:
+class ParallelConfig(Bound):
     device_ids: list | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
-class LogitsPostProcessorConfig:
+class LogitsPostProcessorConfig(Bound):
     processor_batched: typing.Callable | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
-class ExecutorConfig:
+class ExecutorConfig(Bound):
     max_beam_width: int = 1
     kv_cache_config: KvCacheConfig = dataclasses.field(default_factory=KvCacheConfig)
     normalize_log_probs: bool = True
@@ -74,7 +91,7 @@ class ExecutorConfig:
 
 
 @dataclasses.dataclass
-class SamplingConfig:
+class SamplingConfig(Bound):
     beam_width: int = 1
     _: dataclasses.KW_ONLY
     top_k: int | None = None
@@ -84,19 +101,20 @@ class SamplingConfig:
     length_penalty: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise RuntimeError("Assertion failed: topP.value() > 0.f && topP.value() <= 1.f")
 
 
 @dataclasses.dataclass(kw_only=True)
-class OutputConfig:
+class OutputConfig(Bound):
     return_log_probs: bool = False
     return_generation_logits: bool = False
     exclude_input_from_output: bool = False
 
 
 @dataclasses.dataclass
-class Request:
+class Request(Bound):
     BATCHED_POST_PROCESSOR_NAME: typing.ClassVar[str] = "batched"
 
     input_token_ids: list
@@ -113,6 +131,7 @@ class Request:
     encoder_output_length: int | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         if self.max_tokens < 1:
             raise RuntimeError("Assertion failed: mMaxNewTokens > 0")
 
@@ -164,6 +183,9 @@ class Executor:
     instances: typing.ClassVar[list] = []  # every one made, for tests to look into
 
     def __init__(self, encoder_model_path, decoder_model_path, model_type, executor_config):
+        for path in (encoder_model_path, decoder_model_path):
+            bind(path, str)
+        bind(executor_config, ExecutorConfig)
         if model_type is not ModelType.ENCODER_DECODER:
             raise RuntimeError("two model paths need ModelType.ENCODER_DECODER")
         if executor_config.kv_cache_config.cross_kv_cache_fraction is None:
@@ -201,6 +223,7 @@ class Executor:
         return config["build_config"], config["pretrained_config"], tensors
 
     def enqueue_request(self, request):
+        bind(request, Request)
         if not self.running:
             raise RuntimeError("executor is shut down")
         request_id = next(self.ids)
@@ -244,6 +267,7 @@ class Executor:
         return next((message for message, fault in faults.items() if fault), "")
 
     def await_responses(self, timeout=None):
+        bind(timeout, datetime.timedelta, type(None))
         if self.broken:
             raise RuntimeError(self.broken)
         if not self.responses and (self.queue or self.active):
@@ -254,6 +278,7 @@ class Executor:
         return responses
 
     def cancel_request(self, id=None):
+        bind(id, int, type(None))
         found = self.queue.pop(id, None) or self.active.pop(id, None)
         if found is not None:  # the real one, too, sends a last response
             self.responses.append(

@@ -17,6 +17,7 @@ import torch
 import transformers
 
 POSITIONS = 1500  # of the encoder's output, whatever the clip's length
+EXACT = (bool, int, float, str)  # as in the bindings, a bool is no int and an int no float
 
 
 class RequestError(RuntimeError):
@@ -27,8 +28,27 @@ class EngineDeadError(RuntimeError):
     """The executor died; nothing goes on. Real name: tensorrt_llm.executor.EngineDeadError."""
 
 
+def check(made, error):
+    """Raise `error` where a field of a dataclass holds another kind of value."""
+    for name, declared in typing.get_type_hints(type(made)).items():
+        if name in {field.name for field in dataclasses.fields(made)}:
+            check_one(f"{type(made).__name__}.{name}", getattr(made, name), declared, error)
+
+
+def check_one(name, value, declared, error):
+    """Raise `error` where a value is of none of the kinds that an annotation names."""
+    kinds = typing.get_args(declared) or (declared,)
+    if not any(type(value) is kind if kind in EXACT else isinstance(value, kind) for kind in kinds):
+        raise error(f"{name} = {value!r}; expected {declared}")
+
+
+class Settings:
+    def __post_init__(self):
+        check(self, ValueError)
+
+
 @dataclasses.dataclass(kw_only=True)
-class KvCacheConfig:
+class KvCacheConfig(Settings):
     enable_block_reuse: bool = True
     free_gpu_memory_fraction: float = 0.9
     cross_kv_cache_fraction: float | None = None
@@ -36,12 +56,12 @@ class KvCacheConfig:
 
 
 @dataclasses.dataclass(kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Settings):
     use_python_scheduler: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
-class CudaGraphConfig:
+class CudaGraphConfig(Settings):
     batch_sizes: list | None = None
     max_batch_size: int = 0
     enable_padding: bool = False
@@ -62,6 +82,7 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self):
+        check(self, TypeError)
         if (self.best_of or self.n) < self.n:
             raise ValueError("best_of cannot be less than n")
         if self.max_tokens < 1:
@@ -86,7 +107,7 @@ class CompletionOutput:
 
 
 @dataclasses.dataclass
-class LlmArgs:
+class LlmArgs(Settings):
     """The keywords of `LLM`; unknown ones are refused."""
 
     model: str
@@ -105,6 +126,7 @@ class LlmArgs:
     scheduler_config: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         if self.attn_backend != "TRTLLM" or self.enable_chunked_prefill:
             raise ValueError("encoder-decoder models need TRTLLM attention, unchunked")
         if self.kv_cache_config.cross_kv_cache_fraction is None:
@@ -193,6 +215,12 @@ class LLM:
     def generate_async(self, inputs, sampling_params, streaming):
         if not self.running:
             raise RuntimeError("LLM is shutting down")
+        for name, value, kind in (
+            ("inputs", inputs, dict),
+            ("sampling_params", sampling_params, SamplingParams),
+            ("streaming", streaming, bool),
+        ):
+            check_one(name, value, kind, TypeError)
         self.requests.append((inputs, dataclasses.replace(sampling_params)))
         prompt, samples = self.process(inputs, sampling_params)
         if sampling_params.end_id is None:  # as `_prepare_sampling_params` does
@@ -226,6 +254,9 @@ class LLM:
             raise TypeError(f"unknown keys {unknown}")
         (clip,) = inputs["multi_modal_data"]["audio"]
         samples, rate = clip
+        check_one("prompt", inputs["prompt"], str, TypeError)
+        check_one("samples", samples, np.ndarray, TypeError)
+        check_one("rate", rate, int, TypeError)
         if rate != 16_000:
             raise ValueError(f"Whisper expects 16000 Hz audio; got {rate} Hz")
         samples = np.asarray(samples, dtype=np.float32)
