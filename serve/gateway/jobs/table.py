@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DatabaseError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from serve.contract.config import Config
@@ -166,7 +166,7 @@ class JobTable:
         for step in steps:
             try:
                 self._execute(step)
-            except IntegrityError:  # PostgreSQL's, if two begin at once
+            except (IntegrityError, ProgrammingError):  # PostgreSQL's, if two begin at once
                 self._execute(step)
         self._made = True
 
