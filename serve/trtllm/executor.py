@@ -118,8 +118,8 @@ class RulesCallback:
             stacked = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
             allowed = stacked.float()
             rules.apply(state, torch.arange(len(rows), device=device), allowed)
-            counts = [part.shape[-2] for part, _, _ in active]
-            masked = torch.split(allowed.to(stacked.dtype), counts)
+            row_counts = [part.shape[-2] for part, _, _ in active]
+            masked = torch.split(allowed.to(stacked.dtype), row_counts)
             for request_masked, (part, _, _) in zip(masked, active, strict=True):
                 part.copy_(request_masked.view_as(part))
 
