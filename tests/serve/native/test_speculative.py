@@ -40,9 +40,7 @@ def whole(checkpoint):
 def write_drafted(checkpoint, kind, folder):
     """An engine of a checkpoint with the draft that `kind` makes of it."""
     tensors, dims = kind(checkpoint)
-    draft = Network(
-        checkpoint.path, "hf", dims, tensors, CheckpointSource("a test", "0" * 64), 0, ""
-    )
+    draft = Network(checkpoint.path, "hf", dims, tensors, CheckpointSource("a test", "0" * 64), 0)
     return write_engine(dataclasses.replace(checkpoint, draft=draft), folder, "fp16")
 
 
