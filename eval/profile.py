@@ -94,7 +94,8 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     """Add up the events of a Chrome trace.
 
     Work belongs to the phase in which it began, on the thread that did or launched it. Idle time
-    belongs to the phase that a thread was in at its begin.
+    belongs to the phase that a thread was in at its begin. Work at the same time, as of kernels on
+    two streams, is busy time once.
 
     Raises:
         ValueError: the load is not in it.
@@ -126,9 +127,10 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
             launch = launches.get(piece.correlation, piece)
             phase = _phase_at(phases, launch.begin, [launch.thread])
             durations_s[piece.name, phase].append(own_us / _US)
-            busy_s[phase] += own_us / _US
             idle_phase = _phase_at(phases, busy_until, phases)
             idle_s[idle_phase] += max(0.0, piece.begin - busy_until) / _US
+            # What begins before the previous work has ended is busy time only after that.
+            busy_s[phase] += max(0.0, piece.end - max(piece.begin, busy_until)) / _US
             busy_until = max(busy_until, piece.end)
     idle_s[_phase_at(phases, busy_until, phases)] += max(0.0, load.end - busy_until) / _US
     kernels = [Kernel(*key, len(times), sum(times)) for key, times in durations_s.items()]
@@ -333,12 +335,12 @@ _ABOUT_PHASES = (
 def _kernels(timeline: DeviceTimeline, phase: str) -> Table:
     """Tabulate the kernels of a phase, the longest first."""
     kernels = [kernel for kernel in timeline.kernels if kernel.phase == phase]
-    rows = []
+    all_s, rows = sum(kernel.seconds for kernel in timeline.kernels), []
     for kernel in kernels[:_KERNELS]:
-        call_us, share = _US * kernel.seconds / kernel.calls, kernel.seconds / timeline.busy_s
+        call_us, share = _US * kernel.seconds / kernel.calls, kernel.seconds / all_s
         numbers = (f"{kernel.calls:,}", _ms(kernel.seconds), f"{call_us:.1f}", f"{share:.1%}")
         rows.append((f"`{kernel.name}`", *numbers))
-    header = ("name", "calls", "ms", "µs a call", "of the busy time")
+    header = ("name", "calls", "ms", "µs a call", "of all work")
     return Table(header, rows, f"{phase}: {len(kernels)} names", folded="closed", prose=True)
 
 

@@ -118,7 +118,7 @@ def test_kernels_belong_to_the_phase_that_launched_them():
     }
     assert found.kernels[0].name == "gemm"
     busy = {phase.name: round(1e6 * phase.busy_s) for phase in found.phases}
-    assert busy == {"encode": 200, "steps": 70, "between": 10}
+    assert busy == {"encode": 200, "steps": 70, "between": 0}, "the copy is beside a kernel"
     assert (found.seconds, found.busy_s) == (pytest.approx(1e-3), pytest.approx(270e-6))
 
 
