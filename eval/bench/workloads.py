@@ -32,7 +32,7 @@ from eval.config import EvaluationProduct, changed
 from eval.load import poisson
 from eval.record import Say
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Engine, open_engine
+from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import UnavailableError
 from serve.native.runtime import NativeRuntime
 from serve.speech.features import HOP_LENGTH, N_FRAMES, SAMPLE_RATE, WINDOW_S
@@ -229,12 +229,12 @@ def measure_start(folder: Path, config: RuntimeConfig) -> Measurement:
     """
     release_memory(config.device)
     began = time.perf_counter()
-    engine = open_engine(folder)
-    runtime = NativeRuntime(engine, config)
+    with checked_meanwhile(folder) as engine:
+        runtime = NativeRuntime(engine, config)
     ready_s = time.perf_counter() - began
     runtime.close()
     size = sum(file.bytes for file in engine.manifest.files.values()) / 2**30
-    detail = f"from a folder of {size:.2f} GiB in the page cache, whose files are checked"
+    detail = f"from a folder of {size:.2f} GiB in the page cache, whose files are checked meanwhile"
     return Measurement("start", system_name(config), ready_s, "s", detail=detail)
 
 

@@ -8,6 +8,7 @@
 build writes the folder; serve opens it and checks every file.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -186,7 +187,7 @@ def write_mel_filters(folder: Path, n_mels: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """An engine folder; `open_engine` checks its files."""
+    """An engine folder; `open_engine` and `checked_meanwhile` check its files."""
 
     path: Path
     manifest: Manifest
@@ -265,21 +266,61 @@ def open_engine(path: str | Path) -> Engine:
     Raises:
         EngineError: a file differs from the manifest.
     """
-    engine = Engine(Path(path), read_manifest(Path(path)))
-    for name, facts in engine.manifest.files.items():
-        file = engine.path / name
-        with _reading(file):
-            if problem := _file_problem(engine.path, file, facts):
-                raise EngineError(f"{file} {problem}; build the engine again")
+    engine = _open_without_hashes(Path(path))
+    _check_hashes(engine)
     return engine
 
 
-def _file_problem(folder: Path, file: Path, facts: FileFacts) -> str:
+@contextlib.contextmanager
+def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
+    """Open an engine folder, and check its hashes in the background while the block loads it.
+
+    Hashing takes most of a second per gigabyte. Native engines are safe to read even if a file is
+    damaged. Compiled engines are not, so they are checked before the block starts.
+
+    Raises:
+        EngineError: see `open_engine`; raised at the block's end, or instead of an error in the
+            block, which a damaged file may have caused.
+    """
+    engine = _open_without_hashes(Path(path))
+    hashing = concurrent.futures.ThreadPoolExecutor(1, "earshot-hashes")
+    checked = hashing.submit(_check_hashes, engine)
+    hashing.shutdown(wait=False)
+    if engine.manifest.runtime != "native":
+        checked.result()
+    try:
+        yield engine
+    except Exception:
+        checked.result()
+        raise
+    checked.result()
+
+
+def _open_without_hashes(path: Path) -> Engine:
+    """Open an engine; check its manifest, and the existence and sizes of its files."""
+    manifest = read_manifest(path)
+    for name, facts in manifest.files.items():
+        file = path / name
+        with _reading(file):
+            if problem := _file_problem(path, file, facts.bytes):
+                raise EngineError(f"{file} {problem}; build the engine again")
+    return Engine(path, manifest)
+
+
+def _file_problem(folder: Path, file: Path, expected_bytes: int) -> str:
     """Return what is wrong with a file of an engine, or ""."""
     if not file.is_file():
         return "is missing"
     if not file.resolve().is_relative_to(folder.resolve()):
         return f"links to {file.resolve()}, outside the engine; expected a file in the engine"
-    if (size := file.stat().st_size) != facts.bytes:
-        return f"has {size} bytes; expected {facts.bytes}, from the manifest"
-    return "" if sha256_of(file) == facts.sha256 else "fails its SHA-256"
+    if (size := file.stat().st_size) != expected_bytes:
+        return f"has {size} bytes; expected {expected_bytes}, from the manifest"
+    return ""
+
+
+def _check_hashes(engine: Engine) -> None:
+    for name, facts in engine.manifest.files.items():
+        file = engine.path / name
+        with _reading(file):
+            if sha256_of(file) != facts.sha256:
+                raise EngineError(f"{file} fails its SHA-256; build the engine again")

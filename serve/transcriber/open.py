@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from serve.contract.config import Config, RuntimeConfig
-from serve.contract.engine import Engine, open_engine
+from serve.contract.engine import Engine, checked_meanwhile
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Request
 from serve.runtime.loader import open_runtime
@@ -31,11 +31,11 @@ def open_transcriber(
     """
     owner: Runtime | Transcriber | None = None  # its `close` closes all opened resources
     try:
-        engine = open_engine(engine_path or config.engine)
-        owner = runtime = start(engine, config.runtime)
-        _check_short_encoder(config, runtime.capabilities)
-        owner = transcriber = Transcriber(engine, runtime, config.transcriber)
-        transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
+        with checked_meanwhile(engine_path or config.engine) as engine:
+            owner = runtime = start(engine, config.runtime)
+            _check_short_encoder(config, runtime.capabilities)
+            owner = transcriber = Transcriber(engine, runtime, config.transcriber)
+            transcriber.transcribe(_warm_up_request(engine, runtime.capabilities))
     except BaseException:  # Ctrl-C as well
         if owner is not None:
             owner.close()

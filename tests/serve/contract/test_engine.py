@@ -1,13 +1,16 @@
 """The engine folder: its manifest, the tensor list, and what is refused on opening."""
 
 import dataclasses
+import json
 import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import serve.contract.engine
 from serve.contract.engine import (
     MANIFEST_FILE,
     MEL_FILTERS_FILE,
@@ -17,6 +20,7 @@ from serve.contract.engine import (
     Dims,
     Draft,
     Engine,
+    checked_meanwhile,
     manifest_to_json,
     mel_filters,
     open_engine,
@@ -103,13 +107,58 @@ def test_a_file_of_another_size_is_named(folder):
         open_engine(folder)
 
 
-def test_a_changed_bit_is_named(folder):
+def damage(folder):
+    """Change a bit of the weights; what is said of it."""
     path = folder / WEIGHTS_FILE
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(EngineError, match=rf"{WEIGHTS_FILE} fails its SHA-256"):
+    return rf"{WEIGHTS_FILE} fails its SHA-256"
+
+
+def test_a_file_is_checked_while_it_is_read(folder):
+    with checked_meanwhile(folder) as engine:
+        weights = engine.load_weights()
+    assert set(weights) == set(tensor_specs(engine.manifest.dims, "int8"))
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message):
         open_engine(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder) as engine:
+        assert engine.load_weights()
+
+
+def test_what_came_of_a_damaged_file_does_not_hide_that_it_is_damaged(folder):
+    with pytest.raises(ValueError, match="of its own"), checked_meanwhile(folder):
+        raise ValueError("of its own")
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder):
+        raise ValueError("of the damage")
+
+
+def test_ctrl_c_is_not_made_to_wait_for_the_check(folder, monkeypatch):
+    begun, end = threading.Event(), threading.Event()
+
+    def endless(path):
+        begun.set()
+        assert end.wait(60)
+        return ""
+
+    monkeypatch.setattr(serve.contract.engine, "sha256_of", endless)
+    try:
+        with pytest.raises(KeyboardInterrupt), checked_meanwhile(folder):
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+    finally:
+        end.set()
+
+
+def test_a_compiled_engine_is_checked_before_anything_reads_it(folder):
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["runtime"] = "tensorrt_llm_api"
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    message = damage(folder)
+    with pytest.raises(EngineError, match=message), checked_meanwhile(folder):
+        pytest.fail("it was handed out")
 
 
 def test_missing_and_surplus_tensors_are_named(folder):

@@ -1,12 +1,13 @@
 """Opening a transcriber: what is warmed up, and what is left when opening fails."""
 
+import contextlib
 import dataclasses
 
 import pytest
 
 import serve.transcriber.open
 from serve.contract.config import Config, RuntimeConfig
-from serve.contract.errors import ConfigError, EarshotError
+from serve.contract.errors import ConfigError, EarshotError, EngineError
 from serve.contract.server_config import LiveConfig
 from serve.transcriber.open import open_transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime
@@ -23,11 +24,11 @@ class TestOpening(TranscriberTests):
         """Paths of the engines that are opened; each is the fake one."""
         paths = []
 
-        def open_engine(path):
+        def checked_meanwhile(path):
             paths.append(path)
-            return engine
+            return contextlib.nullcontext(engine)
 
-        monkeypatch.setattr(serve.transcriber.open, "open_engine", open_engine)
+        monkeypatch.setattr(serve.transcriber.open, "checked_meanwhile", checked_meanwhile)
         return paths
 
     @pytest.fixture
@@ -59,6 +60,21 @@ class TestOpening(TranscriberTests):
         config = dataclasses.replace(CONFIG, live=LiveConfig(short_encoder="on"))
         with pytest.raises(ConfigError, match=r'live.short_encoder = "on", but the runtime'):
             open_transcriber(config, start=lambda *_: runtime)
+        assert runtime.closed
+
+    def test_a_runtime_is_closed_whose_engine_turns_out_to_be_damaged(
+        self, product, echo, monkeypatch, engine
+    ):
+        runtime, opened = product(echo)
+
+        @contextlib.contextmanager
+        def damaged(path):
+            yield engine
+            raise EngineError(f"{path} fails its SHA-256")
+
+        monkeypatch.setattr(serve.transcriber.open, "checked_meanwhile", damaged)
+        with pytest.raises(EngineError, match="fails its SHA-256"):
+            opened()
         assert runtime.closed
 
     @pytest.mark.parametrize("lacks", [{}, {"detect_language": False, "timestamps": False}])
