@@ -118,8 +118,7 @@ class RulesCallback:
             stacked = torch.cat([part.reshape(-1, self._dims.n_vocab) for part, _, _ in active])
             allowed = stacked.float()
             rules.apply(state, torch.arange(len(rows), device=device), allowed)
-            row_counts = [part.shape[-2] for part, _, _ in active]
-            masked = torch.split(allowed.to(stacked.dtype), row_counts)
+            masked = torch.split(allowed.to(stacked.dtype), [p.shape[-2] for p, _, _ in active])
             for request_masked, (part, _, _) in zip(masked, active, strict=True):
                 part.copy_(request_masked.view_as(part))
 
@@ -147,11 +146,8 @@ class CppExecutor:
         self._n_audio_ctx = dims.n_audio_ctx
         self._callback = RulesCallback(facts, dims)
         ends = self._api.FinishReason
-        self._reasons: dict[Any, FinishReason] = {
-            ends.END_ID: "eot",
-            ends.LENGTH: "length",
-            ends.CANCELLED: "cancelled",
-        }
+        self._reasons: dict[Any, FinishReason]
+        self._reasons = {ends.END_ID: "eot", ends.LENGTH: "length", ends.CANCELLED: "cancelled"}
         self._client_ids = 0
         self._clients: dict[int, int] = {}  # request id -> client id
         self._closed = False

@@ -8,9 +8,9 @@ must begin at start of transcript, so there is no previous text.
 
 The library needs another numpy than tritonserver's Python backend. `serve.trtllm.worker` therefore
 runs it with the interpreter `runtime.tensorrt_llm.python`, at the other end of a connection.
-Messages are dictionaries of plain values, pickled:
+Messages are JSON, because a pickle could run code of the other side:
 
-- To the worker: the settings; then requests, with their samples as float32 bytes, and
+- To the worker: the settings; then requests, each followed by its samples as float32 bytes, and
   cancellations; an empty message ends it.
 - From the worker: `ready` or `refused`; then the fields of `ExecutorResponse`s; `failed` if the
   library has stopped working.
@@ -19,6 +19,7 @@ Messages are dictionaries of plain values, pickled:
 import concurrent.futures
 import contextlib
 import itertools
+import json
 import logging
 import multiprocessing
 import os
@@ -159,12 +160,12 @@ class LlmApiExecutor:
     def _start(self, settings: Mapping[str, Any]) -> str:
         """Send the settings, wait until the library has started, and return its version."""
         try:
-            self._connection.send(settings)
+            self._connection.send_bytes(json.dumps(settings).encode())
             if not self._connection.poll(START_TIMEOUT_S):
                 raise UnavailableError(
                     f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; see its log"
                 )
-            answer = self._connection.recv()
+            answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise UnavailableError(f"before it was ready, {self._exit_message()}") from error
         if "refused" in answer:
@@ -191,9 +192,8 @@ class LlmApiExecutor:
             "prompt": "".join(self._token_texts[token] for token in request.prompt),
             "max_tokens": request.max_tokens,
             "beam_size": request.beam_size,
-            "samples": request.features.numpy().tobytes(),
         }
-        self._sender.submit(self._send, message)
+        self._sender.submit(self._send, message, request.features.numpy().tobytes())
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
@@ -248,18 +248,20 @@ class LlmApiExecutor:
         self._check()
         try:
             while self._connection.poll(0.0 if self._received else timeout_s):
-                message = self._connection.recv()
+                message = json.loads(self._connection.recv_bytes())
                 if "failed" in message:
                     self._failure = message["failed"]
                     break
-                self._received.append(ExecutorResponse(**message))
+                tokens = tuple(message.pop("tokens", ()))
+                self._received.append(ExecutorResponse(tokens=tokens, **message))
         except (EOFError, OSError):
             self._failure = self._exit_message()
         self._check()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any], *samples: bytes) -> None:
         with contextlib.suppress(OSError):  # `_receive` reports a lost connection
-            self._connection.send(message)
+            for part in (json.dumps(message).encode(), *samples):
+                self._connection.send_bytes(part)
 
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:

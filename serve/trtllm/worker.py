@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import json
 import os
 import signal
 import threading
@@ -45,21 +46,25 @@ def serve(connection: Connection, on_disconnect: Callable[[], object]) -> None:
         connection: the connection to `serve.trtllm.llm_api`.
         on_disconnect: called on another thread when the other side closes or asks to end.
     """
-    settings = connection.recv()
+    settings = json.loads(connection.recv_bytes())
     try:
         version = api_version()
         # Import it only now: it is large, and the version check gives a clearer error.
         api = importlib.import_module("tensorrt_llm.llmapi")
         llm = _start(api, settings)
     except EarshotError as error:
-        connection.send({"refused": str(error)})
+        _send_message(connection, refused=str(error))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         reason = f"TensorRT-LLM cannot run the checkpoint in {settings['model']}: {error}"
-        connection.send({"refused": reason})
+        _send_message(connection, refused=reason)
     else:
         session = _Session(connection, on_disconnect, api, llm, settings)
         asyncio.run(session.serve(version))
     connection.close()
+
+
+def _send_message(connection: Connection, **message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
 def _start(api: Any, settings: Mapping[str, Any]) -> Any:
@@ -117,10 +122,11 @@ class _Session:
     def _read(self) -> None:
         """Read messages and pass them to the event loop; runs on its own thread."""
         try:
-            while message := self.connection.recv():
+            while message := json.loads(self.connection.recv_bytes()):
                 if "cancel" in message:
                     self._loop.call_soon_threadsafe(self._abort, message["cancel"])
                 else:
+                    message["samples"] = self.connection.recv_bytes()
                     self._loop.call_soon_threadsafe(self._begin, message)
         except (EOFError, OSError):
             pass  # a lost connection means the same as a request to end
@@ -130,7 +136,7 @@ class _Session:
 
     def _send(self, **message: Any) -> None:
         try:
-            self.connection.send(message)
+            _send_message(self.connection, **message)
         except OSError:
             self._closing.set()
 

@@ -1,6 +1,7 @@
 """TensorRT-LLM's LLM API: what is asked of it, what is refused, and how failures end."""
 
 import dataclasses
+import json
 import multiprocessing
 import threading
 
@@ -229,7 +230,7 @@ class TestFailures:
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
             process = OnThread(None, theirs)
-            ours.send(start_settings(engine, settings()))
+            ours.send_bytes(json.dumps(start_settings(engine, settings())).encode())
         assert process.wait(WAIT_S) == 0
         assert not fake.LLM.instances[-1].thread.is_alive()
 
