@@ -219,6 +219,14 @@ def boxes(audio: Bytes) -> Iterator[tuple[bytes, int, int]]:
         offset += size
 
 
+def id3_bytes(audio: Bytes) -> int:
+    """Return the length of the ID3 tag at a file's beginning; 0 if there is none."""
+    if audio[:3] != b"ID3" or len(audio) < _ID3_HEADER:
+        return 0
+    a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
+    return _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
+
+
 def mp3_declares_length(audio: Bytes) -> bool:
     """Return whether an MP3's first frame declares the length (a Xing or Info header)."""
     _, tag = _xing(audio)
@@ -245,10 +253,7 @@ def another_mp3_follows(audio: Bytes) -> bool | None:
 
 def _xing(audio: Bytes) -> tuple[int, bytes]:
     """Return the offset of an MP3's first frame, and its Xing or Info header or b""."""
-    offset = 0
-    if audio[:3] == b"ID3" and len(audio) >= _ID3_HEADER:
-        a, b, c, d = audio[6:10]  # the tag's size, seven bits per byte
-        offset = _ID3_HEADER + (a << 21 | b << 14 | c << 7 | d)
+    offset = id3_bytes(audio)
     frame = audio[offset : offset + 64]
     index = max(frame.find(b"Xing"), frame.find(b"Info"))
     return offset, frame[index:] if index >= 0 else b""

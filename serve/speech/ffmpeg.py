@@ -400,7 +400,7 @@ def mp3_frames(audio: Bytes, meter: DecodeBudget) -> tuple[int, float]:
             if len(header) == 4 and header[0] == 0xFF:  # version and layer, rate, mono
                 kinds[header[1] & 0x1E, header[2] & 0x0C, header[3] >= 0xC0] += 1
                 size += packet.size
-    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()), size / len(audio)
+    return sum(count >= _MIN_MP3_FRAMES for count in kinds.values()), size / max(1, len(audio))
 
 
 def _open(

@@ -36,7 +36,8 @@ _ORDERED = ("OGG", "CAF")
 """Formats with a channel order of their own, which libsndfile does not convert."""
 # Values per block. A block with a read error is lost, so blocks are small.
 _SNDFILE_VALUES = BLOCK_VALUES >> 4
-# A file of unknown format is an MP3 stream if at least this share of its first bytes is frames.
+# A file of unknown format is an MP3 stream if this share of its first bytes, without an ID3 tag, is
+# frames.
 _MIN_STREAM_SHARE = 0.5
 _STREAM_BYTES = 1 << 20
 
@@ -140,7 +141,9 @@ def _ffmpeg_file(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     except (EarshotError, MemoryError):
         raise
     except Exception:
-        _, share = ffmpeg.mp3_frames(FileSlice(audio, 0, _STREAM_BYTES), meter)
+        begin = containers.id3_bytes(audio)  # a tag may hold a picture of a megabyte
+        stream = FileSlice(audio, begin, begin + _STREAM_BYTES)
+        _, share = ffmpeg.mp3_frames(stream, meter)
         if share < _MIN_STREAM_SHARE:
             raise
     return FFmpegFile(audio, meter, ["mp3"])

@@ -30,6 +30,14 @@ def test_a_stream_from_inside_a_frame_on(name: str):
         assert not warnings
 
 
+def test_a_stream_from_inside_a_frame_on_behind_a_large_picture():
+    size = 3 << 20
+    tag = b"ID3\x04\0\0" + bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0))
+    samples, warnings = decode(tag + bytes(size) + STREAMS["mp3"]()[777:])
+    assert_is_tone(samples, SECONDS - 0.7)
+    assert not warnings
+
+
 def test_bytes_like_a_frame_alone_are_no_stream():
     random = np.random.default_rng(0).bytes(100_000)
     with pytest.raises(AudioError, match="an unknown format"):
