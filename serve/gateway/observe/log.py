@@ -79,6 +79,8 @@ class LogRecord:
         return self.first_text_s
 
     def write(self) -> None:
+        if not requests.isEnabledFor(logging.INFO):
+            return
         self.total_s = time.monotonic() - self.began_s
         fields = {
             name: round(value, 4) if isinstance(value, float) else value

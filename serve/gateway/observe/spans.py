@@ -77,6 +77,8 @@ class RequestSpan:
 
     def given(self, engine: str) -> None:
         """Note that an engine gets the request now; the engine before it has failed."""
+        if not self.recorded:
+            return
         now_ns = time.time_ns()
         if self._received_ns is not None:
             self._begin("receive", self._span, self._received_ns).end(now_ns)
