@@ -284,10 +284,9 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     missing = [*longer.difference(merged)]
     if len(missing) != 1 or vocabulary[missing[0]] >= vocabulary[merged[0]]:
         return tokenizer_json, ""
-    left, *right = missing[0]
-    if len(right) != 1 or not {left, *right} <= set(vocabulary):
+    if len(missing[0]) != 2 or not set(missing[0]) <= set(vocabulary):
         return tokenizer_json, ""
-    (right,) = right
+    left, right = missing[0]
     first = [left, right] if isinstance(merges[0], list) else f"{left} {right}"
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()

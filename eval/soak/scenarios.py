@@ -206,10 +206,8 @@ def short_beside_long(stage: Stage) -> None:
     config = changed(stage.config, "transcriber", request_timeout_s=_LONG_LIMIT_S)
     hour = Ask(hour_of(stage.clips), patience_s=4 * _LONG_LIMIT_S)
     with stage.server(config) as server:
-        name, send = (
-            f"{_LONG} hours of audio",
-            functools.partial(by_grpc, server.addresses[0], hour),
-        )
+        name = f"{_LONG} hours of audio"
+        send = functools.partial(by_grpc, server.addresses[0], hour)
         uploads = _crowd_of(
             stage, name, _LONG, send, lambda answer: answer.kind in ("failed", "lost")
         )

@@ -235,7 +235,8 @@ class AudioDecoderPool:
         """Queue a request if it may be decoded further; the lock is held."""
         waits = task.working or task.active.id in self._waiting
         if not (waits or task.all_decoded or task.n_buffered >= LOOK_AHEAD):
-            rank = rank_of(task.active.priority, task.n_started, task.size >> 20)  # in MiB
+            # In MiB, so that files of like sizes go in order of arrival, as windows do.
+            rank = rank_of(task.active.priority, task.n_started, task.size >> 20)
             self._waiting.add(task.active.id, rank, task)
         self._wake()
 
@@ -275,12 +276,11 @@ class AudioDecoderPool:
     def _requeue(self, task: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
         """Queue a request again after a worker's step, or free its audio at the end."""
         with self._lock:
-            if isinstance(window, EarshotError):
-                task.all_decoded = True
-            else:
-                # A window without samples, as of a silent channel, is never submitted.
-                task.n_started -= window is None or not len(window.samples)
-                task.all_decoded = window is not None and window.last
+            # A window without samples, as of a silent channel, is never submitted.
+            if window is None or (isinstance(window, AudioWindow) and not len(window.samples)):
+                task.n_started -= 1
+            if window is not None:
+                task.all_decoded = isinstance(window, EarshotError) or window.last
             # True: this worker frees the audio below, and no other takes the request.
             task.working = task.request_ended or task.all_decoded
             if not task.request_ended:

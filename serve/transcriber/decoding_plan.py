@@ -446,12 +446,10 @@ def _detection(request: Request, tokenizer: Tokenizer, config: TranscriberConfig
     if request.multilingual:  # each window detects its own language
         return detection
     known = tokenizer.facts.languages
-    close_languages = tuple(
+    close = tuple(
         frozenset(known[code] for code in codes if code in known) for codes in CLOSE_LANGUAGES
     )
-    return dataclasses.replace(
-        detection, switch=SWITCH_PROBABILITY, close_languages=close_languages
-    )
+    return dataclasses.replace(detection, switch=SWITCH_PROBABILITY, close_languages=close)
 
 
 def _language(start: tuple[int, ...], tokenizer: Tokenizer) -> str | None:

@@ -43,8 +43,8 @@ _MAX_STALE = 64  # minimum number of stale entries at which a queue's heap is re
 _MAX_FEATURES_BATCH = 8  # windows per log-mel batch
 _STREAMING_S = 5.0  # after a live request, more are expected for this time
 _SLOTS_PER_FREE_ONE = 32  # one of this many slots stays free for urgent windows, and at least one
-# Windows within one step go in order of arrival: if the shortest always went first, those of 30 s
-# would wait eight times as long as those of 10 s on a busy device.
+# Windows whose lengths lie in the same step go in order of arrival. If the shortest always went
+# first, windows of 30 s would wait several times as long as the others on a busy device.
 _SIZE_STEP = 15 * SAMPLE_RATE
 _MIN_SLOTS = 4  # with fewer slots, an empty one costs too much
 

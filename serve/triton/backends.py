@@ -61,9 +61,7 @@ class EngineBackend:
             EarshotError: the request is wrong, or not accepted.
         """
         submit = functools.partial(self._submit, inputs, key, priority)
-        if key is None:
-            return submit(on_event)
-        return self._registry.submit(key, on_event, submit)
+        return submit(on_event) if key is None else self._registry.submit(key, on_event, submit)
 
     def cancel(self, key: str) -> None:
         """End the request of this key, now or when it arrives; see `CancellationRegistry`."""

@@ -66,8 +66,7 @@ class CancellationRegistry:
             raise CancelledError("the client cancelled the request before it arrived")
         if key in self._running:
             raise CancelledError("another request runs under this key; use each key once")
-        handles: list[RequestHandle] = []
-        self._running[key] = handles
+        handles = self._running[key] = list[RequestHandle]()
         try:
             handles.append(submit(functools.partial(self._forward, key, on_event)))
         except BaseException:
