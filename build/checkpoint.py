@@ -141,8 +141,8 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
 def _original_tokenizer(network: Network) -> CheckpointLocation:
     """Find the tokenizer of OpenAI's checkpoint with the network's sizes."""
     advice = (
-        f"{network.path} has only weights; name a folder with {TOKENIZER_FILE} and "
-        f"{GENERATION_CONFIG} with `tokenizer` under [build] or --tokenizer"
+        f"{network.path} has only weights; set --tokenizer, or `tokenizer` under [build], to a "
+        f"folder that has {TOKENIZER_FILE} and {GENERATION_CONFIG}"
     )
     dims = network.dims
     hub_id = ORIGINALS.get((dims.n_text_state, dims.n_text_layer, dims.n_mels, dims.n_vocab))

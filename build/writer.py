@@ -74,7 +74,7 @@ class BuiltEngineFacts:
 def manifest_of(
     folder: Path, checkpoint: Checkpoint, build: BuildConfig, facts: BuiltEngineFacts
 ) -> Manifest:
-    """Make the manifest of an unverified engine; all its other files are in `folder`.
+    """Make the manifest of an unverified engine; `folder` already has its other files.
 
     Raises:
         EngineError: the disk fails.

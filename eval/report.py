@@ -44,7 +44,7 @@ def write(folder: Path, run: Run, result: Result) -> None:
 
 
 def to_markdown(run: Run, result: Result, *, whole: bool = True) -> str:
-    """Return the report in Markdown; with `whole` false only what a command prints."""
+    """Return the report in Markdown; if `whole` is false, only the sections that are printed."""
     blocks = [f"# {_title(run, result)}", result.about]
     if result.checks:
         blocks += [f"**{_VERDICTS[verdict(result.checks)]}**"]

@@ -67,7 +67,7 @@ def latency(system: str, decode: Decode, note: str) -> Measurement:
 def throughput(
     system: str, decode: Decode, in_flight: int, seconds: float, note: str
 ) -> Measurement:
-    """Measure windows of one length, all handed over at once, enough of them for `seconds`."""
+    """Measure throughput: one call decodes all windows, which are enough for `seconds`."""
     run = functools.partial(seconds_of, decode)
     _, figures = sustained(run, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
     rtfx = figures["windows_per_s"] * WINDOW_S

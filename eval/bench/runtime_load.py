@@ -205,16 +205,16 @@ def closed_loop(
 ) -> dict[str, float]:
     """Keep `in_flight` windows in the runtime: submit a new one for each that ends.
 
-    Counting starts once twice as many windows as slots have ended, when the ages of the windows are
-    mixed. It lasts at least `seconds`. Windows of one length may stay in step and end together, so
-    whole rounds of all slots are counted. The runtime is empty afterwards.
+    Counting starts after `2 * slots` windows have ended; by then, the slots are at different
+    positions. It lasts at least `seconds`. Windows of equal length may end together, so multiples
+    of `slots` windows are counted. The runtime is empty afterwards.
 
     Args:
-        load: empty.
-        lengths: endless, in tokens.
-        slots: the runtime's slots.
-        in_flight: at least `slots`, or some stay free.
-        seconds: to count.
+        load: the load to run, with no window in flight.
+        lengths: the windows' numbers of tokens, without end.
+        slots: the number of the runtime's slots.
+        in_flight: the number of windows in flight; with fewer than `slots`, some slots stay free.
+        seconds: the minimum duration of the measurement.
     """
     done = 0
     while done < 2 * slots:

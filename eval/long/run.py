@@ -68,7 +68,7 @@ def _fair(config: EvaluationProduct) -> EvaluationProduct:
 
 
 def _speech(config: EvaluationProduct) -> list[Clip]:
-    """Return the clips of the config's half that recordings are made of."""
+    """Return the clips, of the configured half, from which recordings are composed."""
     manifest, heldout, half = config.eval.manifest, config.eval.heldout, config.eval.half
     passages = PASSAGES if manifest == EvalConfig.manifest else ""
     places = dict.fromkeys((manifest, heldout, passages))  # some may be equal

@@ -138,7 +138,7 @@ class ShardWorker:
 
 
 def _encoded(lines: Sequence[str], format: Format) -> bytes:
-    """Return the content of a shard's file; each transcript is a line of JSON."""
+    """Encode transcripts, one JSON object per line, as the content of a shard's file."""
     if format == "jsonl":
         return "".join(lines).encode()
     table = pyarrow.Table.from_pylist([json.loads(line) for line in lines], schema=_schema())

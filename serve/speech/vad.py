@@ -261,7 +261,7 @@ class SpeechFilter:
                 speech.append(SpeechAudio(start, samples))
                 self._n_returned = end
         del self._speech[:-1]  # the last one may grow
-        # Keep the padding of speech that may begin at the first uncertain sample.
+        # Speech may begin at the first undecided sample: keep the audio that would pad it.
         keep_from = self._undecided - self._options.pad
         keep_from = max(self._buffer_start, min(keep_from, self._n_judged, self.received))
         self._buffer = self._buffer[keep_from - self._buffer_start :].copy()

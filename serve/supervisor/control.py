@@ -56,7 +56,7 @@ def reload_request(
     max_cer: float = MAX_CER,
     in_place: bool = False,
 ) -> ReloadRequest:
-    """Make the request for the engine that `engine`, or else the config, names."""
+    """Make a request to load the engine in the folder `engine`; "": the config's engine."""
     engine = str(Path(engine or config.engine).absolute())
     clips = str(Path(clips).absolute()) if clips else ""
     return ReloadRequest(config, engine, clips, max_cer, in_place)

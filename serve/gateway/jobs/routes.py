@@ -204,8 +204,8 @@ class JobRoutes:
             )
             async with self._adding:  # otherwise jobs that come at once would all find room
                 await self._require_room(job.key)
-                # The job may be in the table although the call has failed. If it is not, its audio
-                # is removed with the other orphans.
+                # Keep the audio from here on, because `add` may fail after it has stored the job.
+                # If it has not, the clean-up of orphaned files removes the audio.
                 on_failure.pop_all()
                 added = await self._storage.do(self._storage.table.add, job)
         if added.id != job.id:

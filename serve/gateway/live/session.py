@@ -264,7 +264,7 @@ class LiveSession:
 
     async def _decode(self, utterance: LiveUtterance) -> None:
         self._pace.began(clock_s())
-        # The utterance before is decoded again with the first one that has speech.
+        # The previous utterance is decoded again, together with the next one that has speech.
         if self._previous is not None and not utterance.silent:
             utterance.prepend(self._previous, self._pace.hold_s)
             self._previous = None

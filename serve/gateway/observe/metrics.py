@@ -140,14 +140,15 @@ def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) 
 async def whole_page(
     folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
 ) -> bytes:
-    """Write the page of all processes of a run; a process that is away has no part in it.
+    """Return the page of all processes of a server, without those that do not respond.
 
     Args:
         folder: the run's folder.
         tritons: links to the Tritons' folders, by device.
         own: the metrics of this process.
         number: the number of this process among the gateway's.
-        processes: the number of these; if there are several, each has its number as a label.
+        processes: the number of gateway processes; if there are several, their metrics are labelled
+            with the process's number.
     """
     pages = {}
     for device, triton in tritons.items():
@@ -157,7 +158,7 @@ async def whole_page(
             if triton.exists():  # else it is unloaded
                 logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
     parts = [joined(pages, "device")]
-    with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
+    with contextlib.suppress(OSError):  # there is no supervisor, or it has not written its page yet
         parts.append((folder / SUPERVISOR_PAGE).read_bytes())
     gateways = {str(number): own.page()}
     for other in sorted(set(range(processes)) - {number}):

@@ -257,8 +257,8 @@ class TritonOps:
                 *tensors, *scalars, steps, *tile.sizes, self._on_gpu, pdl, **options
             )
             return out
-        # A prompt with more rows than a step uses the step's tile, so no kernel compiles in
-        # service.
+        # Prompts may have more rows than any step. They use the tile of the largest step, so that
+        # no kernel is compiled while serving.
         tile = choose_float16_tile(min(rows, self._max_step_tokens), n_out, depth)
         launch(wide_rows_kernel, *tile.grid(rows, n_out))(
             TensorDescriptor(x, [rows, depth], [depth, 1], [tile.block_m, tile.block_k]),
