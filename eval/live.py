@@ -1,7 +1,8 @@
 """`python -m eval live`: stream recordings at the pace of speech, and measure the text.
 
 Every stream plays its share of the recordings one after another, each in a separate session. The
-same server tells the time of a word when it transcribes the whole recording without other load.
+reference times of words come from the same server, which transcribes the whole recording while it
+is otherwise idle.
 """
 
 import asyncio

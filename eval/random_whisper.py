@@ -3,10 +3,10 @@
 A checkpoint's tokenizer has every special token at its published id and fillers for the rest:
 readers of the folder look the special tokens up, and the text of such a model means nothing.
 
-An engine measures speed without a download: it says nonsense at the speed of the real ones. Its own
-suppress list holds end-of-text, so every window goes on to its `max_tokens` under all rules, and
-the runtime does not know beforehand: lengths are forced honestly. The list holds the other special
-tokens as well, and timestamps beyond those that may come first, so that an answer always has text.
+An engine measures speed without a download: it writes nonsense at the speed of a real one. Its
+suppress list has end-of-text, so every window decodes until its `max_tokens`. All rules still run,
+and the runtime does not know the length beforehand. The list also has the other special tokens, and
+the timestamps that may not come first, so that an answer always has text.
 """
 
 import contextlib

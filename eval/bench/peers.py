@@ -272,6 +272,6 @@ def measure_peer(
 def _send_measurements(
     send: Send, measure: Measure, shape: Shape, device: str, seconds: float
 ) -> None:
-    """Work in a peer's process: send its rows, and its lines of progress as plain text."""
+    """Measure a peer in its process and send its rows; `measure` sends lines of progress."""
     for measurement in measure(shape, device, seconds, send):
         send(measurement)

@@ -41,7 +41,7 @@ def bench(
     Args:
         run: the run, with a config for a GPU.
         peers: the names of the peers; None measures all installed peers.
-        devices: if given, measure only a server on each of these devices.
+        devices: if given, measure nothing but a server, on each of these in turn.
         settings: the other fields of `BenchPlan`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Calibration: whether words are right as often as a figure says, and the fit of confidence.
+"""Fit the confidence of words, and measure whether words are right as often as it says.
 
 A word is right where jiwer's alignment finds it in the reference. A logistic of its `probability`
 and its segment's `avg_logprob` is fitted to the words of one half of the clips, `choose`. All

@@ -31,7 +31,10 @@ class EncoderLayer:
 
 
 def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[EncoderLayer]:
-    """Load the layers, with matrices in the layout of the operations."""
+    """Load the layers, with matrices in the layout of `ops`.
+
+    The outputs get no bias. Instead, a layer has the sums of all biases up to its two blocks.
+    """
     layers: list[EncoderLayer] = []
     for i in range(count):
         attn = load.attention(f"encoder.layers.{i}.attn", packed=True)

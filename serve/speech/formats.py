@@ -24,7 +24,7 @@ def render(transcript: Transcript, file: str, format: Format, cues: CueOptions =
         format: text has a line per segment, with the speaker's name at each change of speaker. json
             is a single line. tsv is as in OpenAI's `whisper` command: a header, then each segment's
             start and end in ms and its text.
-        cues: the layout of srt and vtt; underlining needs segments with words.
+        cues: the layout of srt and vtt; `highlight_words` needs segments with words.
     """
     if format == "json":
         return _json(transcript, file)

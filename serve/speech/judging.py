@@ -147,7 +147,7 @@ def _anomaly_score(word: Word) -> float:
 def without_hallucinations(
     segments: Sequence[Segment], window: DecodedWindow, spoken_until_s: float, threshold_s: float
 ) -> list[Segment]:
-    """Drop anomalous segments after silence and before silence or another anomalous segment.
+    """Drop an anomalous segment if silence precedes it, and silence or another one follows it.
 
     Args:
         segments: the segments of a window, in order, with their words.

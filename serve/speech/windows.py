@@ -5,8 +5,8 @@ last timestamp is kept and not decoded again; see `serve.speech.cutting`.
 
 Where a pause was cut out of a window there is a seam, with a margin of silence on either side. A
 start time in the margin before a seam is mapped to the end of the pause. An end time in the margin
-after a seam is mapped to the start of the pause. A word across a seam belongs to the side of its
-middle.
+after a seam is mapped to the start of the pause. A word across a seam belongs to the side on which
+its middle lies.
 
 Whisper may stop before the speech ends, or give 30 seconds to one short sentence. OpenAI's
 `whisper/transcribe.py` and faster-whisper continue at the last timestamp. Here windows are cut in

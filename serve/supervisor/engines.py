@@ -129,6 +129,8 @@ class EngineManager:
     def poll(self) -> None:
         """Poll each engine that should run, and continue the present chore.
 
+        The first engine starts alone, because it compiles the kernels for all of them.
+
         Raises:
             EarshotError: see `SupervisedProcess.poll`.
         """

@@ -176,7 +176,7 @@ class Languages:
         if decoded_in:
             texts.append(
                 f"language {language} was detected, but {_describe_intervals(decoded_in)}; these "
-                "parts have the text of their own language. Send multilingual = true to detect the "
+                "parts were transcribed in that language. Send multilingual = true to detect the "
                 f"language of every window, or language = {language} for one language"
             )
         if not_decoded_in:

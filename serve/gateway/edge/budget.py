@@ -2,9 +2,9 @@
 
 One event loop serves all clients, and hostile input costs milliseconds of it. Examples are a body
 in chunks of one byte, a flood of pings, a JSON of a million numbers, and a series of rejected
-requests. So each connection has a small token bucket of loop time. Connections with empty buckets
-fill them in turns from a third of the loop, however many they are. Honest requests cost less than
-a bucket and have the rest of the loop.
+requests. So each connection has a small token bucket of loop time. All connections with empty
+buckets together get at most a third of the loop's time, in turns. Honest requests cost less than a
+bucket and have the rest of the loop.
 """
 
 import asyncio

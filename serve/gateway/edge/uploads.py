@@ -4,11 +4,11 @@ gRPC tells the size of a message only once it is whole. Until then the kernel te
 have come in over its connection (TCP_INFO). If all requests in flight would take too much memory,
 the newest of the large uploads are evicted.
 
-The memory of large requests goes back to the system once they are gone. By itself Python finds
-reference cycles only after many objects, however large they are: a rejected request's message hangs
-on its error's traceback. And the C library keeps freed memory. Measured with 40 messages of 115 MB
-at once and a limit of 400 MiB in flight: the process took 1,800 to 3,400 MiB without this, and kept
-most of the memory.
+The memory of large requests goes back to the system once they are gone. The traceback of a rejected
+request is part of a reference cycle, and holds the message. Python looks for cycles by the number
+of objects, not by their size, and the C library keeps freed memory. Measured with 40 messages of
+115 MB at once and a limit of 400 MiB in flight: the process took 1,800 to 3,400 MiB without this,
+and kept most of the memory.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 No kernel of a step writes the tensors with the tokens' rows and positions (`StepBatch`). A kernel
 may therefore read them before the previous kernel ends (`pdl`, see `linear`). It may read a row's
-past that early only if the step computes one position per row.
+earlier keys and values that early only if the step computes one position per row.
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def, assignment"
 

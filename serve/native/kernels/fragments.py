@@ -3,8 +3,9 @@
 A Gluon program chooses the register and thread of every element. With these layouts a thread loads
 elements from global memory into the registers in which `mma.sync` m16n8k16 (PTX ISA, "Matrix
 Fragments") expects them, without shared memory. The order of channels may be permuted if both
-operands share the permutation. The order of keys and of output columns is free. One load therefore
-fetches sixteen adjacent int8 of a key, or eight of a value. The first axis is always the warp.
+operands share the permutation. The order of keys and of output columns is free. These orders are
+chosen so that one load fetches sixteen adjacent int8 of a key, or eight of a value. The first axis
+is always the warp.
 
 INT8 becomes float16 without arithmetic: u = number + 128 in the low byte of a float16 is the
 subnormal u * 2 ** -24, which tensor cores multiply exactly. The caller later subtracts the effect
