@@ -21,8 +21,9 @@ class EvalConfig:
     # Clips that are only scored; the same place as `manifest`: those that were not drawn to be
     # timed; empty: none.
     heldout: NameOrNone = "tests/data/human/manifest.jsonl"
-    limit: CountOrNone = 0  # clips drawn from each of the two; 0 = all
-    # Clips drawn from `manifest` to be timed; 0: all, or as many as `--limit` says.
+    # Clips drawn from each of the two; 0: all.
+    limit: CountOrNone = 0
+    # Clips drawn from `manifest` to be timed; 0: `limit`.
     timed_limit: CountOrNone = 0
     seed: CountOrNone = 0  # of the draw
     # The half of a manifest to draw from; settings were chosen on the other. "" = both.
