@@ -21,7 +21,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from build.clips import Clip
-from eval.accuracy.passages import join_clips
+from eval.accuracy.passages import join_clips, read_samples
 from eval.accuracy.score import in_common
 from eval.config import HELD_S, EvaluationProduct
 from eval.corpora.find import find_clips
@@ -37,8 +37,6 @@ from serve.gateway.live.session import LiveSession
 from serve.gateway.live.settings import SessionSettings
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.audio import decode
-from serve.speech.meter import AudioLimits
 from serve.speech.text import normalize_text
 from serve.speech.vad import VadModel
 from serve.transcriber.loop import Transcriber
@@ -257,7 +255,7 @@ def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")
     alone = [clip for clip in clips if not clip.speaker]
-    joined = join_clips([clip for clip in clips if clip.speaker], join_s, AudioLimits(join_s))
+    joined = join_clips([clip for clip in clips if clip.speaker], join_s)
     long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2] or clips
     long.sort(key=lambda clip: clip.group)
     by_group = [list(clips) for _, clips in itertools.groupby(long, lambda clip: clip.group)]
@@ -430,11 +428,10 @@ def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
 
 
 async def _play(system: StreamingSystem, clip: Clip) -> _StreamedClip:
-    blocks = decode(clip.path.read_bytes(), AudioLimits(clip.duration_s + 60))
     options = {} if clip.language is None else {"language": clip.language}
     deltas: dict[str, list[tuple[float, str]]] = {}  # by utterance
     transcripts, failed = list[str](), 0
-    async for heard in system.play(list(blocks), options):
+    async for heard in system.play([read_samples(clip.path)], options):
         event = heard.event
         match event["type"].rpartition(".")[2]:
             case "delta":

@@ -320,7 +320,7 @@ def _find_corpora(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCor
             return {"timed": timed}
         summary += f"; {len(clips)} of these are not timed"
     if settings.join_s:
-        clips = join_clips(clips, settings.join_s, limits)
+        clips = join_clips(clips, settings.join_s)
         summary += f"; joined to {len(clips)} passages of at most {settings.join_s:g} s by speaker"
         say(summary)
     return {"heldout": FoundCorpus(clips, summary, heldout.unreadable), "timed": timed}

@@ -1,4 +1,4 @@
-"""The systems under test: Earshot, faster-whisper and transformers, and the table of them.
+"""The systems under test: Earshot and faster-whisper, and the table of them.
 
 Every system's process imports this, so heavy modules are imported where they are needed. Every
 system gets a file's bytes and no reference; the language is told to all of them or to none. All get
@@ -16,7 +16,6 @@ import io
 import itertools
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -125,69 +124,6 @@ def earshot_in_process(
 # ---------------------------------------------------------------- peers
 
 
-def _from_segments(language: str | None, segments: list[TimedText]) -> Prediction:
-    text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
-    return Prediction(text, language, tuple(segments))
-
-
-@contextlib.contextmanager
-def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
-    """Open transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
-    import torch  # noqa: PLC0415 - heavy
-    import transformers  # noqa: PLC0415 - heavy
-
-    from serve.speech.audio import decode  # noqa: PLC0415 - as above
-    from serve.speech.cutting import cut  # noqa: PLC0415 - as above
-    from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
-
-    torch.set_num_threads(config.eval.threads)
-    device, transcriber = config.runtime.device, config.transcriber
-    folder = str(checkpoint_folder(config))
-    processor: Any = transformers.WhisperProcessor.from_pretrained(folder)
-    whisper: Any = transformers.WhisperForConditionalGeneration
-    model = whisper.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    lock = threading.Lock()  # generate keeps state in the model; calls take turns
-    options = {
-        "return_timestamps": True,
-        "num_beams": 1,
-        "do_sample": False,
-        "max_new_tokens": transcriber.max_tokens,
-        "temperature": transcriber.temperatures,
-        "compression_ratio_threshold": transcriber.compression_ratio_threshold,
-        "logprob_threshold": transcriber.logprob_threshold,
-        "no_speech_threshold": transcriber.no_speech_threshold,
-    }
-
-    def transcribe(audio: bytes, language: str | None) -> Prediction:
-        """Decode, cut, generate window by window."""
-        tokenizer, segments, first_code = processor.tokenizer, list[TimedText](), language
-        for window in cut(decode(audio, AudioLimits(transcriber.max_audio_s))):
-            inputs = processor(window.samples, sampling_rate=16_000, return_tensors="pt")
-            features, spoken = inputs.input_features.to(device), {}
-            with lock:
-                if model.generation_config.is_multilingual:
-                    code = language
-                    if code is None:
-                        code = tokenizer.decode(model.detect_language(features)[0].item())
-                        code = code.strip("<|>")
-                    spoken = {"task": "transcribe", "language": code}
-                    first_code = first_code or code
-                output = model.generate(features, return_segments=True, **options, **spoken)
-            segments += [
-                TimedText(
-                    window.start_s + float(piece["start"]),
-                    window.start_s + float(piece["end"]),
-                    tokenizer.decode(piece["tokens"], skip_special_tokens=True),
-                )
-                for piece in output["segments"][0]
-            ]
-        return _from_segments(first_code, segments)
-
-    settings = {"device": device, "threads": config.eval.threads, **options}
-    settings |= versions("transformers", "torch")
-    yield TranscriptionSystem(settings, transcribe)
-
-
 FAIR = ("suppress_tokens", "condition_on_previous_text")
 
 
@@ -241,7 +177,8 @@ def open_faster_whisper(
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
-        return _from_segments(info.language, segments)
+        text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
+        return Prediction(text, info.language, tuple(segments))
 
     yield TranscriptionSystem(settings, transcribe)
 
@@ -293,8 +230,8 @@ def checkpoint_folder(config: EvaluationProduct) -> Path:
     name = config.build.checkpoint
     if name.endswith(".pt"):
         raise UnavailableError(
-            f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
-            "leave these systems out with --without"
+            f"faster-whisper needs a Hugging Face checkpoint, got {name}; leave it out with "
+            "--without"
         )
     return hub.checkpoint_folder(name).path
 
@@ -378,8 +315,6 @@ def vocabulary(folder: Path) -> list[str]:
 # ---------------------------------------------------------------- systems
 
 
-_PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
-
 LONG_OURS: dict[str, dict[str, Any]] = {  # options of a request, for `long`
     "earshot-parallel": {},
     "earshot-no-vad": {"vad": False},
@@ -409,40 +344,30 @@ class Spec:
 
     open: Callable[[], AbstractContextManager[TranscriptionSystem]]
     packages: tuple[str, ...]  # by import name
-    engine: Precision | None = None  # to be built before it starts; None = none
-    converted: bool = False  # whether the checkpoint has to be converted before it starts
+    engine: Precision | None  # ours, built before it starts; None: it reads the checkpoint
 
 
 def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
     opened = functools.partial(earshot_in_process, config, precision, **options)
-    return Spec(opened, ("torch",), engine=precision)
+    return Spec(opened, ("torch",), precision)
 
 
 def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any) -> Spec:
     """Specify faster-whisper; the options are those of `open_faster_whisper`."""
     opened = functools.partial(open_faster_whisper, config, compute_type, **options)
-    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
+    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), None)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
     """Return every system of `run` and `long` by name."""
-
-    def computed(cross_kv: str, encoder_precision: str) -> Spec:
-        runtime = {"cross_kv": cross_kv, "encoder_precision": encoder_precision}
-        return in_process(changed(config, "runtime", **runtime), "int8")
-
     long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
     one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
     triton = functools.partial(earshot_triton, config)
-    reference = functools.partial(transformers_fp32, config)
     return {
         "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), configured),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
-        "earshot-int8-full-kv": computed("full", "full"),
-        "earshot-int8-kv8": computed("int8", "full"),
-        "earshot-int8-kv8-fp8": computed("int8", "fp8"),  # Hopper alone has FP8
         "earshot-fp16": in_process(config, "fp16"),
         "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
         "faster-whisper-float32": faster_whisper(config, "float32"),
@@ -451,7 +376,6 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-int8": faster_whisper(config, "int8"),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
         "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
-        "transformers-fp32": Spec(reference, ("transformers", "torch")),
         **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
         **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
     }
@@ -493,7 +417,7 @@ def prepare(names: Iterable[str], config: EvaluationProduct, config_path: str) -
     needed = [known[name] for name in names]
     for precision in sorted({spec.engine for spec in needed if spec.engine}):
         prepare_engine(config, config_path, precision)
-    if any(spec.converted for spec in needed):
+    if any(spec.engine is None for spec in needed):
         prepare_converted(config)
 
 
@@ -516,7 +440,7 @@ def key_of(name: str, config: EvaluationProduct) -> str:
         files = [Path(engine_of(config, spec.engine)) / MANIFEST_FILE]
         files += sorted(Path("serve").rglob("*.py"))
     else:
-        facts += [versions(*_PEER_DISTRIBUTIONS), checkpoint_key(config)]
+        facts += [versions("faster-whisper", "ctranslate2"), checkpoint_key(config)]
         files = [Path(__file__)]
     digest = hashlib.sha256(to_json(facts).encode())
     for path in files:

@@ -14,13 +14,11 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import Clip
+from eval.accuracy.passages import read_samples
 from eval.record import made_once, read_jsonl, write_jsonl
 from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech.audio import decode, join_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
-from serve.speech.meter import AudioLimits
 from serve.speech.words import SPACELESS
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
@@ -67,10 +65,6 @@ class AnnotatedRecording:
         """Return the sentences, in order."""
         return tuple(stretch for stretch in self.stretches if stretch.what == "speech")
 
-    def clip(self, folder: Path) -> Clip:
-        """Return the recording, as systems are given it."""
-        return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
-
 
 def recording(file: str, kind: Kind, stretches: Sequence[Stretch]) -> AnnotatedRecording:
     """Make a recording of these stretches, at least one of them a sentence."""
@@ -93,7 +87,6 @@ def read_manifest(path: Path) -> list[AnnotatedRecording]:
 # ---------------------------------------------------------------- sound
 
 
-_LIMITS = AudioLimits(600.0)  # of a clip
 FADE_S = 0.05
 _TILE_S = 30.0  # longer noise is repeated
 _LOWEST_HZ = 40.0
@@ -105,11 +98,6 @@ _ATTACK_S = 0.015
 def n_samples(seconds: float) -> int:
     """Convert a time to a number of samples."""
     return round(seconds * SAMPLE_RATE)
-
-
-def read_samples(clip: Clip) -> Samples:
-    """Decode a clip; raises FileError and AudioError."""
-    return join_blocks(decode(read_bytes(clip.path), _LIMITS))
 
 
 def at_level(samples: npt.NDArray[np.floating[Any]], target_db: float) -> Samples:
@@ -372,7 +360,7 @@ def _make(
 
     @functools.cache
     def sound(clip: Clip) -> Samples:
-        return faded(read_samples(clip), 0.01)
+        return faded(read_samples(clip.path), 0.01)
 
     def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
         soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")

@@ -22,7 +22,8 @@ from numpy.random import Generator
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.long.compose import at_level, faded, noise, read_samples
+from eval.accuracy.passages import read_samples
+from eval.long.compose import at_level, faded, noise
 from eval.record import made_once, write_text
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
@@ -233,7 +234,7 @@ def _draw_speakers(
 
 
 def _speech_of(clip: Clip) -> _SpokenClip:
-    samples = read_samples(clip)
+    samples = read_samples(clip.path)
     listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
     intervals = list[tuple[int, int]]()

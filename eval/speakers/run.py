@@ -19,6 +19,7 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import load_clips
+from eval.accuracy.passages import read_samples
 from eval.accuracy.score import Counts, word_counts
 from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
@@ -27,8 +28,6 @@ from eval.speakers.conversations import PLAN, ConversationRecording, compose, re
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import Diarizer, SpeakerTurn
-from serve.speech.audio import decode, join_blocks
-from serve.speech.meter import AudioLimits
 from serve.speech.text import normalize_text
 from serve.transcriber.open import open_transcriber
 
@@ -139,7 +138,6 @@ MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
 TEXTS_HEADER = ("texts", "cpWER", "words")
-_LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
@@ -243,7 +241,7 @@ def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[Di
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
     for recording in tqdm(recordings, "diarizing", unit="recording"):
-        samples = join_blocks(decode(read_bytes(recording.path), _LIMITS))
+        samples = read_samples(recording.path)
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s
