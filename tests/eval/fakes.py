@@ -11,6 +11,7 @@ from eval.config import EvaluationProduct
 from eval.record import Run
 from eval.report import to_markdown
 from serve.contract.errors import AudioError, UnavailableError
+from serve.contract.messages import Segment, Timings, Transcript, Word
 
 
 class FakeSystem:
@@ -87,6 +88,18 @@ def timed_call(file, reference, text, **fields):
         **fields,
     }
     return TimedCall(file=file, reference=reference, **values)
+
+
+def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
+    """What an engine hears: a word a second, two tokens each, and "so" is likelier than others."""
+    words = tuple(
+        Word(float(i), i + 1.0, f" {word}", 0.8 if word == "so" else 0.5, confidence)
+        for i, word in enumerate(text.split())
+    )
+    tokens = tuple(range(2 * len(words)))
+    segment = Segment(0.0, 9.0, text, tokens, avg_logprob, 0.0, 0.0, 1.0, words)
+    timings = Timings(0.0, 0.0, 0.0, 0.0)
+    return Transcript(text, language, None, 9.0, (segment,) if text else (), timings)
 
 
 def facts(name):

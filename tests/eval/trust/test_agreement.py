@@ -16,19 +16,7 @@ from eval.trust.agreement import checks_of, figures_of, pair_of
 from eval.trust.run import passes_of, trust
 from serve.contract.engine import Confidence, open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
-from serve.contract.messages import Segment, Timings, Transcript, Word
-from tests.eval.fakes import printed
-
-
-def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
-    """What an engine hears: a segment of two tokens a word, or none."""
-    words = tuple(
-        Word(0.0, 1.0, f" {word}", 0.5 + 0.3 * (word == "so"), confidence) for word in text.split()
-    )
-    tokens = tuple(range(2 * len(words)))
-    segment = Segment(0.0, 1.0, text, tokens, avg_logprob, 0.0, 0.0, 1.0, words=words)
-    segments = (segment,) if text else ()
-    return Transcript(text, language, None, 1.0, segments, Timings(0, 0, 0, 0))
+from tests.eval.fakes import printed, transcript
 
 
 def pair(file, reference, text, other, duration_s=1.0, references=True, **said):
