@@ -43,7 +43,7 @@ def cache(tmp_path_factory):
         yield systems.CACHE
 
 
-def said(name, config, longest_s=30.0):
+def said(name, config):
     with systems.open_system(name, config) as system:
         answer = system.transcribe(CLIP.read_bytes(), None)
         with pytest.raises(EarshotError):
@@ -51,7 +51,7 @@ def said(name, config, longest_s=30.0):
     assert isinstance(answer, Prediction)
     assert answer.language and "<" not in answer.language
     times = [(s.start_s, s.end_s) for s in answer.segments]
-    assert all(0 <= start <= end <= longest_s for start, end in times), times
+    assert all(0 <= start <= end <= 30 for start, end in times), times
     return answer
 
 
@@ -59,11 +59,6 @@ def said(name, config, longest_s=30.0):
 @pytest.mark.server
 def test_earshot_says_the_same_in_process_and_through_triton(config):
     assert said("earshot-int8", config) == said("earshot-triton", config)
-
-
-def test_transformers(config):
-    # generate decodes once more what follows the last timestamp, the window's padding too
-    said("transformers-fp32", config, longest_s=60.0)
 
 
 @pytest.mark.nightly
@@ -153,7 +148,7 @@ def test_a_failed_conversion_leaves_nothing(config, tmp_path, monkeypatch):
 
 def test_openai_checkpoints_are_refused_by_name():
     config = EvaluationProduct(build=BuildConfig(checkpoint="large-v3.pt"))
-    with pytest.raises(UnavailableError, match=r"need a Hugging Face checkpoint, got large-v3.pt"):
+    with pytest.raises(UnavailableError, match=r"needs a Hugging Face checkpoint, got large-v3.pt"):
         systems.checkpoint_folder(config)
 
 

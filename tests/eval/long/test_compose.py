@@ -122,16 +122,11 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(clips_of):
 
 
 def test_the_speech_that_ships_is_enough():
-    """Half of a language's sentences have to be said before one comes again."""
     people = load_config("configs/base.toml").eval
     places = dict.fromkeys([people.manifest, people.heldout, PASSAGES])
     clips = [clip for place in places for clip in load_clips(place) if clip.half == people.half]
     assert {"en", "de", "nl"} <= {clip.language for clip in clips if clip.speaker}
     assert any(clip.duration_s > WINDOW_S for clip in clips)
-    demo = load_config("configs/demo.toml").eval
-    clips = [clip for place in (demo.manifest, demo.heldout) for clip in load_clips(place)]
-    for code in ("en", "es"):
-        assert len({clip.text for clip in clips if clip.language == code}) > 150
 
 
 def test_without_a_sentence_there_is_nothing_to_make():
