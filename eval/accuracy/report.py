@@ -309,15 +309,15 @@ def compare_runs(a: Report, b: Report) -> Result:
     both = dataclasses.replace(b, systems=tuple(renamed))
     # The largest change of a clip's character errors comes first.
     changed = [
-        (clip.theirs.errors - clip.ours.errors, name, clip)
+        (name, file, in_a.errors, in_b.errors)
         for name in names
-        for clip in common_clips(scores_a[name], scores_b[name])
-        if clip.ours.errors != clip.theirs.errors
+        for (_, file), (in_a, in_b) in common_clips(scores_a[name], scores_b[name]).items()
+        if in_a.errors != in_b.errors
     ]
-    changed.sort(key=lambda change: (-abs(change[0]), change[1], change[2].file))
+    changed.sort(key=lambda change: (-abs(change[3] - change[2]), change[0], change[1]))
     rows = [
-        (name, clip.file, str(clip.ours.errors), str(clip.theirs.errors), f"{difference:+d}")
-        for difference, name, clip in changed[:_MAX_CHANGED]
+        (name, file, str(in_a), str(in_b), f"{in_b - in_a:+d}")
+        for name, file, in_a, in_b in changed[:_MAX_CHANGED]
     ]
     note = f"Character errors, the greatest changes first; {len(changed)} in all."
     table = Table(["system", "clip", "A", "B", "B - A"], rows, note=note)

@@ -20,7 +20,7 @@ from eval.accuracy.predictions import read_calls
 from eval.bench import BenchPlan
 from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
-from tests.eval.fakes import open_fake, open_fake_for_any_bytes
+from tests.eval.fakes import open_fake
 
 TWO = "earshot-int8,earshot-fp16"  # each system is a separate process
 NAMES = (
@@ -105,7 +105,7 @@ def without_heldout(config):
     return config
 
 
-def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, capsys):
+def test_own_recordings_in_a_table_are_all_heard(config, record, capsys):
     """A limit of the config is for its own clips; --limit draws, and --language fills a gap."""
     folder = config.parent / "mine"
     for number in range(5):
@@ -114,7 +114,6 @@ def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, ca
     rows = "".join(f"{number}.wav;word {number}\n" for number in range(5))
     (folder / "refs.csv").write_text("file;sentence\n" + rows)
     config.write_text(config.read_text() + "\ntimed_limit = 1\n")
-    monkeypatch.setattr(systems, "open_system", open_fake_for_any_bytes)
     flags = ("--clips", str(folder), "--language", "en", "--systems", "earshot-int8")
     code, out = run(config, *flags)
     assert code == 0

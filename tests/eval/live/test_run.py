@@ -7,7 +7,6 @@ import json
 import pytest
 
 import eval.live
-from build.clips import Clip
 from eval.config import EvalConfig, EvaluationProduct
 from eval.live import final_words, latencies, live, passages
 from serve.cli.live_client import Heard
@@ -46,10 +45,11 @@ class FakeSystem:
 
 
 @pytest.fixture
-def measure(monkeypatch, tmp_path, run_of):
+def measure(monkeypatch, manifest, run_of):
     """Measures a system with one clip."""
     monkeypatch.setattr(eval.live, "_APART_S", 0.0)
-    clip = Clip(*("a.wav", tmp_path / "a.wav", "All is quiet the rain was gone", "en", 7.0))
+    clips = EvalConfig(manifest=manifest({"text": "All is quiet the rain was gone"}))
+    config = EvaluationProduct(eval=clips, live=LiveConfig(short_encoder="on"))
 
     def measure(system, streams=(1,)):
         def open_system(config, decode_s):
@@ -57,10 +57,7 @@ def measure(monkeypatch, tmp_path, run_of):
             return contextlib.nullcontext(system)
 
         monkeypatch.setattr(eval.live, "open_system", open_system)
-        monkeypatch.setattr(eval.live, "read_samples", lambda path: [])
-        clip.path.write_bytes(b"audio")
-        monkeypatch.setattr(eval.live, "passages", lambda config, join_s: [clip])
-        run = run_of(EvaluationProduct(live=LiveConfig(short_encoder="on")), "live")
+        run = run_of(config, "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
     return measure
