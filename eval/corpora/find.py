@@ -15,7 +15,6 @@ from eval.corpora.layout import EXPECTED, TRANSCRIPTS, Layout, librispeech, reco
 from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
-METADATA = ("metadata", "manifest")  # names of the table that is read if a folder has several
 _NAMED = 8  # problems in an error
 
 
@@ -90,10 +89,8 @@ def _layout(source: str, need_references: bool) -> Layout:
     if not path.is_dir():
         raise FileError(f"cannot read {source}: No such file or directory; {EXPECTED}")
     tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
-    metadata = [file for file in tables if file.stem in METADATA]
-    for files in (metadata, tables):
-        if len(files) == 1:
-            return table(files[0])
+    if len(tables) == 1:
+        return table(tables[0])
     if tables:
         names = ", ".join(table.name for table in tables)
         raise ConfigError(f"{path} has several tables: {names}; name one of them")

@@ -95,7 +95,7 @@ def test_passes_that_are_the_same_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="is the config's own engine"):
         passes_of(config, f"{tmp_path}/.")
     narrow = changed(config, "transcriber", beam_size=1)
-    assert passes_of(narrow, "engines/b") == ((narrow, str(tmp_path)), (narrow, "engines/b"))
+    assert passes_of(narrow, "b") == (narrow, dataclasses.replace(narrow, engine="b"))
 
 
 class FakeTranscriber(contextlib.nullcontext):
@@ -119,8 +119,8 @@ def opened(monkeypatch):
     """The transcribers that were opened, by engine and beam."""
     found = {}
 
-    def open_fake(config, engine):
-        beam = config.transcriber.beam_size
+    def open_fake(config):
+        engine, beam = config.engine, config.transcriber.beam_size
         return found.setdefault((engine, beam), FakeTranscriber(first=beam > 1 and engine == "e"))
 
     monkeypatch.setattr(trust_run, "open_transcriber", open_fake)
