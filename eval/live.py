@@ -202,7 +202,7 @@ TimedWord = tuple[str, float]
 """A word, and the second at which it became final or at which it ends in the audio."""
 
 
-def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
+def final_words(deltas: Sequence[tuple[float, str]]) -> list[TimedWord]:
     """Return the words of one utterance with the times at which they became final.
 
     A word is final with its last letter; a punctuation mark may follow it later.
@@ -210,10 +210,8 @@ def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
     Args:
         deltas: times (s of the stream) and texts, in order.
     """
-    character_times, text = list[float](), ""
-    for time_s, delta in deltas:
-        text += delta
-        character_times += [time_s] * len(delta)
+    text = "".join(delta for _, delta in deltas)
+    character_times = [time_s for time_s, delta in deltas for _ in delta]
     words = []
     for match in re.finditer(r"\S+", text):
         letters = [i for i in range(*match.span()) if text[i].isalnum()] or [match.start()]
@@ -399,9 +397,7 @@ def _level(
     with asyncio.Runner(loop_factory=system.loop) as runner:
         runner.run(play_all())
     changed = system.count_changed_words() - changed
-    times_s = list[float]()
-    for played in streamed:
-        times_s += latencies(played.words, whole[played.clip.file])
+    times_s = [s for one in streamed for s in latencies(one.words, whole[one.clip.file])]
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
     words = sum(len(played.words) for played in streamed)

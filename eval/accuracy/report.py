@@ -5,13 +5,13 @@ The rules of comparison stand in the report, beside the numbers that follow them
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import jiwer
 
 from eval.accuracy.normalize import Normalize
-from eval.accuracy.predictions import ClipSet, RunFacts, TimedCall
+from eval.accuracy.predictions import CallsBySystem, ClipSet, RunFacts, TimedCall
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
@@ -63,14 +63,12 @@ class Report:
     groups: tuple[str, ...] = ()  # of clips, which decide the gates; () = all
 
 
-def result_of(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> Result:
+def result_of(report: Report, calls: CallsBySystem, normalize: Normalize) -> Result:
     """Return the result of a run.
 
     Args:
         report: the scores.
-        calls: each system's calls, by name, for the worst clips.
+        calls: the calls that were scored, for the worst clips.
         normalize: the normaliser that texts were compared under.
     """
     run, settings = report.run, report.run.settings
@@ -210,9 +208,7 @@ def _percentiles(latency: Latency) -> str:
 # ---------------------------------------------------------------- worst clips
 
 
-def worst_clips(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> list[Part]:
+def worst_clips(report: Report, calls: CallsBySystem, normalize: Normalize) -> list[Part]:
     """Show the clips with the most character errors of the configured system, or the first one."""
     scores = {score.facts.name: score for score in report.systems}
     configured = f"earshot-{report.run.precision}"

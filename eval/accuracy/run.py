@@ -24,6 +24,7 @@ from eval.accuracy import systems
 from eval.accuracy.normalize import Normalize, Spelling, normalizer, read_spelling
 from eval.accuracy.passages import join_clips
 from eval.accuracy.predictions import (
+    CallsBySystem,
     ClipSet,
     ClipSets,
     Keys,
@@ -145,18 +146,17 @@ def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> R
     return result_of(report, calls, normalize)
 
 
-def score(
-    folder: Path, names: tuple[str, ...], normalizer_name: str
-) -> tuple[Report, dict[str, list[TimedCall]], Normalize]:
+Scored = tuple[Report, CallsBySystem, Normalize]
+"""A report, the calls that it is of, and the normaliser that texts were compared under."""
+
+
+def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Scored:
     """Score a run's predictions.
 
     Args:
         folder: the run's folder.
         names: the systems to score; () is all, in the order that they ran.
         normalizer_name: the name of the text normaliser.
-
-    Returns:
-        The report, the calls of each system by name, and the normaliser.
 
     Raises:
         ConfigError: a file is missing or damaged, or a system did not hear all its clips; the

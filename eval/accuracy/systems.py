@@ -17,13 +17,12 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from build import hub
 from eval.accuracy.predictions import Prediction, TimedText
-from eval.accuracy.worker import TranscriptionSystem
+from eval.accuracy.worker import OpenedSystem, TranscriptionSystem
 from eval.config import EvaluationProduct, changed
 from eval.processes import run_tool
 from eval.record import made_once, missing_packages, versions
@@ -342,7 +341,7 @@ LONG_THEIRS: dict[str, dict[str, Any]] = {  # options of `open_faster_whisper`
 class Spec:
     """The way to open a system, and what it needs."""
 
-    open: Callable[[], AbstractContextManager[TranscriptionSystem]]
+    open: Callable[[], OpenedSystem]
     packages: tuple[str, ...]  # by import name
     engine: Precision | None  # ours, built before it starts; None: it reads the checkpoint
 
@@ -448,8 +447,6 @@ def key_of(name: str, config: EvaluationProduct) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_system(
-    name: str, config: EvaluationProduct
-) -> AbstractContextManager[TranscriptionSystem]:
-    """Open a system; it is ready in the `with` block."""
+def open_system(name: str, config: EvaluationProduct) -> OpenedSystem:
+    """Open a system."""
     return specs(config)[name].open()

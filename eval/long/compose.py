@@ -324,8 +324,31 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int) -> Path:
     digest = hashlib.sha256(repr((planned, seed, list(speech))).encode())
     digest.update(Path(__file__).read_bytes())
     folder = CACHE / digest.hexdigest()[:24]
-    passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
-    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial))
+
+    @functools.cache
+    def sound(clip: Clip) -> Samples:
+        return faded(read_samples(clip.path), 0.01)
+
+    def make(partial: Path) -> None:
+        recordings = []
+
+        def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
+            soundfile.write(partial / file, samples, SAMPLE_RATE, subtype="PCM_16")
+            recordings.append(recording(file, kind, stretches))
+
+        for number, row in enumerate(tqdm(planned, "composing", unit="recording")):
+            rng = np.random.default_rng((seed, number))
+            items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
+            samples = render(items, sound, rng)
+            file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
+            keep(file, row.kind, [stretch for stretch, _ in items], samples)
+        passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
+        for number, clip in enumerate(passages, len(planned)):
+            passage = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
+            keep(f"{number:02}-passage-{clip.language}.flac", "passage", [passage], sound(clip))
+        write_jsonl(partial / MANIFEST, recordings)
+
+    made_once(folder, make)
     return folder
 
 
@@ -347,35 +370,6 @@ def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
         by_text = {clip.text: clip for clip in by_speaker[key]}
         chosen.setdefault(key[0], list(by_text.values()))
     return chosen
-
-
-def _make(
-    planned: Sequence[PlannedRecording],
-    seed: int,
-    sentences: Mapping[str, Sequence[Clip]],
-    passages: Sequence[Clip],
-    folder: Path,
-) -> None:
-    recordings = []
-
-    @functools.cache
-    def sound(clip: Clip) -> Samples:
-        return faded(read_samples(clip.path), 0.01)
-
-    def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
-        soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
-        recordings.append(recording(file, kind, stretches))
-
-    for number, row in enumerate(tqdm(planned, "composing", unit="recording")):
-        rng = np.random.default_rng((seed, number))
-        items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
-        samples = render(items, sound, rng)
-        file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
-        keep(file, row.kind, [stretch for stretch, _ in items], samples)
-    for number, clip in enumerate(passages, len(planned)):
-        passage = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
-        keep(f"{number:02}-passage-{clip.language}.flac", "passage", [passage], sound(clip))
-    write_jsonl(folder / MANIFEST, recordings)
 
 
 def render(
