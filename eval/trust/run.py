@@ -19,7 +19,7 @@ from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
 from eval.trust.agreement import TranscriptPair, pair_of
-from eval.trust.calibration import judge_words
+from eval.trust.calibration import HeardWord, judge_words
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -71,13 +71,11 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     write_jsonl(run.folder / "failed.jsonl", reasons)
     checks = agreement.checks_of(pairs, threshold)
     sections = [agreement.section_of(figures, threshold)]
-    words = None
-    has_words = any(
-        s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
-    )
-    if drawn.references and not other and has_words:
+    words, judged = None, dict[int, list[HeardWord]]()
+    if drawn.references and not other:
         searches = {run.config.transcriber.beam_size: first, 1: second}
         judged = {beam: judge_words(drawn.clips, heard) for beam, heard in searches.items()}
+    if any(judged.values()):  # some engines do not know the times of words
         try:
             words = calibration.figures_of(judged, source)
         except EarshotError as error:

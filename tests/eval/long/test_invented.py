@@ -61,14 +61,9 @@ def call(file, text, reference="", **fields):
 
 
 def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
-    score = invented.score(
-        "ours",
-        [
-            *[call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")],
-            call("in noise/4.wav", "ab", "abcd"),
-            call("in silence/6.wav", "xy", "x"),
-        ],
-    )
+    calls = [call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")]
+    calls += [call("in noise/4.wav", "ab", "abcd"), call("in silence/6.wav", "xy", "x")]
+    score = invented.score("ours", calls)
     assert score.invented() == (1, 3)
     assert (score.spoken.deletions, score.spoken.insertions, score.spoken.length) == (2, 1, 5)
     assert invented.table_of([score]).rows[0][:2] == ("ours", "33.3 %")
