@@ -16,7 +16,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ OPENAI_VOCABULARIES = (OPENAI_ENGLISH, 51_865, 51_866)  # multilingual; large-v3
 """Sizes of the vocabularies of published checkpoints; no other checkpoint has one of these."""
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _SPARE_TOKEN = "<|startoflm|>"
-_CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
-_TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
@@ -123,26 +121,17 @@ def earshot_in_process(
 # ---------------------------------------------------------------- peers
 
 
-FAIR = ("suppress_tokens", "condition_on_previous_text")
-
-
 @contextlib.contextmanager
 def open_faster_whisper(
-    config: EvaluationProduct,
-    compute_type: str,
-    *,
-    fair: Sequence[str] = FAIR,
-    batched: bool = False,
-    **options: Any,
+    config: EvaluationProduct, compute_type: str, *, batched: bool = False, **options: Any
 ) -> Iterator[TranscriptionSystem]:
     """Open faster-whisper on the same checkpoint, converted.
 
     Args:
         config: names the checkpoint, the device and the number of threads.
         compute_type: CTranslate2's compute type.
-        fair: names of `fair_options` that it gets.
         batched: whether the library decodes windows in batches.
-        options: further options of `transcribe` that are not the library's defaults.
+        options: options of `transcribe`, in place of those of `fair_options`.
     """
     from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
     from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
@@ -157,7 +146,7 @@ def open_faster_whisper(
         num_workers=1,
     )
     pipeline = BatchedInferencePipeline(model) if batched else model
-    decoding = {k: v for k, v in fair_options(config).items() if k in fair} | options
+    decoding = fair_options(config) | options
     settings = {
         "class": type(pipeline).__name__,
         "compute type": compute_type,
@@ -183,7 +172,7 @@ def open_faster_whisper(
 
 
 def fair_options(config: EvaluationProduct) -> dict[str, Any]:
-    """Return the options that are fair to a checkpoint which is not OpenAI's, some of `FAIR`.
+    """Return the options that are fair to a checkpoint which is not OpenAI's.
 
     The library's list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a
     conversion keeps in config.json; and small checkpoints that are not OpenAI's stop early after
@@ -239,7 +228,7 @@ def checkpoint_key(config: EvaluationProduct) -> str:
     """Hash the checkpoint's weights and JSON files; raises as `checkpoint_folder`."""
     digest = hashlib.sha256()
     for path in sorted(checkpoint_folder(config).iterdir()):
-        if path.suffix in _CHECKPOINT_FILES:
+        if path.suffix in (".safetensors", ".bin", ".json"):
             digest.update(path.name.encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -270,7 +259,7 @@ def prepare_converted(config: EvaluationProduct) -> None:
     def convert(partial: Path) -> None:
         command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
         command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
-        command += ["--copy_files", *_TOKENIZER_FILES]
+        command += ["--copy_files", "tokenizer.json", "preprocessor_config.json"]
         run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
         mark_multilingual(partial)
 
@@ -322,12 +311,13 @@ LONG_OURS: dict[str, dict[str, Any]] = {  # options of a request, for `long`
     "earshot-multilingual": {"multilingual": True},
 }
 
+_CONTEXT: dict[str, Any] = {"condition_on_previous_text": True}
 _NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
 _VAD: dict[str, Any] = {"vad_filter": True}
 _BATCHED: dict[str, Any] = {"batched": True}
 LONG_THEIRS: dict[str, dict[str, Any]] = {  # options of `open_faster_whisper`
-    "faster-whisper-default": {},
-    "faster-whisper-vad": _VAD,
+    "faster-whisper-default": _CONTEXT,
+    "faster-whisper-vad": _CONTEXT | _VAD,
     "faster-whisper-no-context": _NO_CONTEXT,
     "faster-whisper-no-context-vad": _NO_CONTEXT | _VAD,
     "faster-whisper-multilingual": _NO_CONTEXT | _VAD | {"multilingual": True},
@@ -360,7 +350,7 @@ def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any)
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
     """Return every system of `run` and `long` by name."""
-    long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
+    library = _CONTEXT | {"suppress_tokens": [-1]}  # the library's own
     one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
     triton = functools.partial(earshot_triton, config)
     return {
@@ -374,9 +364,9 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-float16": faster_whisper(config, "float16"),  # GPUs alone have it
         "faster-whisper-int8": faster_whisper(config, "int8"),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
-        "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
+        "faster-whisper-library-defaults": faster_whisper(config, "default", **library),
         **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
-        **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
+        **{name: faster_whisper(config, "float32", **own) for name, own in LONG_THEIRS.items()},
     }
 
 

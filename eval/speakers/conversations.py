@@ -196,20 +196,17 @@ def compose(
     folder = CACHE / digest.hexdigest()[:24]
 
     def make(partial: Path) -> None:
-        for number, conversation in enumerate(tqdm(planned, "composing", unit="conversation")):
-            _write(conversation, np.random.default_rng((seed, number)), clips, partial)
+        for number, plan in enumerate(tqdm(planned, "composing", unit="conversation")):
+            rng = np.random.default_rng((seed, number))
+            speakers = _draw_speakers(plan, rng, clips)
+            decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
+            samples, turns, utterances = _conversation(plan, rng, decks)
+            soundfile.write(partial / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+            write_text(partial / f"{plan.name}.rttm", to_rttm(plan.name, turns))
+            write_text(partial / f"{plan.name}.stm", to_stm(plan.name, utterances))
 
     made_once(folder, make)
     return read_recordings(folder)
-
-
-def _write(plan: ConversationPlan, rng: Generator, clips: Sequence[Clip], folder: Path) -> None:
-    speakers = _draw_speakers(plan, rng, clips)
-    decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
-    samples, turns, utterances = _conversation(plan, rng, decks)
-    soundfile.write(folder / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
-    write_text(folder / f"{plan.name}.rttm", to_rttm(plan.name, turns))
-    write_text(folder / f"{plan.name}.stm", to_stm(plan.name, utterances))
 
 
 def _draw_speakers(

@@ -192,10 +192,10 @@ def speakers(
         EarshotError: a recording cannot be read.
     """
     # Read before conversations are composed, which takes minutes.
-    meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else None
+    meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else []
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
     sets = {"conversations": compose(PLAN, seed, clips)}
-    if meetings is not None:
+    if meetings:
         sets["recordings"] = meetings
     scored = {name: _scored(device, members) for name, members in sets.items()}
     totals = [figures_of(name, scores) for name, scores in scored.items()]

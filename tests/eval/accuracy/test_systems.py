@@ -71,7 +71,7 @@ def test_faster_whisper_reads_the_converted_checkpoint(config, cache):
     said("faster-whisper-int8", config)
     with systems.open_system("faster-whisper-default", config) as peer:
         assert peer.settings["class"] == "WhisperModel"
-        assert "condition_on_previous_text" not in peer.settings
+        assert peer.settings["condition_on_previous_text"] is True
     with systems.open_system("faster-whisper-batched", config) as peer:
         assert peer.settings["class"] == "BatchedInferencePipeline"
         answer = peer.transcribe(CLIP.read_bytes(), None)
