@@ -110,13 +110,7 @@ def evaluate(
 
 
 def report(
-    run: Run,
-    *,
-    a: Path,
-    b: Path | None,
-    names: tuple[str, ...],
-    normalizer_name: str,
-    output: Path,
+    run: Run, *, a: Path, b: Path | None, names: tuple[str, ...], normalizer_name: str, output: Path
 ) -> Result:
     """Score a kept run again and write its report; or show two runs side by side.
 

@@ -25,7 +25,7 @@ from eval.accuracy.predictions import Prediction, TimedText
 from eval.accuracy.worker import OpenedSystem, TranscriptionSystem
 from eval.config import EvaluationProduct, changed
 from eval.processes import run_tool
-from eval.record import made_once, missing_packages, versions
+from eval.record import made_once, missing_packages, read_json, versions, write_json
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
@@ -287,8 +287,7 @@ def mark_multilingual(folder: Path) -> None:
             "--without"
         )
     tokens[tokens.index(_SPARE_TOKEN)] = ""
-    text = json.dumps(tokens, ensure_ascii=False)
-    (folder / "vocabulary.json").write_text(text, encoding="utf-8")
+    write_json(folder / "vocabulary.json", tokens)
 
 
 def vocabulary(folder: Path) -> list[str]:
@@ -296,8 +295,7 @@ def vocabulary(folder: Path) -> list[str]:
     path = folder / "vocabulary.json"
     if not path.is_file():  # of earlier releases, a token a line
         return (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
-    return tokens
+    return read_json(path, list[str], "a vocabulary")
 
 
 # ---------------------------------------------------------------- systems

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import numpy as np
 import soundfile
-from numpy.random import Generator
 from tqdm import tqdm
 
 from build.clips import Clip
@@ -163,8 +162,7 @@ class ConversationPlan:
 
 
 PLAN = (
-    *(ConversationPlan(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
-    *(ConversationPlan(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
+    *(ConversationPlan(n, 1.0 + n / 4, alike) for alike in (False, True) for n in range(2, 7)),
     ConversationPlan(6, 60.0, one_group=False),
 )
 
@@ -210,7 +208,7 @@ def compose(
 
 
 def _draw_speakers(
-    plan: ConversationPlan, rng: Generator, clips: Sequence[Clip]
+    plan: ConversationPlan, rng: np.random.Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
     """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
@@ -246,7 +244,7 @@ def _speech_of(clip: Clip) -> _SpokenClip:
 
 
 def _conversation(
-    plan: ConversationPlan, rng: Generator, decks: Mapping[str, Sequence[_SpokenClip]]
+    plan: ConversationPlan, rng: np.random.Generator, decks: Mapping[str, Sequence[_SpokenClip]]
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
@@ -280,7 +278,7 @@ def _conversation(
     return np.clip(out, -1.0, 1.0), turns, utterances
 
 
-def _draw_next(rng: Generator, speaker: int, count: int) -> int:
+def _draw_next(rng: np.random.Generator, speaker: int, count: int) -> int:
     """Draw who speaks next: now and then the same again."""
     if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
         return speaker
@@ -288,5 +286,5 @@ def _draw_next(rng: Generator, speaker: int, count: int) -> int:
     return int(others[rng.integers(len(others))])
 
 
-def _draw_samples(rng: Generator, range_s: tuple[float, float]) -> int:
+def _draw_samples(rng: np.random.Generator, range_s: tuple[float, float]) -> int:
     return round(rng.uniform(*range_s) * SAMPLE_RATE)

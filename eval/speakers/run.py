@@ -137,7 +137,6 @@ HALVES = ("choose", "report")
 MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
-TEXTS_HEADER = ("texts", "cpWER", "words")
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
@@ -216,7 +215,7 @@ def speakers(
             for name, edits in counts.items()
         ]
         figures["texts"] = counts
-        sections.append(ReportSection("Texts", [Table(TEXTS_HEADER, text_rows)]))
+        sections.append(ReportSection("Texts", [Table(("texts", "cpWER", "words"), text_rows)]))
     return Result(figures, _checks(totals[0]), tuple(sections))
 
 
