@@ -14,7 +14,7 @@ import selectors
 import types
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from typing import Any
 
 import jiwer
 import numpy as np
@@ -43,7 +43,6 @@ from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from serve.wire.client import TritonClient
 
-T = TypeVar("T")
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
 
@@ -172,9 +171,9 @@ class Simulated:
 class InlineExecutor(Executor):
     """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Return the result as a future that is done."""
-        future = Future[T]()
+        future = Future[Any]()
         future.set_result(fn(*args, **kwargs))
         return future
 
