@@ -54,11 +54,6 @@ class ConversationRecording:
     turns: tuple[SpeakerTurn, ...]
     utterances: tuple[Utterance, ...] = ()  # in order of time; () = not known
 
-    @property
-    def speakers(self) -> int:
-        """Return the number of speakers."""
-        return len({turn.speaker for turn in self.turns})
-
 
 def read_recordings(folder: Path) -> list[ConversationRecording]:
     """Read a folder's recordings, by name.

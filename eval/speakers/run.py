@@ -244,12 +244,10 @@ def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[Di
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s
-        count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
+        count, told = (len({turn.speaker for turn in some}) for some in (recording.turns, turns))
         errors = compare_turns(recording.turns, turns)
-        scored.append(
-            DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, errors)
-        )
+        scored.append(DiarizationScore(recording.name, audio_s, count, told, seconds, errors))
     return scored
 
 
