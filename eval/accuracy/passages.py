@@ -22,8 +22,8 @@ from serve.speech.audio import decode, join_blocks
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 
-FOLDER = Path(".cache") / "passages"
-"""Joined audio, each file named after its samples; relative to the project's root."""
+CACHE = Path(".cache") / "passages"
+"""Joined audio, by a hash of the samples; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
 _SEED = "1"  # of the pauses
@@ -74,9 +74,10 @@ def _join(parts: Sequence[Clip], number: int) -> Clip:
         pause_s = rng.uniform(*PAUSES_S)
         pieces += [np.zeros(int(pause_s * SAMPLE_RATE), np.float32), read_samples(part.path)]
     samples = np.concatenate(pieces)
-    path = FOLDER / f"{hashlib.sha256(samples.tobytes()).hexdigest()[:24]}.flac"
-    with replaced(path) as partial:
-        soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
+    path = CACHE / f"{hashlib.sha256(samples.tobytes()).hexdigest()[:24]}.flac"
+    if not path.is_file():
+        with replaced(path) as partial:
+            soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
     return dataclasses.replace(
         first,

@@ -89,6 +89,7 @@ def evaluate(
     systems.prepare(names, config, run.config_path)
     # Every system gets the same threads, ours too.
     config = changed(config, "runtime", threads=config.eval.threads)
+    keys = keys_of(clips)
     conditions = {name: systems.key_of(name, config) for name in names}
     nearest = clip_nearest_10_s(clips["timed"])
     facts = RunFacts(
@@ -104,8 +105,9 @@ def evaluate(
         unreadable={name: corpus.unreadable for name, corpus in corpora.items()},
     )
     write_json(folder / RUN_FILE, facts)
+    write_json(folder / CLIPS_FILE, keys)
     write_json(folder / SPELLING_FILE, _spelling(config))
-    transcribe_remaining(conditions, config, clips, folder, run.say, again=again)
+    transcribe_remaining(conditions, config, clips, keys, folder, run.say, again=again)
     return kept_result(folder, (), normalizer_name)
 
 
@@ -188,11 +190,12 @@ def transcribe_remaining(
     conditions: Mapping[str, str],
     config: EvaluationProduct,
     clips: ClipSets,
+    keys: Keys,
     folder: Path,
     say: Say,
     *,
     again: bool,
-) -> Keys:
+) -> None:
     """Transcribe the clips that systems have not transcribed yet, and keep each answer.
 
     Args:
@@ -200,19 +203,15 @@ def transcribe_remaining(
             Answers under other conditions are dropped.
         config: `eval` says how many calls at a time, the CPU threads, and the systems to time.
         clips: all that there are.
+        keys: the clips' hashes.
         folder: the folder of the answers; see `eval.accuracy.predictions`.
         say: gets a line if answers are dropped, or if no work is left.
         again: whether all former answers are dropped.
-
-    Returns:
-        The clips' hashes, which `CLIPS_FILE` holds, too.
 
     Raises:
         EarshotError: a system cannot be opened, or ended early.
     """
     settings, work = config.eval, dict[PredictionStore, list[LoadPhase]]()
-    keys = keys_of(clips)
-    write_json(folder / CLIPS_FILE, keys)
     timing = "\n".join([f"{settings.concurrency} {settings.repeats}", *keys["timed"].values()])
     timed_key = hashlib.sha256(timing.encode()).hexdigest()[:16]
     for name, condition in conditions.items():
@@ -258,7 +257,6 @@ def transcribe_remaining(
         for store, phases in work.items():
             bar.set_description(f"{store.name:31}")
             run_system(store, phases)
-    return keys
 
 
 def _remaining_phases(

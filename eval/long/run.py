@@ -5,7 +5,7 @@ from pathlib import Path
 
 from build.clips import Clip, load_clips
 from eval.accuracy.normalize import DEFAULT
-from eval.accuracy.predictions import ClipSets, Keys, PredictionStore
+from eval.accuracy.predictions import ClipSets, Keys, PredictionStore, keys_of
 from eval.accuracy.report import percent
 from eval.accuracy.run import transcribe_remaining
 from eval.accuracy.systems import check, prepare
@@ -52,8 +52,9 @@ def long(
     folder = compose(_speech(config), minutes, seed)
     recordings = read_manifest(folder / MANIFEST)
     sets: ClipSets = {"timed": load_clips(folder / MANIFEST)}
+    keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
-    keys = transcribe_remaining(conditions, config, sets, run.folder, run.say, again=again)
+    transcribe_remaining(conditions, config, sets, keys, run.folder, run.say, again=again)
     scores, unfinished = _scored(run.folder, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 

@@ -14,7 +14,7 @@ import soundfile
 
 from build.clips import Clip
 from eval.accuracy.passages import read_samples
-from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall
+from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall, keys_of
 from eval.accuracy.run import transcribe_remaining
 from eval.accuracy.score import Counts, all_answered, char_counts
 from eval.accuracy.systems import check, prepare
@@ -201,8 +201,9 @@ def measure_without_speech(
     prepare(names, run.config, run.config_path)
     speech = find_clips(config.manifest, half=config.half).clips
     sets: ClipSets = {"timed": _written(speech, seed, folder / "clips")}
+    keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{run.config.name}, {config.threads} threads")
-    keys = transcribe_remaining(conditions, run.config, sets, folder, run.say, again=again)
+    transcribe_remaining(conditions, run.config, sets, keys, folder, run.say, again=again)
     calls = {name: PredictionStore(folder, name).scored_calls(keys) for name in names}
     scores = [score(name, some) for name, some in calls.items()]
     errors = {name: [call.error for call in some if call.error] for name, some in calls.items()}

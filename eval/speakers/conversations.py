@@ -157,7 +157,8 @@ class ConversationPlan:
 
 
 PLAN = (
-    *(ConversationPlan(n, 1.0 + n / 4, alike) for alike in (False, True) for n in range(2, 7)),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=False) for count in (2, 3, 4, 5, 6)),
+    *(ConversationPlan(count, 1.0 + count / 4, one_group=True) for count in (2, 3, 4, 5, 6)),
     ConversationPlan(6, 60.0, one_group=False),
 )
 

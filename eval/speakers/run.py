@@ -25,6 +25,7 @@ from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
 from eval.record import Check, ReportSection, Result, Run, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
+from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import Diarizer, SpeakerTurn
@@ -188,10 +189,13 @@ def speakers(
         texts: whether the config's engine also transcribes recordings that have texts.
 
     Raises:
+        ConfigError: the folder has no recording of the half.
         EarshotError: a recording cannot be read.
     """
     # Read before conversations are composed, which takes minutes.
     meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else []
+    if recordings and not meetings:
+        raise ConfigError(f"{recordings} has no recording of the half {half}; expected two or more")
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
     sets = {"conversations": compose(PLAN, seed, clips)}
     if meetings:
@@ -245,9 +249,9 @@ def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[Di
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s
         audio_s = float(soundfile.info(recording.path).duration)
-        count, told = (len({turn.speaker for turn in some}) for some in (recording.turns, turns))
+        expected, told = (len({turn.speaker for turn in some}) for some in (recording.turns, turns))
         errors = compare_turns(recording.turns, turns)
-        scored.append(DiarizationScore(recording.name, audio_s, count, told, seconds, errors))
+        scored.append(DiarizationScore(recording.name, audio_s, expected, told, seconds, errors))
     return scored
 
 

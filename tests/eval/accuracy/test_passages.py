@@ -11,7 +11,7 @@ from eval.accuracy.passages import PAUSES_S, join_clips
 @pytest.fixture
 def clips_of(manifest, tmp_path, monkeypatch):
     """Makes clips of a speaker, 4 s each, with these other fields."""
-    monkeypatch.setattr(passages, "FOLDER", tmp_path / "passages")
+    monkeypatch.setattr(passages, "CACHE", tmp_path / "passages")
     same = {"group": "en/readers", "speaker": "a", "duration": 4.0}
     return lambda *fields: load_clips(manifest(*(same | other for other in fields)))
 

@@ -136,6 +136,9 @@ def test_same_order_every_time_but_not_in_every_pass(tmp_path):
     ]
     assert orders[0] == orders[1]
     assert orders[0][:6] != orders[0][6:]
+    rows = driven(FakeSystem(), clips, concurrency=4, repeats=3)
+    assert sorted(r.file for r in rows) == sorted([*MANY] * 3), "every clip once in each pass"
+    assert all(r.text == r.reference == MANY[r.file] for r in rows)
 
 
 def test_a_bug_is_not_a_row(tmp_path):

@@ -1,3 +1,5 @@
+import collections
+
 import pytest
 
 from eval.corpora.find import duration_s, find_clips
@@ -101,6 +103,13 @@ def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones
     assert "31 clips, 3 of them drawn with seed 5" in find_clips(place, limit=3, seed=5).summary
     others = [{c.file for c in find_clips(place, limit=3, seed=s).clips} for s in range(9)]
     assert len(set(map(frozenset, others))) > 5
+
+
+def test_every_clip_of_a_group_is_drawn_about_as_often(manifest):
+    place = manifest(*[{"duration": 0.1}] * 10)
+    draws = [find_clips(place, limit=3, seed=seed).clips for seed in range(60)]
+    counts = collections.Counter(clip.file for draw in draws for clip in draw)
+    assert len(counts) == 10 and min(counts.values()) >= 8 and max(counts.values()) <= 30
 
 
 def test_one_half_alone_may_be_taken(manifest):

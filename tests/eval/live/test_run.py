@@ -123,7 +123,7 @@ def test_words_that_were_misheard_have_no_latency():
 @pytest.fixture
 def played(manifest, monkeypatch, tmp_path):
     """Gives the texts of what is played of clips with these fields."""
-    monkeypatch.setattr("eval.accuracy.passages.FOLDER", tmp_path / "passages")
+    monkeypatch.setattr("eval.accuracy.passages.CACHE", tmp_path / "passages")
 
     def play(*clips, half="", groups=EvalConfig.gate_groups):
         settings = EvalConfig(manifest=manifest(*clips), half=half, gate_groups=groups)

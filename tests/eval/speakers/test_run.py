@@ -91,6 +91,13 @@ def test_a_conversation_is_what_its_plan_says(clips):
     assert compose(plan, 3, clips) == [one, both]
 
 
+def test_a_half_without_recordings_is_refused(meetings, run_of):
+    (meetings / "second.rttm").unlink()
+    options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
+    with pytest.raises(ConfigError, match="meetings has no recording of the half report"):
+        speakers(run_of(), **options, texts=False)
+
+
 @pytest.fixture
 def measured(monkeypatch, meetings, run_of):
     """Measures a system that says some turns of each recording."""
