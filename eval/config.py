@@ -16,7 +16,7 @@ HELD_S = 2.0  # live streams are held where 95 of 100 words are final so soon af
 class EvalConfig:
     """Which clips and which systems an evaluation compares."""
 
-    # Clips that are scored and timed: a manifest, a folder or a data set of a hub.
+    # Clips that are scored and timed: a manifest, a table or a folder.
     manifest: Name = "tests/data/human/manifest.jsonl"
     # Clips that are only scored; the same place as `manifest`: those that were not drawn to be
     # timed; empty: none.
@@ -37,7 +37,6 @@ class EvalConfig:
         *("earshot-triton", "earshot-int8", "earshot-int8-greedy", "earshot-fp16"),
         *("faster-whisper-float32", "faster-whisper-float32-greedy"),
         *("faster-whisper-int8", "faster-whisper-int8-greedy", "faster-whisper-library-defaults"),
-        "transformers-fp32",
     )
     # Systems that hear the held-out clips, too.
     heldout_systems: tuple[Name, ...] = (

@@ -15,14 +15,14 @@ import selectors
 import types
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from typing import Any
 
 import jiwer
 import numpy as np
 from prometheus_client import CollectorRegistry
 
 from build.clips import Clip
-from eval.accuracy.passages import join_clips
+from eval.accuracy.passages import join_clips, read_samples
 from eval.accuracy.score import in_common
 from eval.config import HELD_S, EvaluationProduct
 from eval.corpora.find import find_clips
@@ -38,15 +38,12 @@ from serve.gateway.live.session import LiveSession
 from serve.gateway.live.settings import SessionSettings
 from serve.gateway.live.utterance import UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
-from serve.speech.audio import decode
-from serve.speech.meter import AudioLimits
 from serve.speech.text import normalize_text
 from serve.speech.vad import VadModel
 from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 from serve.wire.client import TritonClient
 
-T = TypeVar("T")
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
 
@@ -175,9 +172,9 @@ class Simulated:
 class InlineExecutor(Executor):
     """Runs work at once, in the thread that submits it: a clock that jumps waits for no thread."""
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Return the result as a future that is done."""
-        future = Future[T]()
+        future = Future[Any]()
         future.set_result(fn(*args, **kwargs))
         return future
 
@@ -205,7 +202,7 @@ TimedWord = tuple[str, float]
 """A word, and the second at which it became final or at which it ends in the audio."""
 
 
-def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
+def final_words(deltas: Sequence[tuple[float, str]]) -> list[TimedWord]:
     """Return the words of one utterance with the times at which they became final.
 
     A word is final with its last letter; a punctuation mark may follow it later.
@@ -213,10 +210,8 @@ def final_words(deltas: Iterable[tuple[float, str]]) -> list[TimedWord]:
     Args:
         deltas: times (s of the stream) and texts, in order.
     """
-    character_times, text = list[float](), ""
-    for time_s, delta in deltas:
-        text += delta
-        character_times += [time_s] * len(delta)
+    text = "".join(delta for _, delta in deltas)
+    character_times = [time_s for time_s, delta in deltas for _ in delta]
     words = []
     for match in re.finditer(r"\S+", text):
         letters = [i for i in range(*match.span()) if text[i].isalnum()] or [match.start()]
@@ -258,7 +253,7 @@ def passages(config: EvaluationProduct, join_s: float) -> list[Clip]:
     if not clips:
         raise ConfigError(f"{speech} has no clip with text; expected some")
     alone = [clip for clip in clips if not clip.speaker]
-    joined = join_clips([clip for clip in clips if clip.speaker], join_s, AudioLimits(join_s))
+    joined = join_clips([clip for clip in clips if clip.speaker], join_s)
     long = [clip for clip in (*joined, *alone) if clip.duration_s >= join_s / 2] or clips
     long.sort(key=lambda clip: clip.group)
     by_group = [list(clips) for _, clips in itertools.groupby(long, lambda clip: clip.group)]
@@ -402,9 +397,7 @@ def _level(
     with asyncio.Runner(loop_factory=system.loop) as runner:
         runner.run(play_all())
     changed = system.count_changed_words() - changed
-    times_s = list[float]()
-    for played in streamed:
-        times_s += latencies(played.words, whole[played.clip.file])
+    times_s = [s for one in streamed for s in latencies(one.words, whole[one.clip.file])]
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
     words = sum(len(played.words) for played in streamed)
@@ -431,11 +424,10 @@ def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
 
 
 async def _play(system: StreamingSystem, clip: Clip) -> _StreamedClip:
-    blocks = decode(clip.path.read_bytes(), AudioLimits(clip.duration_s + 60))
     options = {} if clip.language is None else {"language": clip.language}
     deltas: dict[str, list[tuple[float, str]]] = {}  # by utterance
     transcripts, failed = list[str](), 0
-    async for heard in system.play(list(blocks), options):
+    async for heard in system.play([read_samples(clip.path)], options):
         event = heard.event
         match event["type"].rpartition(".")[2]:
             case "delta":

@@ -10,8 +10,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from serve.contract.codec import from_json
-from serve.contract.files import read_text
+from eval.record import read_json
 from serve.speech.text import normalize_text
 
 DEFAULT = "basic-v1"
@@ -26,9 +25,8 @@ Normalize = Callable[[str, str | None], str]
 
 @dataclasses.dataclass(frozen=True)
 class Spelling:
-    """American spellings by British ones; `source` says where they are from."""
+    """American spellings by British ones."""
 
-    source: str = ""
     words: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -40,10 +38,7 @@ def read_spelling(folder: Path) -> Spelling:
         ConfigError: the file is not a table of words.
     """
     path = folder / SPELLING_FILE
-    if not path.is_file():
-        return Spelling()
-    words = from_json(dict[str, str], read_text(path), str(path), advice="expected spellings")
-    return Spelling(str(path), words)
+    return Spelling(read_json(path, dict[str, str], "spellings")) if path.is_file() else Spelling()
 
 
 def normalizer(name: str, spelling: Spelling | None = None) -> Normalize:

@@ -23,31 +23,32 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 
 CACHE = Path(".cache") / "passages"
-"""Joined audio, by a hash of the parts; relative to the project's root."""
+"""Joined audio, by a hash of the samples; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
-_VERSION = "1"  # a part of the cache's key, and the seed of the pauses
+_SEED = "1"  # of the pauses
 _UNSPACED = ("zh", "ja")  # languages without a space between sentences
+_LIMITS = AudioLimits(6 * 3600.0)
 
 
-def join_clips(clips: Sequence[Clip], longest_s: float, limits: AudioLimits) -> list[Clip]:
+def read_samples(path: Path) -> Samples:
+    """Decode a recording of at most six hours; raises FileError and AudioError."""
+    return join_blocks(decode(read_bytes(path), _LIMITS))
+
+
+def join_clips(clips: Sequence[Clip], longest_s: float) -> list[Clip]:
     """Join the clips of each speaker, in their order, to passages of at most `longest_s`.
 
-    Clips without speech, and longer ones, stay as they are.
-
-    Args:
-        clips: readable clips.
-        longest_s: the longest passage, pauses included.
-        limits: the limits of decoding.
+    Clips without speech, and longer ones, stay as they are. Pauses count as a part of a passage.
 
     Raises:
-        FileError, AudioError: a clip cannot be read after all.
+        FileError, AudioError: a clip cannot be read.
     """
     joined = []
     by_speaker = sorted(clips, key=_speaker)
     for _, of_speaker in itertools.groupby(by_speaker, key=_speaker):
         for number, parts in enumerate(_pack(of_speaker, longest_s)):
-            joined.append(parts[0] if len(parts) == 1 else _join(parts, number, limits))
+            joined.append(parts[0] if len(parts) == 1 else _join(parts, number))
     return joined
 
 
@@ -66,27 +67,22 @@ def _pack(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
     return passages
 
 
-def _join(parts: Sequence[Clip], number: int, limits: AudioLimits) -> Clip:
-    audio = [read_bytes(part.path) for part in parts]
-    digest = hashlib.sha256(f"{_VERSION} {PAUSES_S}".encode())
-    for data in audio:
-        digest.update(hashlib.sha256(data).digest())
-    first = parts[0]
-    path = CACHE / f"{digest.hexdigest()[:24]}.flac"
+def _join(parts: Sequence[Clip], number: int) -> Clip:
+    first, rng = parts[0], random.Random(_SEED)
+    pieces = [read_samples(first.path)]
+    for part in parts[1:]:
+        pause_s = rng.uniform(*PAUSES_S)
+        pieces += [np.zeros(int(pause_s * SAMPLE_RATE), np.float32), read_samples(part.path)]
+    samples = np.concatenate(pieces)
+    path = CACHE / f"{hashlib.sha256(samples.tobytes()).hexdigest()[:24]}.flac"
     if not path.is_file():
-        rng, pieces = random.Random(_VERSION), list[Samples]()
-        for data in audio:
-            if pieces:
-                pause_s = rng.uniform(*PAUSES_S)
-                pieces.append(np.zeros(int(pause_s * SAMPLE_RATE), np.float32))
-            pieces.append(join_blocks(decode(data, limits)))
         with replaced(path) as partial:
-            soundfile.write(partial, np.concatenate(pieces), SAMPLE_RATE, format="FLAC")
+            soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
     return dataclasses.replace(
         first,
         file=f"{speaker} {number:03} ({len(parts)} clips from {first.file})",
         path=path,
         text=("" if first.language in _UNSPACED else " ").join(part.text for part in parts),
-        duration_s=float(soundfile.info(path).duration),
+        duration_s=len(samples) / SAMPLE_RATE,
     )

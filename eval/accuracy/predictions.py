@@ -81,6 +81,10 @@ class TimedCall:
         return self.prediction.text if self.prediction else ""
 
 
+CallsBySystem = Mapping[str, Sequence[TimedCall]]
+"""The calls of each system, by its name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SystemFacts:
     """Figures of a system beside its calls."""

@@ -5,13 +5,13 @@ The rules of comparison stand in the report, beside the numbers that follow them
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import jiwer
 
 from eval.accuracy.normalize import Normalize
-from eval.accuracy.predictions import ClipSet, RunFacts, TimedCall
+from eval.accuracy.predictions import CallsBySystem, ClipSet, RunFacts, TimedCall
 from eval.accuracy.score import (
     BOOTSTRAP_SAMPLES,
     BOOTSTRAP_SEED,
@@ -63,14 +63,12 @@ class Report:
     groups: tuple[str, ...] = ()  # of clips, which decide the gates; () = all
 
 
-def result_of(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> Result:
+def result_of(report: Report, calls: CallsBySystem, normalize: Normalize) -> Result:
     """Return the result of a run.
 
     Args:
         report: the scores.
-        calls: each system's calls, by name, for the worst clips.
+        calls: the calls that were scored, for the worst clips.
         normalize: the normaliser that texts were compared under.
     """
     run, settings = report.run, report.run.settings
@@ -210,9 +208,7 @@ def _percentiles(latency: Latency) -> str:
 # ---------------------------------------------------------------- worst clips
 
 
-def worst_clips(
-    report: Report, calls: Mapping[str, Sequence[TimedCall]], normalize: Normalize
-) -> list[Part]:
+def worst_clips(report: Report, calls: CallsBySystem, normalize: Normalize) -> list[Part]:
     """Show the clips with the most character errors of the configured system, or the first one."""
     scores = {score.facts.name: score for score in report.systems}
     configured = f"earshot-{report.run.precision}"
@@ -309,15 +305,15 @@ def compare_runs(a: Report, b: Report) -> Result:
     both = dataclasses.replace(b, systems=tuple(renamed))
     # The largest change of a clip's character errors comes first.
     changed = [
-        (clip.theirs.errors - clip.ours.errors, name, clip)
+        (name, file, in_a.errors, in_b.errors)
         for name in names
-        for clip in common_clips(scores_a[name], scores_b[name])
-        if clip.ours.errors != clip.theirs.errors
+        for (_, file), (in_a, in_b) in common_clips(scores_a[name], scores_b[name]).items()
+        if in_a.errors != in_b.errors
     ]
-    changed.sort(key=lambda change: (-abs(change[0]), change[1], change[2].file))
+    changed.sort(key=lambda change: (-abs(change[3] - change[2]), change[0], change[1]))
     rows = [
-        (name, clip.file, str(clip.ours.errors), str(clip.theirs.errors), f"{difference:+d}")
-        for difference, name, clip in changed[:_MAX_CHANGED]
+        (name, file, str(in_a), str(in_b), f"{in_b - in_a:+d}")
+        for name, file, in_a, in_b in changed[:_MAX_CHANGED]
     ]
     note = f"Character errors, the greatest changes first; {len(changed)} in all."
     table = Table(["system", "clip", "A", "B", "B - A"], rows, note=note)

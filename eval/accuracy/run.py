@@ -24,6 +24,7 @@ from eval.accuracy import systems
 from eval.accuracy.normalize import Normalize, Spelling, normalizer, read_spelling
 from eval.accuracy.passages import join_clips
 from eval.accuracy.predictions import (
+    CallsBySystem,
     ClipSet,
     ClipSets,
     Keys,
@@ -111,13 +112,7 @@ def evaluate(
 
 
 def report(
-    run: Run,
-    *,
-    a: Path,
-    b: Path | None,
-    names: tuple[str, ...],
-    normalizer_name: str,
-    output: Path,
+    run: Run, *, a: Path, b: Path | None, names: tuple[str, ...], normalizer_name: str, output: Path
 ) -> Result:
     """Score a kept run again and write its report; or show two runs side by side.
 
@@ -147,18 +142,17 @@ def kept_result(folder: Path, names: tuple[str, ...], normalizer_name: str) -> R
     return result_of(report, calls, normalize)
 
 
-def score(
-    folder: Path, names: tuple[str, ...], normalizer_name: str
-) -> tuple[Report, dict[str, list[TimedCall]], Normalize]:
+Scored = tuple[Report, CallsBySystem, Normalize]
+"""A report, the calls that it is of, and the normaliser that texts were compared under."""
+
+
+def score(folder: Path, names: tuple[str, ...], normalizer_name: str) -> Scored:
     """Score a run's predictions.
 
     Args:
         folder: the run's folder.
         names: the systems to score; () is all, in the order that they ran.
         normalizer_name: the name of the text normaliser.
-
-    Returns:
-        The report, the calls of each system by name, and the normaliser.
 
     Raises:
         ConfigError: a file is missing or damaged, or a system did not hear all its clips; the
@@ -320,7 +314,7 @@ def _find_corpora(config: EvaluationProduct, say: Say) -> dict[ClipSet, FoundCor
             return {"timed": timed}
         summary += f"; {len(clips)} of these are not timed"
     if settings.join_s:
-        clips = join_clips(clips, settings.join_s, limits)
+        clips = join_clips(clips, settings.join_s)
         summary += f"; joined to {len(clips)} passages of at most {settings.join_s:g} s by speaker"
         say(summary)
     return {"heldout": FoundCorpus(clips, summary, heldout.unreadable), "timed": timed}

@@ -14,7 +14,6 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jiwer
 import numpy as np
@@ -299,8 +298,7 @@ def gates(
             return Check(name, None, f"{' and '.join(missing) or title} did not run")
         rivals = dict[str, list[CountsPair]]()
         for other in others:
-            common = common_clips(by_name[ours], by_name[other])
-            pairs = [(c.ours, c.theirs) for c in common if not groups or c.group in groups]
+            pairs = list(common_clips(by_name[ours], by_name[other], groups).values())
             if any(edits.length for edits, _ in pairs):
                 rivals[other] = pairs
         if not rivals:
@@ -320,24 +318,26 @@ def gates(
     ]
 
 
-class CommonClip(NamedTuple):
-    """The character edits of two systems on one clip."""
+def common_clips(
+    ours: SystemScore, theirs: SystemScore, groups: Sequence[str] = ()
+) -> dict[tuple[ClipSet, str], CountsPair]:
+    """Return the character edits on each clip of these groups that both systems transcribed.
 
-    file: str
-    group: str
-    ours: Counts
-    theirs: Counts
+    Args:
+        ours: one system.
+        theirs: the other one.
+        groups: groups of clips; () is all clips.
 
-
-def common_clips(ours: SystemScore, theirs: SystemScore) -> list[CommonClip]:
-    """Return the clips that both systems transcribed."""
-    return [
-        CommonClip(file, score.groups[file], counts, theirs.sets[clip_set].by_clip[file])
+    Returns:
+        pairs by set and file.
+    """
+    return {
+        (clip_set, file): (counts, theirs.sets[clip_set].by_clip[file])
         for clip_set, score in ours.sets.items()
         if clip_set in theirs.sets
         for file, counts in score.by_clip.items()
-        if file in theirs.sets[clip_set].by_clip
-    ]
+        if file in theirs.sets[clip_set].by_clip and (not groups or score.groups[file] in groups)
+    }
 
 
 def gap_gate(name: str, pairs: Sequence[CountsPair], other: str, limit: float, unit: str) -> Check:

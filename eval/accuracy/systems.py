@@ -1,4 +1,4 @@
-"""The systems under test: Earshot, faster-whisper and transformers, and the table of them.
+"""The systems under test: Earshot and faster-whisper, and the table of them.
 
 Every system's process imports this, so heavy modules are imported where they are needed. Every
 system gets a file's bytes and no reference; the language is told to all of them or to none. All get
@@ -16,18 +16,16 @@ import io
 import itertools
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from build import hub
 from eval.accuracy.predictions import Prediction, TimedText
-from eval.accuracy.worker import TranscriptionSystem
+from eval.accuracy.worker import OpenedSystem, TranscriptionSystem
 from eval.config import EvaluationProduct, changed
 from eval.processes import run_tool
-from eval.record import made_once, missing_packages, versions
+from eval.record import made_once, missing_packages, read_json, versions, write_json
 from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
@@ -45,8 +43,6 @@ OPENAI_VOCABULARIES = (OPENAI_ENGLISH, 51_865, 51_866)  # multilingual; large-v3
 """Sizes of the vocabularies of published checkpoints; no other checkpoint has one of these."""
 _CONVERT = "from ctranslate2.converters.transformers import main; main()"
 _SPARE_TOKEN = "<|startoflm|>"
-_CHECKPOINT_FILES = (".safetensors", ".bin", ".json")
-_TOKENIZER_FILES = ("tokenizer.json", "preprocessor_config.json")
 
 
 def _from_transcript(transcript: Transcript) -> Prediction:
@@ -125,89 +121,17 @@ def earshot_in_process(
 # ---------------------------------------------------------------- peers
 
 
-def _from_segments(language: str | None, segments: list[TimedText]) -> Prediction:
-    text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
-    return Prediction(text, language, tuple(segments))
-
-
-@contextlib.contextmanager
-def transformers_fp32(config: EvaluationProduct) -> Iterator[TranscriptionSystem]:
-    """Open transformers' `generate` in float32 on the windows that Earshot cuts, one at a time."""
-    import torch  # noqa: PLC0415 - heavy
-    import transformers  # noqa: PLC0415 - heavy
-
-    from serve.speech.audio import decode  # noqa: PLC0415 - as above
-    from serve.speech.cutting import cut  # noqa: PLC0415 - as above
-    from serve.speech.meter import AudioLimits  # noqa: PLC0415 - as above
-
-    torch.set_num_threads(config.eval.threads)
-    device, transcriber = config.runtime.device, config.transcriber
-    folder = str(checkpoint_folder(config))
-    processor: Any = transformers.WhisperProcessor.from_pretrained(folder)
-    whisper: Any = transformers.WhisperForConditionalGeneration
-    model = whisper.from_pretrained(folder, dtype=torch.float32).to(device).eval()
-    lock = threading.Lock()  # generate keeps state in the model; calls take turns
-    options = {
-        "return_timestamps": True,
-        "num_beams": 1,
-        "do_sample": False,
-        "max_new_tokens": transcriber.max_tokens,
-        "temperature": transcriber.temperatures,
-        "compression_ratio_threshold": transcriber.compression_ratio_threshold,
-        "logprob_threshold": transcriber.logprob_threshold,
-        "no_speech_threshold": transcriber.no_speech_threshold,
-    }
-
-    def transcribe(audio: bytes, language: str | None) -> Prediction:
-        """Decode, cut, generate window by window."""
-        tokenizer, segments, first_code = processor.tokenizer, list[TimedText](), language
-        for window in cut(decode(audio, AudioLimits(transcriber.max_audio_s))):
-            inputs = processor(window.samples, sampling_rate=16_000, return_tensors="pt")
-            features, spoken = inputs.input_features.to(device), {}
-            with lock:
-                if model.generation_config.is_multilingual:
-                    code = language
-                    if code is None:
-                        code = tokenizer.decode(model.detect_language(features)[0].item())
-                        code = code.strip("<|>")
-                    spoken = {"task": "transcribe", "language": code}
-                    first_code = first_code or code
-                output = model.generate(features, return_segments=True, **options, **spoken)
-            segments += [
-                TimedText(
-                    window.start_s + float(piece["start"]),
-                    window.start_s + float(piece["end"]),
-                    tokenizer.decode(piece["tokens"], skip_special_tokens=True),
-                )
-                for piece in output["segments"][0]
-            ]
-        return _from_segments(first_code, segments)
-
-    settings = {"device": device, "threads": config.eval.threads, **options}
-    settings |= versions("transformers", "torch")
-    yield TranscriptionSystem(settings, transcribe)
-
-
-FAIR = ("suppress_tokens", "condition_on_previous_text")
-
-
 @contextlib.contextmanager
 def open_faster_whisper(
-    config: EvaluationProduct,
-    compute_type: str,
-    *,
-    fair: Sequence[str] = FAIR,
-    batched: bool = False,
-    **options: Any,
+    config: EvaluationProduct, compute_type: str, *, batched: bool = False, **options: Any
 ) -> Iterator[TranscriptionSystem]:
     """Open faster-whisper on the same checkpoint, converted.
 
     Args:
         config: names the checkpoint, the device and the number of threads.
         compute_type: CTranslate2's compute type.
-        fair: names of `fair_options` that it gets.
         batched: whether the library decodes windows in batches.
-        options: further options of `transcribe` that are not the library's defaults.
+        options: options of `transcribe`, in place of those of `fair_options`.
     """
     from av.error import FFmpegError  # noqa: PLC0415 - comes with faster-whisper
     from faster_whisper import BatchedInferencePipeline, WhisperModel  # noqa: PLC0415 - optional
@@ -222,7 +146,7 @@ def open_faster_whisper(
         num_workers=1,
     )
     pipeline = BatchedInferencePipeline(model) if batched else model
-    decoding = {k: v for k, v in fair_options(config).items() if k in fair} | options
+    decoding = fair_options(config) | options
     settings = {
         "class": type(pipeline).__name__,
         "compute type": compute_type,
@@ -241,13 +165,14 @@ def open_faster_whisper(
         except FFmpegError as error:
             raise AudioError(f"faster-whisper cannot decode the audio: {error}") from error
         segments = [TimedText(piece.start, piece.end, piece.text, piece.seek) for piece in pieces]
-        return _from_segments(info.language, segments)
+        text = " ".join(segment.text.strip() for segment in segments if segment.text.strip())
+        return Prediction(text, info.language, tuple(segments))
 
     yield TranscriptionSystem(settings, transcribe)
 
 
 def fair_options(config: EvaluationProduct) -> dict[str, Any]:
-    """Return the options that are fair to a checkpoint which is not OpenAI's, some of `FAIR`.
+    """Return the options that are fair to a checkpoint which is not OpenAI's.
 
     The library's list of suppressed tokens is OpenAI's, so it gets the checkpoint's, which a
     conversion keeps in config.json; and small checkpoints that are not OpenAI's stop early after
@@ -293,8 +218,8 @@ def checkpoint_folder(config: EvaluationProduct) -> Path:
     name = config.build.checkpoint
     if name.endswith(".pt"):
         raise UnavailableError(
-            f"transformers and faster-whisper need a Hugging Face checkpoint, got {name}; "
-            "leave these systems out with --without"
+            f"faster-whisper needs a Hugging Face checkpoint, got {name}; leave it out with "
+            "--without"
         )
     return hub.checkpoint_folder(name).path
 
@@ -303,7 +228,7 @@ def checkpoint_key(config: EvaluationProduct) -> str:
     """Hash the checkpoint's weights and JSON files; raises as `checkpoint_folder`."""
     digest = hashlib.sha256()
     for path in sorted(checkpoint_folder(config).iterdir()):
-        if path.suffix in _CHECKPOINT_FILES:
+        if path.suffix in (".safetensors", ".bin", ".json"):
             digest.update(path.name.encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -334,7 +259,7 @@ def prepare_converted(config: EvaluationProduct) -> None:
     def convert(partial: Path) -> None:
         command = [sys.executable, "-c", _CONVERT, "--model", str(checkpoint_folder(config))]
         command += ["--output_dir", str(partial), "--quantization", "float32", "--force"]
-        command += ["--copy_files", *_TOKENIZER_FILES]
+        command += ["--copy_files", "tokenizer.json", "preprocessor_config.json"]
         run_tool(command, "converting the checkpoint for faster-whisper", PREPARE_TIMEOUT_S)
         mark_multilingual(partial)
 
@@ -362,8 +287,7 @@ def mark_multilingual(folder: Path) -> None:
             "--without"
         )
     tokens[tokens.index(_SPARE_TOKEN)] = ""
-    text = json.dumps(tokens, ensure_ascii=False)
-    (folder / "vocabulary.json").write_text(text, encoding="utf-8")
+    write_json(folder / "vocabulary.json", tokens)
 
 
 def vocabulary(folder: Path) -> list[str]:
@@ -371,14 +295,11 @@ def vocabulary(folder: Path) -> list[str]:
     path = folder / "vocabulary.json"
     if not path.is_file():  # of earlier releases, a token a line
         return (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
-    return tokens
+    return read_json(path, list[str], "a vocabulary")
 
 
 # ---------------------------------------------------------------- systems
 
-
-_PEER_DISTRIBUTIONS = ("faster-whisper", "ctranslate2", "transformers", "torch")
 
 LONG_OURS: dict[str, dict[str, Any]] = {  # options of a request, for `long`
     "earshot-parallel": {},
@@ -388,12 +309,13 @@ LONG_OURS: dict[str, dict[str, Any]] = {  # options of a request, for `long`
     "earshot-multilingual": {"multilingual": True},
 }
 
+_CONTEXT: dict[str, Any] = {"condition_on_previous_text": True}
 _NO_CONTEXT: dict[str, Any] = {"condition_on_previous_text": False}
 _VAD: dict[str, Any] = {"vad_filter": True}
 _BATCHED: dict[str, Any] = {"batched": True}
 LONG_THEIRS: dict[str, dict[str, Any]] = {  # options of `open_faster_whisper`
-    "faster-whisper-default": {},
-    "faster-whisper-vad": _VAD,
+    "faster-whisper-default": _CONTEXT,
+    "faster-whisper-vad": _CONTEXT | _VAD,
     "faster-whisper-no-context": _NO_CONTEXT,
     "faster-whisper-no-context-vad": _NO_CONTEXT | _VAD,
     "faster-whisper-multilingual": _NO_CONTEXT | _VAD | {"multilingual": True},
@@ -407,42 +329,32 @@ LONG_THEIRS: dict[str, dict[str, Any]] = {  # options of `open_faster_whisper`
 class Spec:
     """The way to open a system, and what it needs."""
 
-    open: Callable[[], AbstractContextManager[TranscriptionSystem]]
+    open: Callable[[], OpenedSystem]
     packages: tuple[str, ...]  # by import name
-    engine: Precision | None = None  # to be built before it starts; None = none
-    converted: bool = False  # whether the checkpoint has to be converted before it starts
+    engine: Precision | None  # ours, built before it starts; None: it reads the checkpoint
 
 
 def in_process(config: EvaluationProduct, precision: Precision, **options: Any) -> Spec:
     """Specify our engine in this process; `options` are of every request."""
     opened = functools.partial(earshot_in_process, config, precision, **options)
-    return Spec(opened, ("torch",), engine=precision)
+    return Spec(opened, ("torch",), precision)
 
 
 def faster_whisper(config: EvaluationProduct, compute_type: str, **options: Any) -> Spec:
     """Specify faster-whisper; the options are those of `open_faster_whisper`."""
     opened = functools.partial(open_faster_whisper, config, compute_type, **options)
-    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), converted=True)
+    return Spec(opened, ("faster_whisper", "ctranslate2", "av"), None)
 
 
 def specs(config: EvaluationProduct) -> dict[str, Spec]:
     """Return every system of `run` and `long` by name."""
-
-    def computed(cross_kv: str, encoder_precision: str) -> Spec:
-        runtime = {"cross_kv": cross_kv, "encoder_precision": encoder_precision}
-        return in_process(changed(config, "runtime", **runtime), "int8")
-
-    long_peer = functools.partial(faster_whisper, config, "float32", fair=("suppress_tokens",))
+    library = _CONTEXT | {"suppress_tokens": [-1]}  # the defaults of release 1.2.1
     one_row, configured = {"beam_size": 1, "best_of": 1}, config.build.precision
     triton = functools.partial(earshot_triton, config)
-    reference = functools.partial(transformers_fp32, config)
     return {
         "earshot-triton": Spec(triton, ("pytriton", "tritonclient"), configured),
         "earshot-int8": in_process(config, "int8"),
         "earshot-int8-greedy": in_process(greedy(config), "int8"),
-        "earshot-int8-full-kv": computed("full", "full"),
-        "earshot-int8-kv8": computed("int8", "full"),
-        "earshot-int8-kv8-fp8": computed("int8", "fp8"),  # Hopper alone has FP8
         "earshot-fp16": in_process(config, "fp16"),
         "earshot-fp16-greedy": in_process(greedy(config), "fp16"),
         "faster-whisper-float32": faster_whisper(config, "float32"),
@@ -450,10 +362,9 @@ def specs(config: EvaluationProduct) -> dict[str, Spec]:
         "faster-whisper-float16": faster_whisper(config, "float16"),  # GPUs alone have it
         "faster-whisper-int8": faster_whisper(config, "int8"),
         "faster-whisper-int8-greedy": faster_whisper(config, "int8", **one_row),
-        "faster-whisper-library-defaults": faster_whisper(config, "default", fair=()),
-        "transformers-fp32": Spec(reference, ("transformers", "torch")),
+        "faster-whisper-library-defaults": faster_whisper(config, "default", **library),
         **{name: in_process(config, configured, **own) for name, own in LONG_OURS.items()},
-        **{name: long_peer(**own) for name, own in LONG_THEIRS.items()},
+        **{name: faster_whisper(config, "float32", **own) for name, own in LONG_THEIRS.items()},
     }
 
 
@@ -493,7 +404,7 @@ def prepare(names: Iterable[str], config: EvaluationProduct, config_path: str) -
     needed = [known[name] for name in names]
     for precision in sorted({spec.engine for spec in needed if spec.engine}):
         prepare_engine(config, config_path, precision)
-    if any(spec.converted for spec in needed):
+    if any(spec.engine is None for spec in needed):
         prepare_converted(config)
 
 
@@ -516,7 +427,7 @@ def key_of(name: str, config: EvaluationProduct) -> str:
         files = [Path(engine_of(config, spec.engine)) / MANIFEST_FILE]
         files += sorted(Path("serve").rglob("*.py"))
     else:
-        facts += [versions(*_PEER_DISTRIBUTIONS), checkpoint_key(config)]
+        facts += [versions("faster-whisper", "ctranslate2"), checkpoint_key(config)]
         files = [Path(__file__)]
     digest = hashlib.sha256(to_json(facts).encode())
     for path in files:
@@ -524,8 +435,6 @@ def key_of(name: str, config: EvaluationProduct) -> str:
     return digest.hexdigest()[:16]
 
 
-def open_system(
-    name: str, config: EvaluationProduct
-) -> AbstractContextManager[TranscriptionSystem]:
-    """Open a system; it is ready in the `with` block."""
+def open_system(name: str, config: EvaluationProduct) -> OpenedSystem:
+    """Open a system."""
     return specs(config)[name].open()

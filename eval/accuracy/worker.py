@@ -58,25 +58,25 @@ class TranscriptionSystem:
     transcribe: Callable[[bytes, str | None], Prediction]
 
 
-OpenSystem = Callable[
-    [str, EvaluationProduct], contextlib.AbstractContextManager[TranscriptionSystem]
-]
-"""Opens a system by name; everything is freed at the end of the `with` block."""
+OpenedSystem = contextlib.AbstractContextManager[TranscriptionSystem]
+"""A system that is ready in the `with` block; everything is freed at its end."""
+
+OpenSystem = Callable[[str, EvaluationProduct], OpenedSystem]
+"""Opens a system by name."""
+
+
+OnCall = Callable[[TimedCall], object]
+"""Receives each call once it has ended, one at a time."""
 
 
 def drive(
-    system: TranscriptionSystem,
-    load: LoadPhase,
-    emit: Callable[[TimedCall], None],
-    *,
-    tell_language: bool = False,
+    system: TranscriptionSystem, load: LoadPhase, on_call: OnCall, *, tell_language: bool = False
 ) -> None:
     """Send the clips of a phase in a closed loop; each pass has its own shuffled order.
 
-    `emit` gets every timed call in order of completion, one at a time. An expected error of the
-    system becomes the `error` of its call. Any other exception ends the drive and is raised, such
-    as the FileError of a clip that cannot be read. With `tell_language` the system gets the
-    language of each clip.
+    An expected error of the system becomes the `error` of its call. Any other exception ends the
+    drive and is raised, such as the FileError of a clip that cannot be read. With `tell_language`
+    the system gets the language of each clip.
     """
     order, lock, clips = random.Random(SHUFFLE_SEED), threading.Lock(), list(load.clips)
     passes = [order.sample(clips, len(clips)) for _ in range(load.repeats)]
@@ -106,7 +106,7 @@ def drive(
             group=clip.group,
         )
         with lock:
-            emit(timed_call)
+            on_call(timed_call)
 
     closed_loop(call, itertools.chain(*passes), at_once=load.concurrency)
 
@@ -129,7 +129,7 @@ def measure_system(
     phases: Sequence[LoadPhase],
     *,
     open_system: OpenSystem,
-    on_call: Callable[[TimedCall], None],
+    on_call: OnCall,
     log: Path,
 ) -> SystemFacts:
     """Run one system to its end.
@@ -139,7 +139,7 @@ def measure_system(
         config: `eval` says how many CPU threads the system gets.
         phases: driven one after another.
         open_system: opens it, in the child.
-        on_call: gets every call as it ends.
+        on_call: receives every call as it ends.
         log: receives the output of the child.
 
     Raises:

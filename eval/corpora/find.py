@@ -11,13 +11,10 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.corpora.layout import CLIPS, EXPECTED, TRANSCRIPTS, Layout, librispeech, recordings, table
-from eval.corpora.parquet import PREFIX, hub, local
+from eval.corpora.layout import EXPECTED, TRANSCRIPTS, Layout, librispeech, recordings, table
 from serve.contract.errors import ConfigError, EarshotError, FileError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")  # files of references in a folder
-METADATA = ("metadata", "manifest")  # names of the table that is read if a folder has several
-COMMON_VOICE = ("test.tsv", "validated.tsv")  # the same of Common Voice, the first that exists
 _NAMED = 8  # problems in an error
 
 
@@ -44,7 +41,7 @@ def find_clips(
     """Find the clips of a corpus, all or a random sample.
 
     Args:
-        source: a file, a folder, or a name of the Hugging Face hub: see `EXPECTED`.
+        source: a file or a folder: see `EXPECTED`.
         limit: the maximum number of clips; 0 returns all. The sample is stratified by `Clip.group`.
             With the same seed, a smaller sample is a subset of a larger one.
         seed: the seed of the sample.
@@ -58,13 +55,10 @@ def find_clips(
         FileError: a file cannot be read.
         ConfigError: the layout is unknown, a clip has no audio or no text or is listed twice, or no
             clip can be read.
-        UnavailableError: the hub does not give the data set.
     """
     layout = _layout(source, need_references)
     listed = _check_clips(layout, source, half)
     chosen = _draw(listed, limit, seed)
-    if layout.fetch:
-        layout.fetch(chosen)
     clips, unreadable = [], dict[str, str]()
     for clip in tqdm(chosen, desc=f"reading {source}", unit="clip", leave=False):
         try:
@@ -89,30 +83,19 @@ def find_clips(
 
 
 def _layout(source: str, need_references: bool) -> Layout:
-    if source.startswith(PREFIX):
-        return hub(source)
     path = Path(source)
-    if path.is_dir():
-        return _folder_layout(path, need_references)
-    if not path.is_file():
+    if path.is_file():
+        return table(path)
+    if not path.is_dir():
         raise FileError(f"cannot read {source}: No such file or directory; {EXPECTED}")
-    return local(path, [path]) if path.suffix == ".parquet" else table(path)
-
-
-def _folder_layout(path: Path, need_references: bool) -> Layout:
     tables = [file for file in sorted(path.iterdir()) if file.suffix in TABLES]
-    common_voice = [path / name for name in COMMON_VOICE if (path / CLIPS).is_dir()]
-    metadata = [file for file in tables if file.stem in METADATA]
-    for files in ([file for file in common_voice if file.is_file()][:1], metadata, tables):
-        if len(files) == 1:
-            return table(files[0])
+    if len(tables) == 1:
+        return table(tables[0])
     if tables:
         names = ", ".join(table.name for table in tables)
         raise ConfigError(f"{path} has several tables: {names}; name one of them")
     if next(path.rglob(TRANSCRIPTS), None):
         return librispeech(path)
-    if files := sorted(path.rglob("*.parquet")):
-        return local(path, files)
     layout = recordings(path)
     if need_references and not layout.references:
         raise ConfigError(f"{path} holds no references; {EXPECTED}")
@@ -127,7 +110,7 @@ def _check_clips(layout: Layout, source: str, half: str) -> list[Clip]:
             problems.append(f"{where} lists {clip.file} again")
         elif not clip.text and layout.references and not layout.may_be_silent:
             problems.append(f"{where} has no text for {clip.file}")
-        elif not clip.file or not (layout.fetch or clip.path.is_file()):
+        elif not clip.path.is_file():
             problems.append(f"{where} has no audio {clip.file}")
         files.add(clip.file)
     if problems:

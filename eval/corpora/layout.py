@@ -1,13 +1,13 @@
 """Layouts of recordings as people have them: tables, LibriSpeech, text files beside the audio.
 
-A table is a CSV with any usual delimiter, or JSONL. Common Voice's layout is a table, too: a TSV
-with its audio in clips/ beside it.
+A table is a CSV with any usual delimiter, or JSONL. So is a TSV of Common Voice, with its audio in
+clips/ beside it.
 """
 
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +17,18 @@ from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 from serve.speech.file_types import is_audio
 
-AUDIO_KEYS = ("file_name", "file", "path", "audio", "audio_filepath", "audio_path", "filename")
-TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "reference")
-LANGUAGE_KEYS = ("language", "lang", "locale")
+KEYS = {
+    "audio": ("file_name", "file", "path", "audio", "audio_filepath", "audio_path", "filename"),
+    "text": ("text", "sentence", "transcript", "transcription", "reference"),
+    "language": ("language", "lang", "locale"),
+}
 EXPECTED = (
-    "expected audio files with a .txt beside each, a folder with one CSV or JSONL table, a "
-    "manifest, LibriSpeech's or Common Voice's folder, Parquet files, or a data set of the "
-    "Hugging Face hub as hf:OWNER/NAME"
+    "expected audio files with a .txt beside each, a CSV, TSV or JSONL table or a folder with one, "
+    "a manifest, or LibriSpeech's folder"
 )
 UNDERSTOOD = (
-    f"audio as {', '.join(AUDIO_KEYS)}; text as {', '.join(TEXT_KEYS)}; "
-    f"language, if it is there, as {', '.join(LANGUAGE_KEYS)}"
+    f"audio as {', '.join(KEYS['audio'])}; text as {', '.join(KEYS['text'])}; "
+    f"language, if it is there, as {', '.join(KEYS['language'])}"
 )
 TRANSCRIPTS = "*.trans.txt"  # of LibriSpeech
 CLIPS = "clips"  # the folder of audio of Common Voice
@@ -45,48 +46,12 @@ class Layout:
             not known yet.
         references: whether the clips have texts.
         may_be_silent: whether an empty text means no speech; else the text is missing.
-        fetch: puts the audio of clips where their path says; None if all of it is there.
     """
 
     title: str
     clips: Sequence[tuple[str, Clip]]
     references: bool = True
     may_be_silent: bool = False
-    fetch: Callable[[Sequence[Clip]], None] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """The keys of a table for audio, text and language."""
-
-    audio: str
-    text: str
-    language: str | None
-
-    def __str__(self) -> str:
-        language = f", language from `{self.language}`" if self.language else ""
-        return f"audio from `{self.audio}`, text from `{self.text}`{language}"
-
-
-def columns_of(names: Sequence[str]) -> Columns | None:
-    """Find the columns of a table with these keys; None where audio or text is not among them.
-
-    If several keys fit, the first one in `AUDIO_KEYS`, and so on, is taken. Case is ignored.
-    """
-    known = {name.strip().casefold(): name for name in reversed(names)}
-
-    def first(keys: Sequence[str]) -> str | None:
-        return next((known[key] for key in keys if key in known), None)
-
-    audio, text = first(AUDIO_KEYS), first(TEXT_KEYS)
-    if audio is None or text is None:
-        return None
-    return Columns(audio, text, first(LANGUAGE_KEYS))
-
-
-def language_code(tag: str | None) -> str | None:
-    """Return the language of a tag such as zh-CN, as Whisper writes it; None for an empty tag."""
-    return (tag or "").strip().replace("_", "-").partition("-")[0].casefold() or None
 
 
 # ---------------------------------------------------------------- folders
@@ -154,23 +119,34 @@ def table(path: Path) -> Layout:
     if _is_jsonl(path) and {"file", "text", "language", "duration"} <= set(names):
         clips = [(clip.file, clip) for clip in load_clips(path)]
         return Layout("a manifest of clips", clips, may_be_silent=True)
-    columns = columns_of(names)
-    if columns is None:
+    columns = _columns(names)
+    if not {"audio", "text"} <= columns.keys():
         raise ConfigError(f"{path} has {', '.join(names) or 'no lines'}; expected {UNDERSTOOD}")
     folder, title = path.parent, f"the table {path.name}"
     if path.suffix == ".tsv" and (path.parent / CLIPS).is_dir():
         folder, title = path.parent / CLIPS, f"Common Voice's {path.name}"
     clips = []
     for number, row in rows:
-        cells = {name: row.get(name) or "" for name in dataclasses.astuple(columns) if name}
-        for name, value in cells.items():
+        cells = {what: row.get(name) or "" for what, name in columns.items()}
+        for what, value in cells.items():
             if not isinstance(value, str):
-                raise ConfigError(f"{path.name}:{number}: `{name}` is {value!r}; expected text")
-        file, text = cells[columns.audio].strip(), cells[columns.text].strip()
-        language = language_code(cells.get(columns.language or ""))
+                position = f"{path.name}:{number}: `{columns[what]}`"
+                raise ConfigError(f"{position} is {value!r}; expected text")
+        file, text = cells["audio"].strip(), cells["text"].strip()
+        # A tag such as zh-CN; Whisper knows the language alone.
+        tag = cells.get("language", "").strip().replace("_", "-")
+        language = tag.partition("-")[0].casefold() or None
         clip = Clip(file, folder / file, text, language, 0.0)
         clips.append((f"{path.name}:{number}", clip))
-    return Layout(f"{title}, {columns}", clips)
+    sources = ", ".join(f"{what} from `{name}`" for what, name in columns.items())
+    return Layout(f"{title}, {sources}", clips)
+
+
+def _columns(names: Sequence[str]) -> dict[str, str]:
+    """Return a table's own names of `KEYS`; the first that fits is taken, and case is ignored."""
+    known = {name.strip().casefold(): name for name in reversed(names)}
+    fitting = {what: [known[key] for key in keys if key in known] for what, keys in KEYS.items()}
+    return {what: found[0] for what, found in fitting.items() if found}
 
 
 def _is_jsonl(path: Path) -> bool:

@@ -14,13 +14,11 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import Clip
+from eval.accuracy.passages import read_samples
 from eval.record import made_once, read_jsonl, write_jsonl
 from serve.contract.errors import ConfigError
-from serve.contract.files import read_bytes
 from serve.contract.messages import Samples
-from serve.speech.audio import decode, join_blocks
 from serve.speech.features import SAMPLE_RATE, WINDOW_S
-from serve.speech.meter import AudioLimits
 from serve.speech.words import SPACELESS
 
 Kind = Literal["pauses", "noise", "tones", "languages", "reading", "passage"]
@@ -67,10 +65,6 @@ class AnnotatedRecording:
         """Return the sentences, in order."""
         return tuple(stretch for stretch in self.stretches if stretch.what == "speech")
 
-    def clip(self, folder: Path) -> Clip:
-        """Return the recording, as systems are given it."""
-        return Clip(self.file, folder / self.file, self.text, self.language, self.duration)
-
 
 def recording(file: str, kind: Kind, stretches: Sequence[Stretch]) -> AnnotatedRecording:
     """Make a recording of these stretches, at least one of them a sentence."""
@@ -93,7 +87,6 @@ def read_manifest(path: Path) -> list[AnnotatedRecording]:
 # ---------------------------------------------------------------- sound
 
 
-_LIMITS = AudioLimits(600.0)  # of a clip
 FADE_S = 0.05
 _TILE_S = 30.0  # longer noise is repeated
 _LOWEST_HZ = 40.0
@@ -105,11 +98,6 @@ _ATTACK_S = 0.015
 def n_samples(seconds: float) -> int:
     """Convert a time to a number of samples."""
     return round(seconds * SAMPLE_RATE)
-
-
-def read_samples(clip: Clip) -> Samples:
-    """Decode a clip; raises FileError and AudioError."""
-    return join_blocks(decode(read_bytes(clip.path), _LIMITS))
 
 
 def at_level(samples: npt.NDArray[np.floating[Any]], target_db: float) -> Samples:
@@ -336,8 +324,31 @@ def compose(speech: Sequence[Clip], minutes: float | None, seed: int) -> Path:
     digest = hashlib.sha256(repr((planned, seed, list(speech))).encode())
     digest.update(Path(__file__).read_bytes())
     folder = CACHE / digest.hexdigest()[:24]
-    passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
-    made_once(folder, lambda partial: _make(planned, seed, sentences, passages, partial))
+
+    @functools.cache
+    def sound(clip: Clip) -> Samples:
+        return faded(read_samples(clip.path), 0.01)
+
+    def make(partial: Path) -> None:
+        recordings = []
+
+        def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
+            soundfile.write(partial / file, samples, SAMPLE_RATE, subtype="PCM_16")
+            recordings.append(recording(file, kind, stretches))
+
+        for number, row in enumerate(tqdm(planned, "composing", unit="recording")):
+            rng = np.random.default_rng((seed, number))
+            items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
+            samples = render(items, sound, rng)
+            file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
+            keep(file, row.kind, [stretch for stretch, _ in items], samples)
+        passages = [clip for clip in speech if clip.text and clip.duration_s > WINDOW_S]
+        for number, clip in enumerate(passages, len(planned)):
+            passage = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
+            keep(f"{number:02}-passage-{clip.language}.flac", "passage", [passage], sound(clip))
+        write_jsonl(partial / MANIFEST, recordings)
+
+    made_once(folder, make)
     return folder
 
 
@@ -359,35 +370,6 @@ def _by_language(speech: Sequence[Clip]) -> dict[str, list[Clip]]:
         by_text = {clip.text: clip for clip in by_speaker[key]}
         chosen.setdefault(key[0], list(by_text.values()))
     return chosen
-
-
-def _make(
-    planned: Sequence[PlannedRecording],
-    seed: int,
-    sentences: Mapping[str, Sequence[Clip]],
-    passages: Sequence[Clip],
-    folder: Path,
-) -> None:
-    recordings = []
-
-    @functools.cache
-    def sound(clip: Clip) -> Samples:
-        return faded(read_samples(clip), 0.01)
-
-    def keep(file: str, kind: Kind, stretches: Sequence[Stretch], samples: Samples) -> None:
-        soundfile.write(folder / file, samples, SAMPLE_RATE, subtype="PCM_16")
-        recordings.append(recording(file, kind, stretches))
-
-    for number, row in enumerate(tqdm(planned, "composing", unit="recording")):
-        rng = np.random.default_rng((seed, number))
-        items = write_script(row.kind, row.languages, sentences, 60.0 * row.minutes, rng)
-        samples = render(items, sound, rng)
-        file = f"{number:02}-{row.kind}-{'-'.join(row.languages)}.flac"
-        keep(file, row.kind, [stretch for stretch, _ in items], samples)
-    for number, clip in enumerate(passages, len(planned)):
-        passage = Stretch("speech", 0.0, clip.duration_s, clip.text, clip.language)
-        keep(f"{number:02}-passage-{clip.language}.flac", "passage", [passage], sound(clip))
-    write_jsonl(folder / MANIFEST, recordings)
 
 
 def render(

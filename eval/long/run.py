@@ -51,8 +51,7 @@ def long(
     prepare(names, config, run.config_path)
     folder = compose(_speech(config), minutes, seed)
     recordings = read_manifest(folder / MANIFEST)
-    clips = [recording.clip(folder) for recording in recordings]
-    sets: ClipSets = {"timed": clips}
+    sets: ClipSets = {"timed": load_clips(folder / MANIFEST)}
     keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
     transcribe_remaining(conditions, config, sets, keys, run.folder, run.say, again=again)

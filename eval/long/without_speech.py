@@ -13,13 +13,14 @@ import numpy as np
 import soundfile
 
 from build.clips import Clip
+from eval.accuracy.passages import read_samples
 from eval.accuracy.predictions import ClipSets, PredictionStore, TimedCall, keys_of
 from eval.accuracy.run import transcribe_remaining
 from eval.accuracy.score import Counts, all_answered, char_counts
 from eval.accuracy.systems import check, prepare
 from eval.corpora.find import find_clips
 from eval.long import WITHOUT_SPEECH_SYSTEMS
-from eval.long.compose import at_level, faded, music, n_samples, noise, read_samples
+from eval.long.compose import at_level, faded, music, n_samples, noise
 from eval.record import Check, ReportSection, Result, Run, Table
 from serve.contract.errors import ConfigError
 from serve.contract.messages import Samples
@@ -129,7 +130,7 @@ def _pauses(samples: Samples) -> list[Samples]:
 
 def _with_pauses(speech: Sequence[Clip]) -> Iterator[list[Samples]]:
     """Yield the pauses of the first recordings that have some."""
-    pauses = (_pauses(read_samples(clip)) for clip in speech)
+    pauses = (_pauses(read_samples(clip.path)) for clip in speech)
     return itertools.islice(filter(None, pauses), 15)
 
 
@@ -151,7 +152,7 @@ def _spoken(kind: str, speech: Sequence[Clip], rng: np.random.Generator) -> Iter
     """Yield words between 1 to 10 s of silence, maybe with noise of 15 to 30 dB less."""
     for clip in speech[:20]:
         silence = [n_samples(float(seconds)) for seconds in rng.uniform(1, 10, 2)]
-        samples = read_samples(clip)
+        samples = read_samples(clip.path)
         if kind == "in noise":
             samples = np.pad(at_level(samples, _SPEECH_DB), silence)
             samples += noise(len(samples), 1.0, _SPEECH_DB - float(rng.uniform(15, 30)), rng)

@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import numpy as np
 import soundfile
-from numpy.random import Generator
 from tqdm import tqdm
 
 from build.clips import Clip
-from eval.long.compose import at_level, faded, noise, read_samples
+from eval.accuracy.passages import read_samples
+from eval.long.compose import at_level, faded, noise
 from eval.record import made_once, write_text
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
@@ -53,11 +53,6 @@ class ConversationRecording:
     path: Path
     turns: tuple[SpeakerTurn, ...]
     utterances: tuple[Utterance, ...] = ()  # in order of time; () = not known
-
-    @property
-    def speakers(self) -> int:
-        """Return the number of speakers."""
-        return len({turn.speaker for turn in self.turns})
 
 
 def read_recordings(folder: Path) -> list[ConversationRecording]:
@@ -195,24 +190,21 @@ def compose(
     folder = CACHE / digest.hexdigest()[:24]
 
     def make(partial: Path) -> None:
-        for number, conversation in enumerate(tqdm(planned, "composing", unit="conversation")):
-            _write(conversation, np.random.default_rng((seed, number)), clips, partial)
+        for number, plan in enumerate(tqdm(planned, "composing", unit="conversation")):
+            rng = np.random.default_rng((seed, number))
+            speakers = _draw_speakers(plan, rng, clips)
+            decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
+            samples, turns, utterances = _conversation(plan, rng, decks)
+            soundfile.write(partial / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+            write_text(partial / f"{plan.name}.rttm", to_rttm(plan.name, turns))
+            write_text(partial / f"{plan.name}.stm", to_stm(plan.name, utterances))
 
     made_once(folder, make)
     return read_recordings(folder)
 
 
-def _write(plan: ConversationPlan, rng: Generator, clips: Sequence[Clip], folder: Path) -> None:
-    speakers = _draw_speakers(plan, rng, clips)
-    decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
-    samples, turns, utterances = _conversation(plan, rng, decks)
-    soundfile.write(folder / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
-    write_text(folder / f"{plan.name}.rttm", to_rttm(plan.name, turns))
-    write_text(folder / f"{plan.name}.stm", to_stm(plan.name, utterances))
-
-
 def _draw_speakers(
-    plan: ConversationPlan, rng: Generator, clips: Sequence[Clip]
+    plan: ConversationPlan, rng: np.random.Generator, clips: Sequence[Clip]
 ) -> dict[str, list[Clip]]:
     """Draw the speakers, and return the clips of each."""
     own = collections.defaultdict[str, list[Clip]](list)
@@ -233,7 +225,7 @@ def _draw_speakers(
 
 
 def _speech_of(clip: Clip) -> _SpokenClip:
-    samples = read_samples(clip)
+    samples = read_samples(clip.path)
     listener = SpeechFilter(_SPEECH, VadModel())
     speech = [*listener.push(samples), *listener.finish()]
     intervals = list[tuple[int, int]]()
@@ -248,7 +240,7 @@ def _speech_of(clip: Clip) -> _SpokenClip:
 
 
 def _conversation(
-    plan: ConversationPlan, rng: Generator, decks: Mapping[str, Sequence[_SpokenClip]]
+    plan: ConversationPlan, rng: np.random.Generator, decks: Mapping[str, Sequence[_SpokenClip]]
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
     names = list(decks)
@@ -282,7 +274,7 @@ def _conversation(
     return np.clip(out, -1.0, 1.0), turns, utterances
 
 
-def _draw_next(rng: Generator, speaker: int, count: int) -> int:
+def _draw_next(rng: np.random.Generator, speaker: int, count: int) -> int:
     """Draw who speaks next: now and then the same again."""
     if speaker >= 0 and (count == 1 or rng.random() < _GOES_ON):
         return speaker
@@ -290,5 +282,5 @@ def _draw_next(rng: Generator, speaker: int, count: int) -> int:
     return int(others[rng.integers(len(others))])
 
 
-def _draw_samples(rng: Generator, range_s: tuple[float, float]) -> int:
+def _draw_samples(rng: np.random.Generator, range_s: tuple[float, float]) -> int:
     return round(rng.uniform(*range_s) * SAMPLE_RATE)

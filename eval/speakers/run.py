@@ -19,16 +19,16 @@ import soundfile
 from tqdm import tqdm
 
 from build.clips import load_clips
+from eval.accuracy.passages import read_samples
 from eval.accuracy.score import Counts, word_counts
 from eval.accuracy.systems import prepare_engine
 from eval.config import EvaluationProduct
 from eval.record import Check, ReportSection, Result, Run, Table
 from eval.speakers.conversations import PLAN, ConversationRecording, compose, read_recordings
+from serve.contract.errors import ConfigError
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
 from serve.speakers.diarize import Diarizer, SpeakerTurn
-from serve.speech.audio import decode, join_blocks
-from serve.speech.meter import AudioLimits
 from serve.speech.text import normalize_text
 from serve.transcriber.open import open_transcriber
 
@@ -138,8 +138,6 @@ HALVES = ("choose", "report")
 MAX_ERROR_RATE = 8.0  # % of the speech of conversations
 MIN_COUNTED = 0.8  # of the conversations have the right number of speakers
 HEADER = ("", "DER", "missed", "invented", "confused", "speakers right", "RTFx")
-TEXTS_HEADER = ("texts", "cpWER", "words")
-_LIMITS = AudioLimits(6 * 3600.0)
 _MAX_TEXT_S = 600.0  # longer recordings are not transcribed
 
 
@@ -191,13 +189,16 @@ def speakers(
         texts: whether the config's engine also transcribes recordings that have texts.
 
     Raises:
+        ConfigError: the folder has no recording of the half.
         EarshotError: a recording cannot be read.
     """
     # Read before conversations are composed, which takes minutes.
-    meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else None
+    meetings = read_recordings(recordings)[HALVES.index(half) :: 2] if recordings else []
+    if recordings and not meetings:
+        raise ConfigError(f"{recordings} has no recording of the half {half}; expected two or more")
     clips = [clip for place in CLIPS for clip in load_clips(place) if clip.half == half]
     sets = {"conversations": compose(PLAN, seed, clips)}
-    if meetings is not None:
+    if meetings:
         sets["recordings"] = meetings
     scored = {name: _scored(device, members) for name, members in sets.items()}
     totals = [figures_of(name, scores) for name, scores in scored.items()]
@@ -218,7 +219,7 @@ def speakers(
             for name, edits in counts.items()
         ]
         figures["texts"] = counts
-        sections.append(ReportSection("Texts", [Table(TEXTS_HEADER, text_rows)]))
+        sections.append(ReportSection("Texts", [Table(("texts", "cpWER", "words"), text_rows)]))
     return Result(figures, _checks(totals[0]), tuple(sections))
 
 
@@ -243,16 +244,14 @@ def _scored(device: str, recordings: Sequence[ConversationRecording]) -> list[Di
     """Diarize recordings and compare the turns with the reference."""
     diarizer, scored = Diarizer(device), list[DiarizationScore]()
     for recording in tqdm(recordings, "diarizing", unit="recording"):
-        samples = join_blocks(decode(read_bytes(recording.path), _LIMITS))
+        samples = read_samples(recording.path)
         began_s = time.perf_counter()
         turns = diarizer.diarize(samples)
         seconds = time.perf_counter() - began_s
-        count = len({turn.speaker for turn in turns})
         audio_s = float(soundfile.info(recording.path).duration)
+        expected, told = (len({turn.speaker for turn in some}) for some in (recording.turns, turns))
         errors = compare_turns(recording.turns, turns)
-        scored.append(
-            DiarizationScore(recording.name, audio_s, recording.speakers, count, seconds, errors)
-        )
+        scored.append(DiarizationScore(recording.name, audio_s, expected, told, seconds, errors))
     return scored
 
 

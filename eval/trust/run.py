@@ -5,6 +5,7 @@ failed.jsonl        clips without a transcript, and why
 fit.json            the fit of confidence that `build.confidence` may name
 """
 
+import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from eval.corpora.find import FoundCorpus, duration_s, find_clips
 from eval.record import Check, Result, Run, write_json, write_jsonl
 from eval.trust import agreement, calibration
 from eval.trust.agreement import TranscriptPair, pair_of
-from eval.trust.calibration import judge_words
+from eval.trust.calibration import HeardWord, judge_words
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError, EarshotError
 from serve.contract.files import read_bytes
@@ -44,7 +45,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     """
     settings, passes = run.config.eval, passes_of(run.config, other)
     # Both are opened here, so that a wrong --other ends the command before the first pass.
-    source, _ = [open_engine(engine).manifest.source.id for _, engine in passes]
+    source, _ = [open_engine(config.engine).manifest.source.id for config in passes]
     drawn = find_clips(
         settings.manifest,
         limit=settings.limit,
@@ -53,7 +54,7 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
         need_references=False,
     )
     run.say(drawn.summary)
-    first, second = (_transcribed(*engine, drawn.clips) for engine in passes)
+    first, second = (_transcribed(config, drawn.clips) for config in passes)
     answers = [
         (clip, one, two)
         for clip, one, two in zip(drawn.clips, first, second, strict=True)
@@ -70,13 +71,11 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     write_jsonl(run.folder / "failed.jsonl", reasons)
     checks = agreement.checks_of(pairs, threshold)
     sections = [agreement.section_of(figures, threshold)]
-    words = None
-    has_words = any(
-        s.words for answer in first if isinstance(answer, Transcript) for s in answer.segments
-    )
-    if drawn.references and not other and has_words:
+    words, judged = None, dict[int, list[HeardWord]]()
+    if drawn.references and not other:
         searches = {run.config.transcriber.beam_size: first, 1: second}
         judged = {beam: judge_words(drawn.clips, heard) for beam, heard in searches.items()}
+    if any(judged.values()):  # some engines do not know the times of words
         try:
             words = calibration.figures_of(judged, source)
         except EarshotError as error:
@@ -89,10 +88,8 @@ def trust(run: Run, *, other: str, threshold: float) -> Result:
     return Result(kept, checks, tuple(sections), about=drawn.summary)
 
 
-def passes_of(
-    config: EvaluationProduct, other: str
-) -> tuple[tuple[EvaluationProduct, str], tuple[EvaluationProduct, str]]:
-    """Return config and engine of both passes.
+def passes_of(config: EvaluationProduct, other: str) -> tuple[EvaluationProduct, EvaluationProduct]:
+    """Return the configs of both passes.
 
     Raises:
         ConfigError: these are the same.
@@ -104,12 +101,11 @@ def passes_of(
         )
     if other and Path(other).resolve() == Path(config.engine).resolve():
         raise ConfigError(f"--other {other} is the config's own engine; expected another one")
-    second = (config, other) if other else (greedy(config), config.engine)
-    return (config, config.engine), second
+    return config, dataclasses.replace(config, engine=other) if other else greedy(config)
 
 
-def _transcribed(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) -> list[Answer]:
-    """Return an engine's transcript of each clip, or the reason why there is none."""
+def _transcribed(config: EvaluationProduct, clips: Sequence[Clip]) -> list[Answer]:
+    """Return the engine's transcript of each clip, or the reason why there is none."""
 
     def transcribe(clip: Clip) -> Answer:
         language = clip.language if config.eval.tell_language else None
@@ -121,9 +117,9 @@ def _transcribed(config: EvaluationProduct, engine: str, clips: Sequence[Clip]) 
         except EarshotError as error:
             return error
 
-    title = f"{engine}, a beam of {config.transcriber.beam_size}"
+    title = f"{config.engine}, a beam of {config.transcriber.beam_size}"
     with (
-        open_transcriber(config, engine) as transcriber,
+        open_transcriber(config) as transcriber,
         ThreadPoolExecutor(config.eval.concurrency) as pool,
     ):
         return list(tqdm(pool.map(transcribe, clips), title, len(clips), unit="clip"))

@@ -11,6 +11,7 @@ from eval.config import EvaluationProduct
 from eval.record import Run
 from eval.report import to_markdown
 from serve.contract.errors import AudioError, UnavailableError
+from serve.contract.messages import Segment, Timings, Transcript, Word
 
 
 class FakeSystem:
@@ -23,7 +24,7 @@ class FakeSystem:
 
     def transcribe(self, audio, language=None):
         time.sleep(0.002)
-        text = audio.decode()
+        text = audio.decode(errors="replace")
         if text == "fail":
             raise AudioError("AUDIO: cannot be decoded")
         if text == "bug":
@@ -34,18 +35,6 @@ class FakeSystem:
             time.sleep(60)
         self._hung |= text == "hang"
         return Prediction(text, language or "en", (TimedText(0.0, 1.0, text),))
-
-
-class DeafSystem(FakeSystem):
-    """Hears no word of any audio."""
-
-    def transcribe(self, audio, language=None):
-        return super().transcribe(b"what", language)
-
-
-def open_fake_for_any_bytes(name, config):
-    """As `open_fake`, for clips that are real audio."""
-    return contextlib.nullcontext(DeafSystem())
 
 
 def open_fake(name, config):
@@ -87,6 +76,18 @@ def timed_call(file, reference, text, **fields):
         **fields,
     }
     return TimedCall(file=file, reference=reference, **values)
+
+
+def transcript(text, avg_logprob=-0.5, confidence=None, language="en"):
+    """What an engine hears: a word a second, two tokens each, and "so" is likelier than others."""
+    words = tuple(
+        Word(float(i), i + 1.0, f" {word}", 0.8 if word == "so" else 0.5, confidence)
+        for i, word in enumerate(text.split())
+    )
+    tokens = tuple(range(2 * len(words)))
+    segment = Segment(0.0, 9.0, text, tokens, avg_logprob, 0.0, 0.0, 1.0, words)
+    timings = Timings(0.0, 0.0, 0.0, 0.0)
+    return Transcript(text, language, None, 9.0, (segment,) if text else (), timings)
 
 
 def facts(name):

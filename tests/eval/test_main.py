@@ -20,12 +20,12 @@ from eval.accuracy.predictions import read_calls
 from eval.bench import BenchPlan
 from eval.commands import COMMANDS
 from serve.contract.errors import AudioError
-from tests.eval.fakes import open_fake, open_fake_for_any_bytes
+from tests.eval.fakes import open_fake
 
 TWO = "earshot-int8,earshot-fp16"  # each system is a separate process
 NAMES = (
     "earshot-triton,earshot-int8,earshot-fp16,faster-whisper-float32,faster-whisper-int8,"
-    "transformers-fp32"
+    "faster-whisper-float16"
 )
 
 
@@ -94,7 +94,7 @@ def test_run_writes_predictions_and_reports(config, capsys):
     found = {path.name for path in (folder / "predictions").iterdir()}
     assert found == files | {"earshot-int8.timed.jsonl"}
     assert "5 clips, 0.8 minutes of audio; " in out.err
-    assert re.search(r"transformers-fp32 +: 100%.* 44/44 ", out.err), "one bar for all of it"
+    assert re.search(r"faster-whisper-float16 +: 100%.* 44/44 ", out.err), "one bar for all of it"
     assert report["run"]["settings"]["repeats"] == 2
 
 
@@ -105,7 +105,7 @@ def without_heldout(config):
     return config
 
 
-def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, capsys):
+def test_own_recordings_in_a_table_are_all_heard(config, record, capsys):
     """A limit of the config is for its own clips; --limit draws, and --language fills a gap."""
     folder = config.parent / "mine"
     for number in range(5):
@@ -114,7 +114,6 @@ def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, ca
     rows = "".join(f"{number}.wav;word {number}\n" for number in range(5))
     (folder / "refs.csv").write_text("file;sentence\n" + rows)
     config.write_text(config.read_text() + "\ntimed_limit = 1\n")
-    monkeypatch.setattr(systems, "open_system", open_fake_for_any_bytes)
     flags = ("--clips", str(folder), "--language", "en", "--systems", "earshot-int8")
     code, out = run(config, *flags)
     assert code == 0
@@ -132,11 +131,11 @@ def test_own_recordings_in_a_table_are_all_heard(config, record, monkeypatch, ca
 
 @pytest.mark.nightly
 def test_a_full_run_gives_every_system_everything_but_those_that_are_left_out(config):
-    three = ("--systems", "earshot-triton,earshot-int8,transformers-fp32")
+    three = ("--systems", "earshot-triton,earshot-int8,faster-whisper-int8")
     _, folder = run(config, *three, "--without", "earshot-int8", "--full")
     report = report_of(folder)
     found = {system["facts"]["name"]: system for system in report["systems"]}
-    assert list(found) == ["earshot-triton", "transformers-fp32"]
+    assert list(found) == ["earshot-triton", "faster-whisper-int8"]
     assert [list(system["sets"]) for system in found.values()] == [["heldout", "timed"]] * 2
     assert all(system["speed"] for system in found.values())
 

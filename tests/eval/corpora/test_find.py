@@ -3,7 +3,6 @@ import collections
 import pytest
 
 from eval.corpora.find import duration_s, find_clips
-from eval.record import write_jsonl
 from serve.contract.errors import ConfigError, FileError
 from serve.speech.audio import decode
 from serve.speech.meter import AudioLimits
@@ -42,8 +41,6 @@ def test_tables_with_the_usual_keys(tmp_path, record, name, table):
     record(tmp_path / "a.wav")
     (tmp_path / name).write_text(table)
     (tmp_path / "dataset_infos.json").write_text("{\n}\n")
-    if "metadata" in name:  # which decides which table is read
-        (tmp_path / "notes.csv").write_text("x,y\n")
     assert texts(find_clips(str(tmp_path))) == {"a.wav": ("Hi", None)}
     assert texts(find_clips(str(tmp_path / name), language="en")) == {"a.wav": ("Hi", "en")}
 
@@ -71,19 +68,16 @@ def test_common_voice_as_it_unpacks(tmp_path, record):
     # An unpaired quote, which a reader of quoted cells takes for the start of a long one.
     lines = 'x\ta.mp3\t"Nein, sagte er\tde\nx\tb.mp3\t"Er sagte ""Ja"""\tde\n'
     (tmp_path / "validated.tsv").write_text(head + lines)
-    said = {"a.mp3": ('"Nein, sagte er', "de"), "b.mp3": ('Er sagte "Ja"', "de")}
-    assert texts(find_clips(str(tmp_path))) == said
-    (tmp_path / "test.tsv").write_text(head + lines.splitlines()[0])
-    found = find_clips(str(tmp_path))
-    assert list(texts(found)) == ["a.mp3"] and found.summary.startswith("Common Voice's test.tsv")
-    assert texts(find_clips(str(tmp_path / "validated.tsv"))) == said
+    (tmp_path / "test.tsv").write_text(head)
+    found = find_clips(str(tmp_path / "validated.tsv"))
+    assert texts(found) == {"a.mp3": ('"Nein, sagte er', "de"), "b.mp3": ('Er sagte "Ja"', "de")}
+    assert found.summary.startswith("Common Voice's validated.tsv, audio from `path`")
 
 
 def test_our_own_manifest_may_hold_silence():
     found = find_clips("tests/data/manifest.jsonl")
     assert "a manifest of clips: 16 clips; " in found.summary
     assert [clip.text for clip in found.clips].count("") == 2
-    assert texts(find_clips("tests/data")) == texts(found)
 
 
 def table_of(folder, record, count):
@@ -93,21 +87,9 @@ def table_of(folder, record, count):
     (folder / "refs.csv").write_text("file,text\n" + rows)
 
 
-def manifest_of(folder, record, groups):
-    """A manifest with so many clips of each group, every other of the first half."""
-    same, lines = {"text": "a", "language": "en", "duration": 0.1}, []
-    for group, count in groups.items():
-        for number in range(count):
-            file = f"{group}{number}.wav"
-            record(folder / file, 0.1)
-            half = ("choose", "report")[number % 2]
-            lines.append({**same, "file": file, "group": group, "half": half})
-    write_jsonl(folder / "manifest.jsonl", lines)
-    return str(folder)
-
-
-def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones(tmp_path, record):
-    place = manifest_of(tmp_path, record, {"many": 20, "few": 10, "one": 1})
+def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones(manifest):
+    groups = ["many"] * 20 + ["few"] * 10 + ["one"]
+    place = manifest(*({"group": group, "duration": 0.1} for group in groups))
     listed, draws = find_clips(place).clips, {}
     for limit in (3, 6, 12, 24, 99):
         found = find_clips(place, limit=limit, seed=5)
@@ -123,21 +105,19 @@ def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones
     assert len(set(map(frozenset, others))) > 5
 
 
-def test_every_clip_of_a_group_is_drawn_about_as_often(tmp_path, record):
-    table_of(tmp_path, record, 10)
-    draws = [find_clips(str(tmp_path), limit=3, seed=seed).clips for seed in range(60)]
+def test_every_clip_of_a_group_is_drawn_about_as_often(manifest):
+    place = manifest(*[{"duration": 0.1}] * 10)
+    draws = [find_clips(place, limit=3, seed=seed).clips for seed in range(60)]
     counts = collections.Counter(clip.file for draw in draws for clip in draw)
     assert len(counts) == 10 and min(counts.values()) >= 8 and max(counts.values()) <= 30
 
 
-def test_one_half_alone_may_be_taken(tmp_path, record):
-    place = manifest_of(tmp_path, record, {"a": 4, "b": 3})
+def test_one_half_alone_may_be_taken(manifest):
+    place = manifest({"half": "choose"}, {"half": "report"}, {"half": None})
     clips = find_clips(place, half="report").clips
-    assert [clip.file for clip in clips] == ["a1.wav", "a3.wav", "b1.wav"]
-    with pytest.raises(ConfigError, match=r"lists no clips of the half 'other'"):
-        find_clips(place, half="other")
-    table_of(tmp_path / "table", record, 3)
-    assert len(find_clips(str(tmp_path / "table"), half="report").clips) == 3, "of no half"
+    assert [clip.file for clip in clips] == ["1.wav", "2.wav"], "a clip of no half is of both"
+    with pytest.raises(ConfigError, match=r"lists no clips of the half 'report'"):
+        find_clips(manifest({"half": "choose"}), half="report")
 
 
 def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
@@ -190,16 +170,13 @@ def test_what_does_not_fit_is_named(tmp_path, record):
         ({"a.csv": "id,text\n1,Hi\n"}, "a.csv has id, text; expected audio as"),
         ({"a.jsonl": "[1]\n"}, r"a.jsonl:1 holds \[1\]; expected .*; expected an object a line"),
         ({"a.jsonl": '{"file": 3, "text": "x"}'}, "a.jsonl:1: `file` is 3; expected text"),
-        ({"clips/a": "", "dev.tsv": "", "other.tsv": ""}, "has several tables: dev.tsv, other"),
-        ({"clips/a": "", "metadata.csv": "", "train.csv": ""}, "metadata.csv has no lines"),
         ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )
 def test_what_is_no_layout_is_refused(tmp_path, files, message):
     for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        data = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         find_clips(str(tmp_path))
 

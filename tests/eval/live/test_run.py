@@ -7,21 +7,14 @@ import json
 import pytest
 
 import eval.live
-from build.clips import Clip
 from eval.config import EvalConfig, EvaluationProduct
 from eval.live import final_words, latencies, live, passages
 from serve.cli.live_client import Heard
 from serve.contract.errors import ConfigError, EarshotError
-from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.contract.server_config import LiveConfig
+from tests.eval.fakes import transcript
 
 TEXT = "All is quiet. The rain has gone."
-
-
-def transcript(text):
-    words = tuple(Word(i, i + 1.0, f" {word}", 1.0) for i, word in enumerate(text.split()))
-    segment = Segment(0.0, 9.0, text, (), None, None, 0.0, 1.0, words)
-    return Transcript(text, "en", None, 9.0, (segment,), Timings(0.0, 0.0, 0.0, 0.0))
 
 
 class FakeSystem:
@@ -52,10 +45,11 @@ class FakeSystem:
 
 
 @pytest.fixture
-def measure(monkeypatch, tmp_path, run_of):
+def measure(monkeypatch, manifest, run_of):
     """Measures a system with one clip."""
     monkeypatch.setattr(eval.live, "_APART_S", 0.0)
-    clip = Clip(*("a.wav", tmp_path / "a.wav", "All is quiet the rain was gone", "en", 7.0))
+    clips = EvalConfig(manifest=manifest({"text": "All is quiet the rain was gone"}))
+    config = EvaluationProduct(eval=clips, live=LiveConfig(short_encoder="on"))
 
     def measure(system, streams=(1,)):
         def open_system(config, decode_s):
@@ -63,10 +57,7 @@ def measure(monkeypatch, tmp_path, run_of):
             return contextlib.nullcontext(system)
 
         monkeypatch.setattr(eval.live, "open_system", open_system)
-        monkeypatch.setattr(eval.live, "decode", lambda audio, limits: [])
-        clip.path.write_bytes(b"audio")
-        monkeypatch.setattr(eval.live, "passages", lambda config, join_s: [clip])
-        run = run_of(EvaluationProduct(live=LiveConfig(short_encoder="on")), "live")
+        run = run_of(config, "live")
         return live(run, streams=streams, clips=1, join_s=60.0, simulate=0.5)
 
     return measure
@@ -115,14 +106,9 @@ def test_failed_checks_have_their_reason(measure):
 
 def test_a_word_is_final_with_its_last_letter_and_a_mark_may_follow():
     deltas = [(1.0, "Where is"), (2.0, " the key"), (3.0, "? It"), (4.0, " is")]
-    assert final_words(deltas) == [
-        ("Where", 1.0),
-        ("is", 1.0),
-        ("the", 2.0),
-        ("key?", 2.0),
-        ("It", 3.0),
-        ("is", 4.0),
-    ]
+    words, times_s = zip(*final_words(deltas), strict=True)
+    assert words == ("Where", "is", "the", "key?", "It", "is")
+    assert times_s == (1.0, 1.0, 2.0, 2.0, 3.0, 4.0)
 
 
 def test_words_that_were_misheard_have_no_latency():
@@ -134,66 +120,45 @@ def test_words_that_were_misheard_have_no_latency():
 # ---------------------------------------------------------------- passages
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("eval.accuracy.passages.CACHE", tmp_path / "cache")
-
-
 @pytest.fixture
-def table(tmp_path, record):
-    """Writes a manifest of silent clips; returns its path."""
+def played(manifest, monkeypatch, tmp_path):
+    """Gives the texts of what is played of clips with these fields."""
+    monkeypatch.setattr("eval.accuracy.passages.CACHE", tmp_path / "passages")
 
-    def write(*clips):
-        lines = []
-        for number, (seconds, fields) in enumerate(clips):
-            file = f"{number}.wav"
-            record(tmp_path / file, seconds)
-            entry = {"file": file, "text": f"text {number}", "language": "en", "duration": seconds}
-            lines.append(json.dumps(entry | fields))
-        path = tmp_path / "manifest.jsonl"
-        path.write_text("\n".join(lines) + "\n")
-        return str(path)
+    def play(*clips, half="", groups=EvalConfig.gate_groups):
+        settings = EvalConfig(manifest=manifest(*clips), half=half, gate_groups=groups)
+        return [clip.text for clip in passages(EvaluationProduct(eval=settings), 10.0)]
 
-    return write
+    return play
 
 
-def by(speaker, group="a", half="report"):
-    return {"speaker": speaker, "group": group, "half": half}
+def by(speaker, group="a", half="report", duration=4.0):
+    return {"speaker": speaker, "group": group, "half": half, "duration": duration}
 
 
-def played(place, half="", groups=EvalConfig.gate_groups):
-    return passages(
-        EvaluationProduct(eval=EvalConfig(manifest=place, half=half, gate_groups=groups)), 10.0
-    )
+SILENT = {"text": "", "language": None, "duration": 6.0}
 
 
-def texts(clips):
-    return [clip.text for clip in clips]
-
-
-def test_clips_of_each_speaker_are_joined_and_groups_take_turns(table):
-    place = table(
-        *[(4.0, by("one"))] * 4, *[(4.0, by("two", "b"))] * 2, (4.0, by("three", "b", "choose"))
-    )
-    clips = played(place, "report")
-    assert texts(clips) == ["text 0 text 1", "text 4 text 5", "text 2 text 3"]
-    assert all(8.3 <= clip.duration_s <= 8.8 for clip in clips), "with a pause between"
-    assert texts(played(place))[-1] == "text 2 text 3"
+def test_clips_of_each_speaker_are_joined_and_groups_take_turns(played):
+    clips = [*[by("one")] * 4, *[by("two", "b")] * 2, by("three", "b", "choose")]
+    joined = ["text 0 text 1", "text 4 text 5", "text 2 text 3"]
+    assert played(*clips, half="report") == joined
+    assert played(*clips) == joined  # what is alone is too short
     with pytest.raises(ConfigError, match="lists no clips of the half 'other'"):
-        played(place, "other")
+        played(*clips, half="other")
 
 
-def test_short_clips_are_left_out_if_there_are_passages(table):
-    long_alone = (6.0, {"group": "b", "half": "report"})
-    place = table(*[(4.0, by("one"))] * 2, (2.0, by("two")), long_alone)
-    assert texts(played(place)) == ["text 0 text 1", "text 3"]
-    place = table((2.0, {"group": "b"}), (1.0, {"group": "a"}))
-    assert texts(played(place)) == ["text 1", "text 0"], "as they are"
+def test_short_clips_are_left_out_if_there_are_passages(played):
+    alone = {"group": "b", "duration": 6.0}
+    clips = [*[by("one")] * 2, by("two", duration=2.0), alone]
+    assert played(*clips) == ["text 0 text 1", "text 3"]
+    short = [{"group": "b", "duration": 2.0}, {"group": "a", "duration": 1.0}]
+    assert played(*short) == ["text 1", "text 0"], "as they are"
 
 
-def test_only_clips_of_the_gate_groups_are_taken(table):
-    place = table((6.0, by("one")), (6.0, by("two", "hard")), (6.0, {"text": "", "language": None}))
-    assert texts(played(place, groups=("a",))) == ["text 0"]
-    assert texts(played(place)) == ["text 0", "text 1"]
+def test_only_clips_of_the_gate_groups_are_taken(played):
+    clips = [by("one", duration=6.0), by("two", "hard", duration=6.0), SILENT]
+    assert played(*clips, groups=("a",)) == ["text 0"]
+    assert played(*clips) == ["text 0", "text 1"]
     with pytest.raises(ConfigError, match="has no clip with text; expected some"):
-        played(table((6.0, {"text": "", "language": None})))
+        played(SILENT)

@@ -9,7 +9,7 @@ from eval.live import JumpingLoop, Simulated
 from serve.contract.errors import EarshotError
 from serve.contract.server_config import LiveConfig
 from serve.speech.rate import SAMPLE_RATE
-from tests.eval.live.test_run import transcript
+from tests.eval.fakes import transcript
 from tests.serve.gateway.live.conftest import LoudIsSpeech
 
 DECODE_S = 0.25

@@ -42,10 +42,7 @@ def segments(*texts, windows=(0, 0, 0, 0)):
 def test_nothing_is_wrong_where_all_was_heard(truth):
     found = score_recording(truth, segments(*SAID))
     assert [sentence.words for sentence in found.sentences] == [
-        Counts(hits=6),
-        Counts(hits=5),
-        Counts(hits=5),
-        Counts(hits=5),
+        Counts(hits=n) for n in (6, 5, 5, 5)
     ]
     assert all(sentence.characters.errors == 0 for sentence in found.sentences)
     assert (found.lost_in_stretches, found.repeated, found.made_up, found.unspoken) == (0, 0, 0, 0)

@@ -1,6 +1,5 @@
 """Scripts and the sound that is made of them."""
 
-import dataclasses
 import itertools
 from pathlib import Path
 
@@ -81,45 +80,36 @@ def test_the_sound_is_where_the_script_says():
     assert -50 < noise < -32
 
 
-def test_recordings_are_made_once_and_tell_what_is_in_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(compose_module, "CACHE", tmp_path)
-    tone = np.sin(np.arange(RATE) * 0.2).astype(np.float32) * 0.1
-    soundfile.write(tmp_path / "a.wav", tone, RATE)
-    clips = [
-        dataclasses.replace(clip_of(text, "en", 1.0), path=tmp_path / "a.wav")
-        for text in ("One.", "Two.", "Three.")
-    ]
+@pytest.fixture
+def clips_of(manifest, tmp_path, monkeypatch):
+    """Makes clips with these fields."""
+    monkeypatch.setattr(compose_module, "CACHE", tmp_path / "cache")
+    return lambda *fields: load_clips(manifest(*fields))
+
+
+def test_recordings_are_made_once_and_tell_what_is_in_them(clips_of, tmp_path):
+    clips = clips_of(*({"text": text} for text in ("One.", "Two.", "Three.")))
     folder = compose(clips, 0.1, 7)
     assert compose(clips, 0.1, 7) == folder
     recordings = read_manifest(folder / "manifest.jsonl")
     assert [one.file for one in recordings] == ["00-reading-en.flac"]
     assert {s.text for one in recordings for s in one.sentences} == {"One.", "Two.", "Three."}
-    # Any system can be given them.
-    given = load_clips(folder / "manifest.jsonl")
-    for clip, one in zip(given, recordings, strict=True):
-        assert clip == one.clip(folder)
-        assert soundfile.info(clip.path).duration == pytest.approx(one.duration, abs=1e-3)
-    assert compose(clips, 0.1, 8) != folder
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("composing-")]
+    (clip,) = load_clips(folder / "manifest.jsonl")  # any system can be given it
+    assert (clip.text, clip.duration_s) == (recordings[0].text, recordings[0].duration)
+    assert soundfile.info(clip.path).duration == pytest.approx(clip.duration_s, abs=1e-3)
+    other = compose(clips, 0.1, 8)
+    assert {*(tmp_path / "cache").iterdir()} == {folder, other}
 
 
-def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(compose_module, "CACHE", tmp_path)
-    clip = np.sin(np.arange(40 * RATE) * 0.2).astype(np.float32) * 0.1
-    soundfile.write(tmp_path / "long.wav", clip, RATE)
-    soundfile.write(tmp_path / "short.wav", clip[: 2 * RATE], RATE)
-    short = dataclasses.replace(clip_of("", "en", 2.0), path=tmp_path / "short.wav", group="g")
-    clips = [
-        *(dataclasses.replace(short, text=f"Ann {n}.", speaker="ann") for n in range(9)),
-        *(dataclasses.replace(short, text=f"Bob {n}.", speaker="bob") for n in range(5)),
-        *(dataclasses.replace(short, text=f"Who {n}?") for n in range(20)),
+def test_of_people_one_speaker_reads_and_long_passages_stay_whole(clips_of):
+    clips = clips_of(
+        *({"text": f"Ann {n}.", "speaker": "ann"} for n in range(9)),
+        *({"text": f"Bob {n}.", "speaker": "bob"} for n in range(5)),
+        *({"text": f"Who {n}?"} for n in range(20)),
         # The scores count words, so languages without spaces are left out.
-        *(
-            dataclasses.replace(short, text=f"我{n}", language="zh", speaker="li")
-            for n in range(30)
-        ),
-        dataclasses.replace(short, path=tmp_path / "long.wav", text="A tale.", duration_s=40.0),
-    ]
+        *({"text": f"我{n}", "language": "zh", "speaker": "li"} for n in range(30)),
+        {"text": "A tale.", "duration": 40.0},
+    )
     folder = compose(clips, 1.0, 0)
     reading, passage = read_manifest(folder / "manifest.jsonl")
     said = {sentence.text for sentence in reading.sentences}
@@ -132,16 +122,11 @@ def test_of_people_one_speaker_reads_and_long_passages_stay_whole(tmp_path, monk
 
 
 def test_the_speech_that_ships_is_enough():
-    """Half of a language's sentences have to be said before one comes again."""
     people = load_config("configs/base.toml").eval
     places = dict.fromkeys([people.manifest, people.heldout, PASSAGES])
     clips = [clip for place in places for clip in load_clips(place) if clip.half == people.half]
     assert {"en", "de", "nl"} <= {clip.language for clip in clips if clip.speaker}
     assert any(clip.duration_s > WINDOW_S for clip in clips)
-    demo = load_config("configs/demo.toml").eval
-    clips = [clip for place in (demo.manifest, demo.heldout) for clip in load_clips(place)]
-    for code in ("en", "es"):
-        assert len({clip.text for clip in clips if clip.language == code}) > 150
 
 
 def test_without_a_sentence_there_is_nothing_to_make():

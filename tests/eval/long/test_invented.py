@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.accuracy.predictions import Prediction, SystemFacts, TimedCall
+from eval.accuracy.predictions import SystemFacts
 from eval.config import EvalConfig, EvaluationProduct
 from eval.corpora.find import find_clips
 from eval.long import WITHOUT_SPEECH_SYSTEMS as NAMES
@@ -15,7 +15,7 @@ from eval.long.without_speech import NOBODY, SPOKEN, make_clips
 from eval.record import verdict
 from serve.contract.errors import ConfigError
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from tests.eval.fakes import printed
+from tests.eval.fakes import printed, timed_call
 
 SPEECH = "tests/data/human/manifest.jsonl"
 
@@ -56,21 +56,14 @@ def test_without_speech_there_is_nothing_to_cut_from(speech):
         make_clips([dataclasses.replace(clip, text="") for clip in speech], 0)
 
 
-def call(file, text, reference="", error=None):
-    prediction = None if error else Prediction(text, "en")
-    place = ("timed", "accuracy", 0.0, 0.1)
-    return TimedCall(file, reference, "en" if reference else None, 1.0, *place, prediction, error)
+def call(file, text, reference="", **fields):
+    return timed_call(file, reference, text, phase="accuracy", **fields)
 
 
 def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():
-    score = invented.score(
-        "ours",
-        [
-            *[call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")],
-            call("in noise/4.wav", "ab", "abcd"),
-            call("in silence/6.wav", "xy", "x"),
-        ],
-    )
+    calls = [call("noise/0.wav", "You"), call("noise/1.wav", " "), call("music/2.wav", "")]
+    calls += [call("in noise/4.wav", "ab", "abcd"), call("in silence/6.wav", "xy", "x")]
+    score = invented.score("ours", calls)
     assert score.invented() == (1, 3)
     assert (score.spoken.deletions, score.spoken.insertions, score.spoken.length) == (2, 1, 5)
     assert invented.table_of([score]).rows[0][:2] == ("ours", "33.3 %")
@@ -119,5 +112,5 @@ def test_systems_hear_all_clips_and_what_they_said_is_kept(hear, made, tmp_path)
 
 
 def test_a_call_that_failed_is_no_silence(hear):
-    result = hear(lambda clip: call(clip.file, "", error="broken"))
+    result = hear(lambda clip: call(clip.file, "", prediction=None, error="broken"))
     assert str(result.checks[1]).startswith("FAILED: every call answered. ")

@@ -3,9 +3,7 @@
 import json
 import types
 
-import numpy as np
 import pytest
-import soundfile
 
 from eval.__main__ import main
 from eval.accuracy import systems
@@ -37,16 +35,10 @@ class Listener:
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
+def config(tmp_path, monkeypatch, manifest):
     """A config, and speech of which recordings are made."""
-    clip = np.sin(np.arange(16_000) * 0.2).astype(np.float32) * 0.1
-    lines = []
-    for n, code in enumerate(("en", "es") * 20):
-        soundfile.write(tmp_path / f"{n}.wav", clip, 16_000)
-        line = {"file": f"{n}.wav", "text": f"This is {n}.", "language": code, "duration": 1.0}
-        lines.append(line)
-    manifest = tmp_path / "speech.jsonl"
-    manifest.write_text("\n".join(map(json.dumps, lines)))
+    codes = enumerate(("en", "es") * 20)
+    speech = manifest(*({"text": f"This is {n}.", "language": code} for n, code in codes))
     planned = [
         PlannedRecording("tones", ("en",), 0.5),
         PlannedRecording("languages", ("es", "en"), 0.5),
@@ -56,7 +48,7 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.long.run.prepare", lambda *_: None)
     monkeypatch.setattr("eval.accuracy.run.measure_system", measure)
     path = tmp_path / "small.toml"
-    path.write_text(f'[eval]\nmanifest = "{manifest}"\nheldout = ""\n')
+    path.write_text(f'[eval]\nmanifest = "{speech}"\nheldout = ""\n')
     return path
 
 

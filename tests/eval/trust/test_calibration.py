@@ -20,8 +20,8 @@ from eval.trust.calibration import (
     section_of,
 )
 from serve.contract.errors import EarshotError
-from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.speech.judging import log_odds
+from tests.eval.fakes import transcript
 
 
 def right(reference, *words, language="en"):
@@ -120,19 +120,12 @@ def test_figures_are_of_the_half_that_was_not_fitted_to():
         figures_of({5: both[5][:3_000]}, "somebody")
 
 
-def transcript(*words):
-    spoken = tuple(Word(float(i), i + 1.0, word, p) for i, (word, p) in enumerate(words))
-    text = "".join(word for word, _ in words)
-    segment = Segment(0.0, len(words), text, (1,), -0.5, 0.0, 0.0, 1.0, words=spoken)
-    return Transcript(text, "en", None, 1.0, (segment,), Timings(0, 0, 0, 0))
-
-
 def test_clips_of_no_half_are_of_both_in_turn():
     clips = [Clip(f"{i}", Path(f"{i}"), "so", "en", 1.0) for i in range(3)]
     clips[2] = dataclasses.replace(clips[2], half="report")
-    answers = [transcript((" so", 0.9), (" …", 0.1))] * 3
+    answers = [transcript("so …")] * 3
     found = judge_words(clips, answers)
     assert [(word.file, word.half) for word in found] == [
         *(("0", "choose"), ("1", "report"), ("2", "report"))
     ]
-    assert found[0] == HeardWord("0", "choose", "en", 0.9, -0.5, None, True)
+    assert found[0] == HeardWord("0", "choose", "en", 0.8, -0.5, None, True)
