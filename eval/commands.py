@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
@@ -219,11 +219,6 @@ def _bench(flags: Flags) -> None:
     flags.add("--slots N,M", "numbers of slots: throughput uses each", counts, BenchPlan.slots)
     flags.add("--seconds S", "seconds of a figure after its warm-up", positive, BenchPlan.seconds)
     flags.add("--beam-size N", f"of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
-    flags.add(
-        "--draft-acceptance P",
-        f"accepted share of runtime.draft_tokens or {DRAFT_TOKENS} tokens; default: no draft",
-        number(float, 0, 1),
-    )
     flags.add("--requests N", "requests of the latency workload", positive, BenchPlan.requests)
     flags.add("--request-s S", "seconds of a request's audio", above_0, BenchPlan.request_s)
     flags.switch("--ablate", "also measure each option: CUDA graphs, kernels, INT8, FP8")

@@ -21,7 +21,6 @@ from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
 from eval.bench.runtime_load import (
     WindowLoad,
-    accepting,
     closed_loop,
     noise_load,
     offline,
@@ -93,12 +92,9 @@ class RuntimeSession:
         self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
     ) -> None:
         self._plan, self.config = plan, config.runtime
-        runtime_class, self._system = NativeRuntime, system_name(self.config)
-        if (share := plan.draft_acceptance) is not None:
-            runtime_class = accepting(share)
-            self._system += f", drafts of {self.config.draft_tokens} with {100 * share:g} % right"
+        self._system = system_name(self.config)
         memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
-        self.runtime = runtime_class(engine, self.config)
+        self.runtime = NativeRuntime(engine, self.config)
         opening_s = time.perf_counter() - began_s
         self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
         detail = f"weights made up on the device, no file is read; {self.runtime.description}"
