@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +27,8 @@ from torch.profiler import profile, record_function
 
 from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
-from eval.random_whisper import published_shape, random_engine, temporary_folder
-from eval.record import Card, ReportSection, Result, Run, Table
+from eval.random_whisper import published_shape, random_engine
+from eval.record import Card, ReportSection, Result, Run, Say, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
@@ -210,7 +209,7 @@ def profiled(
     found = sorted(find_clips(clips or config.eval.manifest).clips, key=lambda clip: clip.file)
     files = [clip.path.read_bytes() for clip in found]
     load = [Request(files[i % len(files)], word_timestamps=words) for i in range(requests)]
-    with _opened(config, random_weights) as transcriber:
+    with _opened(config, random_weights, run.say) as transcriber:
 
         def transcribe(requests: Sequence[Request]) -> list[Transcript]:
             with ThreadPoolExecutor(at_once) as pool:
@@ -240,7 +239,7 @@ def profiled(
 
 
 @contextlib.contextmanager
-def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcriber]:
+def _opened(config: EvaluationProduct, random_weights: bool, say: Say) -> Iterator[Transcriber]:
     """Open the config's engine, or one with random weights, for the length of a block.
 
     Random weights say as many tokens as they may, once, for every window.
@@ -249,12 +248,13 @@ def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcr
         EarshotError: it cannot be opened.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(config.engine)
+        folder = config.engine
         if random_weights:
             config = changed(config, "transcriber", temperatures=(0.0,))
-            engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-            folder = stack.enter_context(temporary_folder(engine, config.runtime.device))
-        yield stack.enter_context(open_transcriber(config, str(folder)))
+            shape = published_shape(config.build.checkpoint)
+            engine = stack.enter_context(random_engine(shape, config.build.precision, say))
+            folder = str(engine.path)
+        yield stack.enter_context(open_transcriber(config, folder))
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ def through_server(
 
     Args:
         config: the config of runtime and server.
-        folder: an engine with end-of-text suppressed, as `write_engine` writes it.
+        folder: an engine with end-of-text suppressed, as `random_engine` builds it.
         plan: the duration of the load, and the number of single requests.
         say: receives lines of progress.
 
@@ -234,7 +234,7 @@ def measure_scaling(
 
     Args:
         config: the server's config.
-        folder: an engine with end-of-text suppressed, as `write_engine` writes it.
+        folder: an engine with end-of-text suppressed, as `random_engine` builds it.
         runtimes: with their devices counted.
         seconds: the duration of each load.
         say: receives lines of progress.

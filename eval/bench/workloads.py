@@ -97,7 +97,7 @@ class RuntimeSession:
         self.runtime = NativeRuntime(engine, self.config)
         opening_s = time.perf_counter() - began_s
         self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
-        detail = f"weights made up on the device, no file is read; {self.runtime.description}"
+        detail = f"from files in the page cache, not checked; {self.runtime.description}"
         gib = (release_memory(self.config.device) - memory_bytes) / 2**30
         self.opening = self._row("opening", opening_s, "s", None, detail, {"device_gib": gib})
         # One for each slot, and a batch to encode.

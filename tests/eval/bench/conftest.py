@@ -55,13 +55,12 @@ def config(cpu_config, monkeypatch):
     return cpu_config
 
 
+def quiet(line):
+    """Listens to progress and keeps none of it."""
+
+
 @pytest.fixture(scope="session")
 def engine(tiny):
     """Random weights of the tiny shape."""
-    return random_engine(tiny, "int8")
-
-
-@pytest.fixture
-def quiet():
-    """Listens to progress and keeps none of it."""
-    return lambda line: None
+    with random_engine(tiny, "int8", quiet) as engine:
+        yield engine

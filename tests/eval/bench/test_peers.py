@@ -12,10 +12,7 @@ from eval.bench import peers
 from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
 from serve.contract.errors import EarshotError
-
-
-def silent(line):
-    pass
+from tests.eval.bench.conftest import quiet
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def kinds(rows):
 
 def test_ctranslate2_decodes_forced_lengths(short, tiny, monkeypatch):
     monkeypatch.setattr(peers, "_BATCH", 2)
-    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent))
+    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, quiet))
     assert kinds(rows) == [
         (workload, f"CTranslate2 {compute_type}", unit)
         for compute_type in ("float32", "int8")
@@ -78,7 +75,7 @@ def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, t
     monkeypatch.setattr(peers, "_IN_FLIGHT", 3)
     for name in (*peers.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    rows = list(peers.measure_vllm(tiny, "cuda:1", 0.0, silent))
+    rows = list(peers.measure_vllm(tiny, "cuda:1", 0.0, quiet))
     assert kinds(rows) == [
         (workload, f"vLLM fp16, log-mel on {where}", unit)
         for where in ("CPU", "GPU")

@@ -15,10 +15,12 @@ from eval.__main__ import main
 from eval.bench import run
 from eval.bench.run import bench, configured, measurements
 from eval.bench.table import Measurement
+from eval.random_whisper import PUBLISHED
 from eval.record import Run
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
+from tests.eval.bench.conftest import quiet
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
 
 
 def test_the_command_ends_with_a_table_and_keeps_the_rows(
-    config, engine, tiny, capsys, monkeypatch, tmp_path
+    config, tiny, capsys, monkeypatch, tmp_path
 ):
     def through_server(config, folder, plan, say):
         assert open_engine(folder).manifest.dims == tiny.dims and plan.requests == 2
@@ -89,7 +91,7 @@ def test_the_command_ends_with_a_table_and_keeps_the_rows(
 
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr(run, "random_engine", lambda *_: engine)
+    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", tiny)
     monkeypatch.setattr(run, "measure_peer", measure_peer)
     monkeypatch.setattr("eval.bench.server.through_server", through_server)
     flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
@@ -125,7 +127,7 @@ def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
 
 @pytest.mark.nightly
 def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_with(
-    config, engine, plan, quiet, monkeypatch
+    config, tiny, plan, monkeypatch
 ):
     sizes, submit = set(), NativeRuntime.submit
 
@@ -135,6 +137,6 @@ def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_wi
 
     monkeypatch.setattr(NativeRuntime, "submit", noting)
     plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), beam_size=3)
-    row = list(measurements(engine, configured(config, plan), plan, quiet))[-1]
+    row = list(measurements(tiny, configured(config, plan), plan, quiet))[-1]
     assert (row.workload, row.system) == ("throughput", "earshot, 2 slots, beam 3")
     assert sizes == {3}
