@@ -28,7 +28,7 @@ from torch.profiler import profile, record_function
 from eval.config import EvaluationProduct, changed
 from eval.corpora.find import find_clips
 from eval.random_whisper import published_shape, random_engine
-from eval.record import Card, ReportSection, Result, Run, Say, Table
+from eval.record import ReportSection, Result, Run, Say, Table
 from serve.contract.devices import first_of
 from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
@@ -319,9 +319,8 @@ def result_of(timeline: DeviceTimeline, about: str) -> Result:
             ReportSection("Phases", [times]),
             ReportSection("Kernels", kernels, printed=False),
         ),
-        about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. "
-        f"`{TRACE}` opens in Perfetto (ui.perfetto.dev).",
-        cards=(Card("The device is busy", busy, (f"of {timeline.seconds:.2f} s",)),),
+        about=f"{about}: the device is busy {busy} of {timeline.seconds:.2f} s under the profiler, "
+        f"which itself takes time. `{TRACE}` opens in Perfetto (ui.perfetto.dev).",
     )
 
 
