@@ -235,7 +235,6 @@ def _profile(flags: Flags) -> None:
     flags.add("--at-once N", "number of requests at a time", positive, 8)
     flags.switch("--words", "also compute the times of words")
     flags.switch("--random-weights", "random weights in the shape of build.checkpoint")
-    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
 
 @command("soak", "load and attack a real server", "soak.run.soak")

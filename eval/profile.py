@@ -1,4 +1,4 @@
-"""`python -m eval profile`: torch's profiler, or Nsight Systems, over a fixed load.
+"""`python -m eval profile`: torch's profiler over a fixed load.
 
 The report shows where the time goes: by phase and by kernel, and where the device is idle. On a GPU
 the work is kernels and copies, which belong to the phase that launched them. On a CPU it is
@@ -12,28 +12,21 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile, record_function
 
-from eval.config import EvaluationProduct, changed
+from eval.config import changed
 from eval.corpora.find import find_clips
 from eval.random_whisper import published_shape, random_engine
-from eval.record import ReportSection, Result, Run, Say, Table
+from eval.record import ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
-from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
 from serve.native.stopwatch import Stopwatch
-from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 
 LOAD = "load"
@@ -170,9 +163,6 @@ def _own_times(operators: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]
 
 
 TRACE = "trace.json.gz"
-NSYS = "profile.nsys-rep"
-UNDER_NSYS = "EARSHOT_PROFILE_UNDER_NSYS"
-"""Environment variable of the process that Nsight Systems records."""
 _KERNELS = 25  # shown for each phase
 
 
@@ -184,7 +174,6 @@ def profiled(
     at_once: int,
     words: bool,
     random_weights: bool,
-    nsys: bool,
 ) -> Result:
     """Profile a fixed load; write its page and a trace to open.
 
@@ -195,21 +184,22 @@ def profiled(
         at_once: the number of requests at a time.
         words: whether words are timed.
         random_weights: whether an engine of the configured shape is made up.
-        nsys: whether the load runs under Nsight Systems instead.
 
     Raises:
-        ConfigError: the device cannot be profiled so.
-        UnavailableError: Nsight Systems is not installed.
         EarshotError: the engine cannot be opened, or a request failed.
     """
     config = dataclasses.replace(run.config, runtime=first_of(run.config.runtime))
-    device, under_nsys = config.runtime.device, UNDER_NSYS in os.environ
-    if nsys and not under_nsys:
-        return _under_nsys(run, device)
+    device, folder = config.runtime.device, config.engine
     found = sorted(find_clips(clips or config.eval.manifest).clips, key=lambda clip: clip.file)
     files = [clip.path.read_bytes() for clip in found]
     load = [Request(files[i % len(files)], word_timestamps=words) for i in range(requests)]
-    with _opened(config, random_weights, run.say) as transcriber:
+    with contextlib.ExitStack() as stack:
+        if random_weights:  # they say as many tokens as they may, once, for every window
+            config = changed(config, "transcriber", temperatures=(0.0,))
+            shape = published_shape(config.build.checkpoint)
+            engine = stack.enter_context(random_engine(shape, config.build.precision, run.say))
+            folder = str(engine.path)
+        transcriber = stack.enter_context(open_transcriber(config, folder))
 
         def transcribe(requests: Sequence[Request]) -> list[Transcript]:
             with ThreadPoolExecutor(at_once) as pool:
@@ -221,14 +211,13 @@ def profiled(
         run.say(f"warm-up: {at_once} requests")
         transcribe(load[:at_once])
         run.say(f"{requests} requests, {at_once} at a time")
-        if under_nsys:
-            with _ranges(torch.cuda.nvtx.range), torch.cuda.profiler.profile():
-                transcribe(load)
-            return Result()
         threads = _ExperimentalConfig(profile_all_threads=True)  # the runtime has its own
-        profiler = profile(experimental_config=threads)
-        with _ranges(record_function), profiler, record_function(LOAD):
-            transcripts = transcribe(load)
+        Stopwatch.ranges = record_function
+        try:
+            with profile(experimental_config=threads) as profiler, record_function(LOAD):
+                transcripts = transcribe(load)
+        finally:
+            Stopwatch.ranges = None
     run.folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(run.folder / TRACE))
     audio_s = sum(transcript.duration for transcript in transcripts)
@@ -238,74 +227,11 @@ def profiled(
     return result_of(timeline, about)
 
 
-@contextlib.contextmanager
-def _opened(config: EvaluationProduct, random_weights: bool, say: Say) -> Iterator[Transcriber]:
-    """Open the config's engine, or one with random weights, for the length of a block.
-
-    Random weights say as many tokens as they may, once, for every window.
-
-    Raises:
-        EarshotError: it cannot be opened.
-    """
-    with contextlib.ExitStack() as stack:
-        folder = config.engine
-        if random_weights:
-            config = changed(config, "transcriber", temperatures=(0.0,))
-            shape = published_shape(config.build.checkpoint)
-            engine = stack.enter_context(random_engine(shape, config.build.precision, say))
-            folder = str(engine.path)
-        yield stack.enter_context(open_transcriber(config, folder))
-
-
-@contextlib.contextmanager
-def _ranges(kind: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
-    """Let the runtime's stopwatches mark ranges for a profiler during a block."""
-    Stopwatch.ranges = kind
-    try:
-        yield
-    finally:
-        Stopwatch.ranges = None
-
-
-# ---------------------------------------------------------------- Nsight Systems
-
-
-def _under_nsys(run: Run, device: str) -> Result:
-    """Run the command of this process again, under Nsight Systems.
-
-    Raises:
-        UnavailableError: it is not installed.
-        ConfigError: the device is no GPU.
-        EarshotError: it failed.
-    """
-    program = shutil.which("nsys")
-    if program is None:
-        raise UnavailableError(
-            "--nsys needs NVIDIA Nsight Systems, whose program nsys is not in PATH; install it, or "
-            "leave --nsys out for torch's own profiler"
-        )
-    if not device.startswith("cuda"):
-        raise ConfigError(f'--nsys needs runtime.device = "cuda", got {device!r}; leave it out')
-    run.folder.mkdir(parents=True, exist_ok=True)
-    report = run.folder / NSYS
-    options = (
-        "--trace=cuda,nvtx,osrt",
-        "--cuda-graph-trace=node",  # each kernel of a graph by itself
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("--force-overwrite=true", f"-o{report}"),
-    )
-    command = [program, "profile", *options, *sys.orig_argv]
-    if status := subprocess.call(command, env={**os.environ, UNDER_NSYS: "1"}):
-        raise EarshotError(f"{program} ended with status {status}; see above")
-    run.show(f"To open in Nsight Systems: {report}")
-    return Result()
-
-
 # ---------------------------------------------------------------- report
 
 
 def result_of(timeline: DeviceTimeline, about: str) -> Result:
-    """Return the result of a load: a card, the phases, and the longest kernels of each phase."""
+    """Return the result of a load: the phases, and the longest kernels of each phase."""
     rows = []
     for phase in timeline.phases:
         share = (phase.busy_s + phase.idle_s) / timeline.seconds

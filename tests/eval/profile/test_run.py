@@ -1,14 +1,13 @@
-"""The command over an engine of a tiny shape with random weights, and a stand-in for nsys."""
+"""The command over an engine of a tiny shape with random weights, and timelines by hand."""
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from eval.__main__ import main
-from eval.profile import UNDER_NSYS, timeline_of
+from eval.profile import timeline_of
 from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
 from tests.eval.bench.conftest import tiny
@@ -51,30 +50,6 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     with gzip.open(tmp_path / "out" / "trace.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"load", "encode", "prompts", "steps", "words"} <= names
-
-
-def test_nsys_runs_the_same_load(config, tmp_path, capsys, monkeypatch):
-    options = ["profile", "--config", str(config), "--output", str(tmp_path / "out"), "--nsys"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(options) == 1
-    assert "nsys is not in PATH; install it, or leave --nsys out" in capsys.readouterr().err
-    program, calls = tmp_path / "nsys", tmp_path / "calls"
-    program.write_text(f'#!/bin/sh\necho "$@" under=${UNDER_NSYS} >> {calls}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert main(options) == 2
-    assert "needs runtime.device = \"cuda\", got 'cpu'" in capsys.readouterr().err
-    config.write_text(config.read_text().replace("[runtime]", '[runtime]\ndevice = "cuda:0,1"'))
-    again = ["python", "-m", "eval", *options, "--words"]
-    monkeypatch.setattr(sys, "orig_argv", again)
-    assert main(again[3:]) == 0
-    assert str(tmp_path / "out" / "profile.nsys-rep") in capsys.readouterr().out
-    called = calls.read_text().split()
-    assert called[0] == "profile" and "--capture-range=cudaProfilerApi" in called
-    assert called[-len(again) - 1 :] == [*again, "under=1"]
-    program.write_text("#!/bin/sh\nexit 3\n")
-    assert main(options) == 1
-    assert "ended with status 3" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- timeline
