@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from build.builders import build_engine
-from build.checkpoint import open_checkpoint
+from build.checkpoint import HF_DIMS, open_checkpoint
 from build.config import BuildConfig, BuildProduct
 from eval.record import Say
 from serve.contract.config import Precision
@@ -135,17 +135,9 @@ def hugging_face_config(shape: Shape) -> Any:
     """Return the shape as a transformers.WhisperConfig, with nothing suppressed."""
     import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
 
-    dims, ids = shape.dims, special_ids(shape)
+    ids = special_ids(shape)
     return transformers.WhisperConfig(
-        vocab_size=dims.n_vocab,
-        num_mel_bins=dims.n_mels,
-        d_model=dims.n_audio_state,
-        encoder_layers=dims.n_audio_layer,
-        decoder_layers=dims.n_text_layer,
-        encoder_attention_heads=dims.n_audio_head,
-        decoder_attention_heads=dims.n_text_head,
-        encoder_ffn_dim=dims.n_audio_ffn,
-        decoder_ffn_dim=dims.n_text_ffn,
+        **{HF_DIMS[name]: size for name, size in vars(shape.dims).items()},
         pad_token_id=ids[END],
         bos_token_id=ids[END],
         eos_token_id=ids[END],
