@@ -118,7 +118,6 @@ class Command:
         flags: adds its own flags.
         takes_config: whether it has --config.
         keeps_results: whether it has --output, a folder for its results.
-        epilog: ends its help.
     """
 
     name: str
@@ -127,11 +126,10 @@ class Command:
     flags: "AddFlags"
     takes_config: bool = True
     keeps_results: bool = True
-    epilog: str | None = None
 
     def add(self, commands: "argparse._SubParsersAction[Flags]") -> None:
         """Add the command to a parser."""
-        flags = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
+        flags = commands.add_parser(self.name, help=self.help)
         flags.set_defaults(command=self)
         if self.takes_config:
             flags.add("--config TOML", "such as configs/demo.toml", required=True)
@@ -175,11 +173,11 @@ def _tell_language(flags: Flags) -> None:
     "run",
     "compare systems on clips: accuracy, latency, throughput and memory",
     "accuracy.run.evaluate",
-    epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
 )
 def _run(flags: Flags) -> None:
     flags.setting("--systems A,B", "systems to run, comma separated", names)
-    flags.setting("--clips CLIPS", "your own recordings; all of them are used", own_clips, "eval.")
+    clips = f"your own recordings, of which all are used: {EXPECTED.removeprefix('expected ')}"
+    flags.setting("--clips CLIPS", f"{clips}; keys of a table: {UNDERSTOOD}", own_clips, "eval.")
     flags.add("--without A,B", "systems to leave out, comma separated", names, ())
     flags.setting("--limit N", "draw N clips, a share of each group; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
@@ -243,7 +241,7 @@ def _soak(flags: Flags) -> None:
     flags.add("--minutes M", "duration of the attack", positive, 5)
     flags.add("--seed S", "seed of the clients' actions", int, 0)
     scenarios = f"scenarios to run, each on its own server; no NAME: all but mixed. {titles}"
-    flags.add("--scenario NAME", scenarios, nargs="*", dest="scenarios")
+    flags.add("--scenario NAME", scenarios, nargs="*", choices=SCENARIOS, dest="scenarios")
 
 
 @command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust")

@@ -91,14 +91,14 @@ def scaling_clips() -> list[NoiseClip]:
     return [NoiseClip(seconds, round(seconds * _TOKENS_PER_S)) for seconds in lengths]
 
 
-def single_try(config: EvaluationProduct, in_flight: int) -> EvaluationProduct:
+def single_try(config: EvaluationProduct, engine: Path, in_flight: int) -> EvaluationProduct:
     """Configure a server that takes `in_flight` requests and decodes each window once.
 
     Random weights are never sure, so every window would be decoded again at each higher
     temperature, and might pass for silence or for a loop.
     """
     config = changed(
-        config,
+        dataclasses.replace(config, engine=str(engine)),
         "transcriber",
         temperatures=(0.0,),
         logprob_threshold=-1e9,
@@ -172,7 +172,7 @@ def through_server(
     """
     in_flight = config.runtime.slots + config.runtime.encoder_batch
     began_s = time.perf_counter()
-    with running(single_try(config, in_flight), engine=str(folder)) as server:
+    with running(single_try(config, folder, in_flight)) as server:
         ready_s = time.perf_counter() - began_s
         yield Measurement("start", SYSTEM, ready_s, "s", detail="from engine folder to ready")
         say(f"throughput through Triton: {in_flight} requests in flight")
@@ -213,9 +213,9 @@ def measure_scaling(
     for runtime in runtimes:
         engines = len(names_of(runtime.device))
         in_flight = engines * 4 * runtime.slots  # the gateway's queue is never empty
-        served = single_try(dataclasses.replace(config, runtime=runtime), in_flight)
+        served = single_try(dataclasses.replace(config, runtime=runtime), folder, in_flight)
         say(f"{runtime.device}: {in_flight} requests in flight")
-        with running(served, engine=str(folder)) as server:
+        with running(served) as server:
             row = load_server(server, scaling_clips(), in_flight, seconds, engines)
         row.figures["engines"] = engines
         system, detail = f"{SYSTEM}, {runtime.device}", f"{MIN_S:g} to {MAX_S:g} s of sound as WAV"

@@ -68,7 +68,6 @@ def jobs(stage: Stage) -> None:
     count, stopped = max(_CLIENTS, round(_JOBS_A_MINUTE * stage.minutes)), threading.Event()
     ask = dataclasses.replace(stage.files[stage.shortest_file], patience_s=_TIMEOUT_S)
     owners: dict[str, Addresses] = {}  # with the API key of each accepted job, by its id
-    retries = 0
     with (
         tempfile.TemporaryDirectory(prefix="earshot-jobs-") as folder,
         WebhookReceiver() as receiver,
@@ -90,7 +89,6 @@ def jobs(stage: Stage) -> None:
 
         def post(number: int) -> None:
             """Post a job until it is accepted."""
-            nonlocal retries
             addresses = server.addresses[number % _CLIENTS]
             headers = {"Idempotency-Key": str(number)}
             # A post without an answer is sent again even after the last kill: its job may exist.
@@ -99,7 +97,6 @@ def jobs(stage: Stage) -> None:
                     job = send(addresses, ask, "POST", JOBS, headers=headers, **content)
                     owners[json.loads(job)["id"]] = addresses
                     return
-                retries += 1
                 time.sleep(_PAUSE_S)
 
         pool.submit(receiver.serve_forever)
@@ -113,7 +110,6 @@ def jobs(stage: Stage) -> None:
                 finally:
                     stopped.set()  # accepted jobs still come to their end
                 posting.result()
-                stage.add("posts sent again, without an answer", retries)
                 _judge(stage, server, receiver, owners, ask)
         finally:
             receiver.shutdown()
