@@ -17,4 +17,3 @@ def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned, mon
     monkeypatch.setattr("eval.record.psutil.cpu_percent", lambda _: percent)
     line = load_line()
     assert "cores busy" in line and line.startswith("warning: ") is warned
-
