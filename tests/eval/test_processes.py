@@ -31,11 +31,6 @@ ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
-
-
 def echo(send, *words):
     """Send words; "fail" is an error."""
     send((os.getsid(0), os.getpid()))
@@ -47,7 +42,7 @@ def echo(send, *words):
 
 
 def sleep_with_descendants(send, path):
-    """One child stays in our session, one leaves it; both would outlive us. Write a file at last."""
+    """One child stays in our session, one leaves it; both would outlive us. Write at last."""
     ours = subprocess.Popen(SLEEP)
     apart = subprocess.Popen(SLEEP, start_new_session=True)
     send((ours.pid, apart.pid, tempfile.gettempdir()))
@@ -117,7 +112,8 @@ def test_nothing_is_left_of_a_child_that_is_given_up(tmp_path):
     assert (tmp_path / "said").read_text() == "closed"  # it may close what it holds
 
 
-def test_a_child_that_does_not_heed_is_killed():
+def test_a_child_that_does_not_heed_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     with child(ignore_sigterm) as running:
         pid = running.receive(60)
     await_end(pid)
