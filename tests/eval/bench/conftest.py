@@ -12,12 +12,6 @@ from serve.contract.config import RuntimeConfig, TranscriberConfig
 
 
 @pytest.fixture(scope="session")
-def turbo():
-    """The sizes of large-v3-turbo."""
-    return PUBLISHED["large-v3-turbo"].dims
-
-
-@pytest.fixture(scope="session")
 def tiny():
     """Turbo's vocabulary and audio with next to no network."""
     return dataclasses.replace(

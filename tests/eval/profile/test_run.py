@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,25 +13,15 @@ from tests.eval.bench.conftest import tiny
 
 __all__ = ["tiny"]  # a fixture
 
-DATA = Path(__file__).parents[2] / "data"
 
-
-@pytest.fixture
-def config(tmp_path, tiny, monkeypatch):
-    """A config of the tiny shape, for a CPU."""
+def test_a_load_is_profiled(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "large-v3-turbo", tiny)
-    path = tmp_path / "tiny.toml"
-    path.write_text(
+    config = tmp_path / "tiny.toml"
+    config.write_text(
         'name = "tiny"\n[build]\ncheckpoint = "openai/whisper-large-v3-turbo"\n'
         "[runtime]\nslots = 2\nthreads = 1\n[transcriber]\nmax_tokens = 6\n"
     )
-    return path
-
-
-def test_a_load_is_profiled(config, tmp_path, capsys):
-    clip = {"file": f"{DATA}/en_question.wav", "text": "what", "language": "en"}
-    (tmp_path / "clips.jsonl").write_text(json.dumps(clip))
-    flags = f"--clips {tmp_path}/clips.jsonl --requests 2 --at-once 1 --words --random-weights"
+    flags = "--clips tests/data/manifest.jsonl --requests 2 --at-once 1 --words --random-weights"
     arguments = f"profile --config {config} {flags} --output {tmp_path}/out"
     assert main(arguments.split()) == 0
     assert Stopwatch.ranges is None
@@ -43,10 +32,7 @@ def test_a_load_is_profiled(config, tmp_path, capsys):
     assert {"encode", "prompts", "steps", "words"} < phases.keys()
     assert all(phase["busy_s"] > 0 for name, phase in phases.items() if name != "between")
     assert 0 < figures["busy_s"] <= figures["seconds"]
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "<title>profile: tiny</title>" in page and "<script" not in page
-    for section in ("phases", "kernels", "conditions"):
-        assert f'<section id="{section}">' in page
+    assert '<section id="kernels">' in (tmp_path / "out" / "report.html").read_text()
     with gzip.open(tmp_path / "out" / "trace.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"load", "encode", "prompts", "steps", "words"} <= names
