@@ -30,9 +30,7 @@ from serve.speech.features import SAMPLE_RATE, WINDOW_S
 from serve.wire.client import TritonClient
 
 SYSTEM = f"{OURS}, through Triton"
-MIN_S, MAX_S = 10.0, 30.0  # shortest and longest clip for several devices
-LENGTHS = 16  # different ones
-_TOKENS_PER_S = THROUGHPUT_TOKENS / WINDOW_S
+LENGTHS_S = range(10, 31)  # of the clips for several devices
 _CLIPS = 4  # clips of one length in each client process
 
 
@@ -83,12 +81,6 @@ def noise_requests(
             return timed_request(client, files[index], clips[index]), clips[index]
 
         yield send
-
-
-def scaling_clips() -> list[NoiseClip]:
-    """Return clips with lengths evenly spaced from the shortest to the longest."""
-    lengths = [round(4 * seconds) / 4 for seconds in np.linspace(MIN_S, MAX_S, LENGTHS)]
-    return [NoiseClip(seconds, round(seconds * _TOKENS_PER_S)) for seconds in lengths]
 
 
 def single_try(config: EvaluationProduct, engine: Path, in_flight: int) -> EvaluationProduct:
@@ -210,13 +202,16 @@ def measure_scaling(
     Raises:
         EarshotError: a server did not start, or as `load_server`.
     """
+    tokens_per_s = THROUGHPUT_TOKENS / WINDOW_S
+    clips = [NoiseClip(length_s, round(length_s * tokens_per_s)) for length_s in LENGTHS_S]
     for runtime in runtimes:
         engines = len(names_of(runtime.device))
         in_flight = engines * 4 * runtime.slots  # the gateway's queue is never empty
         served = single_try(dataclasses.replace(config, runtime=runtime), folder, in_flight)
         say(f"{runtime.device}: {in_flight} requests in flight")
         with running(served) as server:
-            row = load_server(server, scaling_clips(), in_flight, seconds, engines)
+            row = load_server(server, clips, in_flight, seconds, engines)
         row.figures["engines"] = engines
-        system, detail = f"{SYSTEM}, {runtime.device}", f"{MIN_S:g} to {MAX_S:g} s of sound as WAV"
+        system = f"{SYSTEM}, {runtime.device}"
+        detail = f"{min(LENGTHS_S)} to {max(LENGTHS_S)} s of sound as WAV"
         yield dataclasses.replace(row, system=system, detail=detail)

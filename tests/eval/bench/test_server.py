@@ -77,8 +77,7 @@ def test_each_engine_must_add_enough(rtfx, passed):
 @pytest.mark.nightly
 @pytest.mark.server
 def test_two_engines_get_the_load_and_every_window_is_counted(cpu_config, engine, monkeypatch):
-    monkeypatch.setattr(server, "MIN_S", 1.0)
-    monkeypatch.setattr(server, "MAX_S", 2.0)
+    monkeypatch.setattr(server, "LENGTHS_S", range(1, 3))
     both = dataclasses.replace(cpu_config.runtime, device="cpu,cpu", slots=1)
     lines = []
     (found,) = measure_scaling(cpu_config, engine.path, [both], 1.0, lines.append)
