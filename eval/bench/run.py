@@ -29,31 +29,24 @@ from serve.contract.errors import ConfigError, UnavailableError
 _SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # besides the runtime's
 
 
-def bench(
-    run: Run,
-    *,
-    peers: tuple[str, ...] | None,
-    devices: Sequence[str] | None = None,
-    **settings: Any,
-) -> Result:
+def bench(run: Run, **settings: Any) -> Result:
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
         run: the run, with a config for a GPU.
-        peers: the names of the peers; None measures all installed peers.
-        devices: if given, measure only a server on each of these devices.
-        settings: the other fields of `BenchPlan`.
+        settings: the fields of `BenchPlan`. `peers` None measures all installed peers.
 
     Raises:
         EarshotError: `check` or `measurements` failed, or the record cannot be written.
     """
-    if peers is None:
+    devices = settings["devices"] = tuple(settings["devices"] or ())
+    if settings["peers"] is None:
         left_out = {} if devices else {name: missing_for(name) for name in PEERS}
-        peers = tuple(name for name, reason in left_out.items() if not reason)
+        settings["peers"] = tuple(name for name, reason in left_out.items() if not reason)
         for reason in filter(None, left_out.values()):
             run.say(f"left out: {reason}")
-    run.flags["peers"] = peers
-    plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
+    run.flags["peers"] = settings["peers"]
+    plan = BenchPlan(**settings)
     config = configured(run.config, plan)
     check(config, plan)
     cudnn: Any = torch.backends.cudnn  # torch's annotations are incomplete
