@@ -88,9 +88,6 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     Work belongs to the phase in which it began, on the thread that did or launched it. Idle time
     belongs to the phase that a thread was in at its begin. Work at the same time, as of kernels on
     two streams, is busy time once.
-
-    Raises:
-        ValueError: the load is not in it.
     """
     slices: dict[str, list[TraceSlice]] = collections.defaultdict(list)  # by category
     for event in events:
@@ -100,9 +97,7 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
             piece = TraceSlice(begin, end, str(event["name"]), thread, correlation)
             slices[event.get("cat", "")].append(piece)
     ranges = sorted(slices["user_annotation"], key=lambda piece: piece.begin)
-    load = next((piece for piece in ranges if piece.name == LOAD), None)
-    if load is None:
-        raise ValueError(f"the trace has no range {LOAD}")
+    load = next(piece for piece in ranges if piece.name == LOAD)
     phases: PhaseRanges = collections.defaultdict(list)
     for piece in ranges:
         if piece.name in PHASES:
@@ -167,13 +162,7 @@ _KERNELS = 25  # shown for each phase
 
 
 def profiled(
-    run: Run,
-    *,
-    clips: str | None,
-    requests: int,
-    at_once: int,
-    words: bool,
-    random_weights: bool,
+    run: Run, *, clips: str | None, requests: int, at_once: int, words: bool, random_weights: bool
 ) -> Result:
     """Profile a fixed load; write its page and a trace to open.
 

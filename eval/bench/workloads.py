@@ -19,13 +19,7 @@ import torch
 
 from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.runtime_load import (
-    WindowLoad,
-    closed_loop,
-    noise_load,
-    offline,
-    open_loop,
-)
+from eval.bench.runtime_load import WindowLoad, closed_loop, noise_load, offline, open_loop
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
 from eval.config import EvaluationProduct, changed
 from eval.load import poisson

@@ -112,11 +112,7 @@ def jobs(stage: Stage) -> None:
 
 
 def _judge(
-    stage: Stage,
-    server: RunningServer,
-    webhooks: Webhooks,
-    owners: dict[str, Addresses],
-    ask: Ask,
+    stage: Stage, server: RunningServer, webhooks: Webhooks, owners: dict[str, Addresses], ask: Ask
 ) -> None:
     """Wait for the webhooks of all accepted jobs, read the jobs, and add the figures."""
     expected, end_s = {f"msg_{id}" for id in owners}, time.monotonic() + _LAST_S

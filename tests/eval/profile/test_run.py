@@ -113,8 +113,3 @@ def test_on_a_cpu_operators_count_without_those_that_they_call():
         ("aten::stft", "between"): (1, 100),
     }
     assert found.busy_s == pytest.approx(400e-6)
-
-
-def test_a_trace_without_the_load_is_none():
-    with pytest.raises(ValueError, match="no range load"):
-        timeline_of([event("cpu_op", "aten::mm", 0, 1, 1)])
