@@ -184,11 +184,8 @@ FAR = {"earshot-int8": "hallo you", "earshot-fp16": "hallo yuu", "other": "far o
 
 
 def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path):
-    parts = [
-        Text("`x` is", items=["a"]),
-        Table(("n", "v"), [("a|b", "1")], "T", "note"),
-        Figure([]),
-    ]
+    table = Table(("n", "v"), [("a|b", "1")], "T", "note")
+    parts = [Text("`x` is", items=["a"]), table, Figure([])]
     sections = (ReportSection("One", parts), ReportSection("Two", [Text("details")], printed=False))
     result = Result({}, (Check("good", True, "yes"), Check("open", None, "few")), sections)
     run = run_of(command="live")
