@@ -70,15 +70,13 @@ def test_findings_are_written_as_they_come(monkeypatch, tmp_path, run_of):
 def test_a_broken_limit_fails_the_command(monkeypatch, tmp_path, capsys):
     command = f"soak --config configs/demo.toml --scenario killers --output {tmp_path}"
     for value, code in ((1, 0), (3, 1)):
-        found = functools.partial(
-            Stage.at_most, name="waits, s", value=value, limit=2, detail="seen"
-        )
+        found = functools.partial(Stage.at_most, name="waits, s", value=value, limit=2)
         monkeypatch.setattr(scenarios, "killers", found)
         assert main(command.split()) == code
     out = capsys.readouterr().out
     assert re.search(r"\| waits, s +\| +3 \| +at most 2 \| +FAILED \|", out)
     whole = (tmp_path / "report.md").read_text()
-    assert "- **FAILED**: killers: waits, s. 3, at most 2, seen" in whole
+    assert "- **FAILED**: killers: waits, s. 3, at most 2" in whole
 
 
 def test_an_unknown_scenario_is_refused_by_name(capsys):
