@@ -163,7 +163,10 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
     def finish(self) -> list[T]:
         """Send no more, wait for the requests in flight and return their answers, as `answers`."""
         self._stop.set()
-        return list(itertools.chain.from_iterable(iter(self.answers, [])))
+        answers = list[T]()
+        while more := self.answers():
+            answers += more
+        return answers
 
 
 def _keep_in_flight(

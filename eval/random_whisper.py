@@ -25,10 +25,11 @@ from safetensors.torch import save_file
 from build.builders import build_engine
 from build.checkpoint import HF_DIMS, open_checkpoint
 from build.config import BuildConfig, BuildProduct
-from eval.record import Say
+from build.writer import disk_errors
+from eval.record import Say, missing_packages
 from serve.contract.config import Precision
 from serve.contract.engine import HEAD_DIM, Dims, Engine
-from serve.contract.errors import ConfigError
+from serve.contract.errors import ConfigError, UnavailableError
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501
@@ -258,8 +259,11 @@ def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engi
         say: receives lines of progress.
 
     Raises:
+        UnavailableError: transformers is not installed.
         EngineError: the disk is full or fails.
     """
+    if missing_packages(["transformers"]):
+        raise UnavailableError("random weights need the package transformers; install it")
     say(f"building an {precision} engine with random weights")
     ids, layers = special_ids(shape), shape.decoder_layers
     first_timestamp = ids["<|0.00|>"]
@@ -271,10 +275,10 @@ def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engi
         "suppress_tokens": [*range(ids[END], first_timestamp), *late_timestamps],
     }
     with tempfile.TemporaryDirectory(prefix="earshot-random-") as name:
-        folder = write_checkpoint(
-            Path(name, "checkpoint"), shape, random_weights(shape, spread=_SPREAD)
-        )
-        write_json(folder / "generation_config.json", generation_config(shape) | stated)
+        folder = Path(name, "checkpoint")
+        with disk_errors(folder):
+            write_checkpoint(folder, shape, random_weights(shape, spread=_SPREAD))
+            write_json(folder / "generation_config.json", generation_config(shape) | stated)
         config = BuildProduct(engine=f"{name}/engine", build=BuildConfig(precision=precision))
         engine = build_engine(open_checkpoint(str(folder)), config, say)
         shutil.rmtree(folder)  # large-v3's has 3 GB

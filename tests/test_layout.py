@@ -93,7 +93,7 @@ RULES = {
     "eval.report": ("eval.record",),
     "eval.random_whisper": (
         *(*CONTRACT, "serve.speech.languages", "eval.record"),
-        *("build.builders", "build.checkpoint", "build.config"),
+        *("build.builders", "build.checkpoint", "build.config", "build.writer"),
     ),
     "eval.config": (*CONTRACT, "build.config"),
     "eval.corpora": (*CONTRACT, *("build.clips", "eval.record", "serve.speech.file_types")),
