@@ -78,14 +78,14 @@ def floods(stage: Stage) -> None:
         @contextlib.contextmanager
         def flooding(name: str) -> Iterator[None]:
             arguments = (name, server.http)
-            with ChildProcess(f"flood {name}", _flood_nicely, arguments, log=None) as child:
+            with ChildProcess(f"flood {name}", flood_nicely, arguments, log=None) as child:
                 child.receive(_TIMEOUT_S)  # it begins
                 yield
 
         _beside(stage, server, {name: flooding(name) for name in FLOODS})
 
 
-def _flood_nicely(send: Send, name: str, address: str) -> None:
+def flood_nicely(send: Send, name: str, address: str) -> None:
     """Flood in a child; its own work slows others as little as possible."""
     os.nice(10)
     send("begins")

@@ -147,11 +147,6 @@ def test_a_tool_that_fails_is_named_with_its_command():
         run_tool(SLEEP, "waiting", 0.01)
 
 
-TREE = "import subprocess, sys, pathlib; p = subprocess.Popen([sys.executable, '-c', "
-TREE += "'import time; time.sleep(600)']); pathlib.Path(sys.argv[1]).write_text(str(p.pid)); "
-TREE += "p.wait()"
-
-
 def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
 
@@ -163,7 +158,7 @@ def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 60)
+        run_tool(["sh", "-c", f"sleep 600 & echo $! > {path}; wait"], "waiting", 60)
     thread.join()
     await_end(int(path.read_text()))
 
