@@ -10,25 +10,14 @@ from eval.config import load_config
 from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.config import RuntimeConfig, TranscriberConfig
 
-
-@pytest.fixture(scope="session")
-def tiny():
-    """Turbo's vocabulary and audio with next to no network."""
-    return dataclasses.replace(
-        PUBLISHED["large-v3-turbo"], width=64, encoder_layers=1, decoder_layers=1
-    )
-
-
-@pytest.fixture
-def ceilings():
-    """Those of a machine that does not exist."""
-    return Ceilings(product=800e12, fp8_product=1600e12, attention=400e12, memory=4e12)
-
-
-@pytest.fixture
-def plan():
-    """Figures that take no time."""
-    return BenchPlan(slots=(2, 3), seconds=0.05, requests=2)
+# Turbo's vocabulary and audio with next to no network.
+TINY = dataclasses.replace(
+    PUBLISHED["large-v3-turbo"], width=64, encoder_layers=1, decoder_layers=1
+)
+# Of a machine that does not exist.
+CEILINGS = Ceilings(product=800e12, fp8_product=1600e12, attention=400e12, memory=4e12)
+# Figures that take no time.
+PLAN = BenchPlan(slots=(2, 3), seconds=0.05, requests=2)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +43,7 @@ def quiet(line):
 
 
 @pytest.fixture(scope="session")
-def engine(tiny):
+def engine():
     """Random weights of the tiny shape."""
-    with random_engine(tiny, "int8", quiet) as engine:
+    with random_engine(TINY, "int8", quiet) as engine:
         yield engine

@@ -8,6 +8,7 @@ from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
 from eval.bench.table import Measurement, table_of
 from eval.random_whisper import PUBLISHED
 from serve.contract.config import RuntimeConfig
+from tests.eval.bench.conftest import CEILINGS, TINY
 
 TURBO = PUBLISHED["large-v3-turbo"].dims
 
@@ -26,20 +27,20 @@ def test_the_least_work_is_what_a_count_by_hand_gives():
         assert step_bytes(TURBO, *arguments) == pytest.approx(expected, rel=2e-3)
 
 
-def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine, ceilings):
+def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine):
     manifest = dataclasses.replace(engine.manifest, dims=TURBO)
-    full = Floor(manifest, RuntimeConfig(), ceilings)
+    full = Floor(manifest, RuntimeConfig(), CEILINGS)
     # 1887 GFLOP at 800 T, 368.6 at 400 T, 57 at 800 T
     assert 1e3 * full.encode_s == pytest.approx(2.359 + 0.922 + 0.071, rel=1e-3)
     # 131 steps of (158.2 MB / 64 + 30.72 MB + 66 x 20.5 kB) at 4 TB/s
     assert 1e3 * (full.window_s(128, 64) - full.encode_s) == pytest.approx(1.131, rel=2e-3)
-    fast = Floor(manifest, RuntimeConfig(cross_kv="int8"), ceilings, fp8=True)
+    fast = Floor(manifest, RuntimeConfig(cross_kv="int8"), CEILINGS, fp8=True)
     assert 1e3 * fast.encode_s == pytest.approx(2.359 / 2 + 0.922 + 0.071, rel=1e-3)
     assert 1e3 * (fast.window_s(128, 64) - fast.encode_s) == pytest.approx(0.628, rel=2e-3)
 
 
-def test_ceilings_are_measured(tiny):
-    found = measure_ceilings(RuntimeConfig(), tiny.dims)
+def test_ceilings_are_measured():
+    found = measure_ceilings(RuntimeConfig(), TINY.dims)
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
     names = [row.system for row in found.measurements()]

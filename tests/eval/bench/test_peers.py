@@ -13,7 +13,7 @@ from eval.bench import peers
 from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
 from serve.contract.errors import EarshotError
-from tests.eval.bench.conftest import quiet
+from tests.eval.bench.conftest import TINY, quiet
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def kinds(rows):
     return [(row.system, row.workload) for row in rows]
 
 
-def test_ctranslate2_decodes_forced_lengths(short, tiny, monkeypatch):
+def test_ctranslate2_decodes_forced_lengths(short, monkeypatch):
     monkeypatch.setattr(peers, "_BATCH", 2)
-    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, quiet))
+    rows = list(measure_ctranslate2(TINY, "cpu", 0.0, quiet))
     systems = "CTranslate2 float32", "CTranslate2 int8"
     assert kinds(rows) == list(itertools.product(systems, ("latency", "throughput")))
 
@@ -67,13 +67,13 @@ class FakeVllm(types.ModuleType):
         return results
 
 
-def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, tiny):
+def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch):
     fake = FakeVllm()
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setattr(peers, "_IN_FLIGHT", 3)
     for name in (*peers.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    rows = list(peers.measure_vllm(tiny, "cuda:1", 0.0, quiet))
+    rows = list(peers.measure_vllm(TINY, "cuda:1", 0.0, quiet))
     systems = "vLLM fp16, log-mel on CPU", "vLLM fp16, log-mel on GPU"
     workloads = "latency", "throughput", "MLPerf-shaped"
     assert kinds(rows) == list(itertools.product(systems, workloads))

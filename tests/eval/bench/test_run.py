@@ -20,17 +20,17 @@ from eval.record import Run
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
-from tests.eval.bench.conftest import quiet
+from tests.eval.bench.conftest import PLAN, TINY, quiet
 
 
 @pytest.fixture
-def measured(config, plan, tmp_path, monkeypatch):
+def measured(config, tmp_path, monkeypatch):
     """Runs the bench of the plan with given measurements."""
 
     def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
         monkeypatch.setattr(run, "check", lambda *given: None)
         monkeypatch.setattr(run, "measurements", lambda *given: measurements)
-        lines, flags = [], vars(plan)
+        lines, flags = [], dict(vars(PLAN))
         of = Run("bench", config, "x.toml", path, flags=flags, say=lines.append, show=lines.append)
         with contextlib.suppress(KeyboardInterrupt):
             bench(of, **flags)
@@ -78,20 +78,18 @@ def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkey
     assert message in capsys.readouterr().err
 
 
-def test_the_command_ends_with_a_table_and_keeps_the_rows(
-    config, tiny, capsys, monkeypatch, tmp_path
-):
+def test_the_command_ends_with_a_table_and_keeps_the_rows(config, capsys, monkeypatch, tmp_path):
     def through_server(config, folder, plan, say):
-        assert open_engine(folder).manifest.dims == tiny.dims and plan.requests == 2
+        assert open_engine(folder).manifest.dims == TINY.dims and plan.requests == 2
         yield Measurement("throughput of server", "x", 1.0, "RTFx")
 
     def measure_peer(name, shape, device, seconds, say):
-        assert (name, shape, device, seconds) == ("one", tiny, "cpu", 1)
+        assert (name, shape, device, seconds) == ("one", TINY, "cpu", 1)
         yield Measurement("throughput of one", "x", 1.0, "RTFx")
 
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", tiny)
+    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", TINY)
     monkeypatch.setattr(run, "measure_peer", measure_peer)
     monkeypatch.setattr("eval.bench.server.through_server", through_server)
     flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
@@ -113,7 +111,7 @@ def test_the_bench_loads_no_package_of_the_evaluation_or_of_the_server():
 
 @pytest.mark.nightly
 def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_with(
-    config, tiny, plan, monkeypatch
+    config, monkeypatch
 ):
     sizes, submit = set(), NativeRuntime.submit
 
@@ -122,7 +120,7 @@ def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_wi
         submit(self, job)
 
     monkeypatch.setattr(NativeRuntime, "submit", noting)
-    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), beam_size=3)
-    row = list(measurements(tiny, configured(config, plan), plan, quiet))[-1]
+    plan = dataclasses.replace(PLAN, workloads=("throughput",), slots=(2,), beam_size=3)
+    row = list(measurements(TINY, configured(config, plan), plan, quiet))[-1]
     assert (row.workload, row.system) == ("throughput", "earshot, 2 slots, beam 3")
     assert sizes == {3}

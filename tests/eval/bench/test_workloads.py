@@ -10,13 +10,13 @@ from eval.bench.table import Measurement
 from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from eval.config import load_config
 from serve.contract.config import RuntimeConfig
-from tests.eval.bench.conftest import quiet
+from tests.eval.bench.conftest import CEILINGS, PLAN, quiet
 
 
 @pytest.mark.nightly
-def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
+def test_every_workload_ends_with_its_forced_lengths(config, engine):
     lines = []
-    rows = list(run_workloads(engine, config, plan, ceilings, lines.append))
+    rows = list(run_workloads(engine, config, PLAN, CEILINGS, lines.append))
     assert [(row.workload, row.system[-7:]) for row in rows] == [
         ("opening", "2 slots"),
         ("latency", "2 slots"),
@@ -34,16 +34,16 @@ def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceili
     by_name = {row.workload: row for row in rows}
     assert by_name["MLPerf-shaped"].figures["windows"] >= 6
     for name in ("throughput", "words", "MLPerf-shaped", "MLPerf-shaped, always full"):
-        assert by_name[name].figures["seconds"] >= plan.seconds
+        assert by_name[name].figures["seconds"] >= PLAN.seconds
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
         assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert "workload open-loop with 2 slots" in lines
 
 
-def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings):
+def test_slots_that_the_machine_refuses_become_a_line(config, engine):
     config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
-    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), ceilings, quiet)
+    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), CEILINGS, quiet)
     assert row.value is None and row.detail.startswith("refused: runtime.cuda_graph = true needs")
 
 
@@ -56,7 +56,7 @@ def test_mlperf_lengths_have_their_mean_and_their_limits():
 # ---------------------------------------------------------------- ablation
 
 
-def test_a_variant_changes_one_option(engine, plan, ceilings, monkeypatch):
+def test_a_variant_changes_one_option(engine, monkeypatch):
     measured = []
 
     def measure(engine, config, *_):
@@ -68,7 +68,7 @@ def test_a_variant_changes_one_option(engine, plan, ceilings, monkeypatch):
     other = dataclasses.replace(
         engine, manifest=dataclasses.replace(engine.manifest, precision="fp16")
     )
-    rows = list(ablate(engine, other, config, plan, ceilings, quiet))
+    rows = list(ablate(engine, other, config, PLAN, CEILINGS, quiet))
     assert {row.workload for row in rows} == {"ablation, throughput"}
     names = [row.system for row in rows]
     (precision, full), *others = measured

@@ -9,13 +9,11 @@ from eval.__main__ import main
 from eval.profile import timeline_of
 from eval.random_whisper import PUBLISHED
 from serve.native.stopwatch import Stopwatch
-from tests.eval.bench.conftest import tiny
-
-__all__ = ["tiny"]  # a fixture
+from tests.eval.bench.conftest import TINY
 
 
-def test_a_load_is_profiled(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", tiny)
+def test_a_load_is_profiled(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", TINY)
     config = tmp_path / "tiny.toml"
     config.write_text(
         'name = "tiny"\n[build]\ncheckpoint = "openai/whisper-large-v3-turbo"\n'
