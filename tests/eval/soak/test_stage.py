@@ -23,17 +23,13 @@ REFUSED = Answer("refused", "503 full", 1.0, retry_after_s=1)
 WITHOUT_DELAY = Answer("refused", "503 full", 1.0)
 TEXTS = "texts that differ from the first one of their file"
 REFUSALS = "honest requests refused"
-
-
-@pytest.fixture(scope="module")
-def clips():
-    return load_clips("tests/data/manifest.jsonl")
+CLIPS = load_clips("tests/data/manifest.jsonl")
 
 
 @pytest.fixture
-def stage(clips, monkeypatch):
+def stage(monkeypatch):
     """A stage after its client has had one right answer; tests set the next one, `stage.next`."""
-    stage = Stage(EvaluationProduct(), clips, lambda _: None)
+    stage = Stage(EvaluationProduct(), CLIPS, lambda _: None)
     stage.next = RIGHT
     monkeypatch.setitem(CLIENTS, "any", lambda *_: stage.next)
     stage.send(SERVER, "any")
