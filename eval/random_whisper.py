@@ -268,9 +268,10 @@ def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engi
     ids, layers = special_ids(shape), shape.decoder_layers
     first_timestamp = ids["<|0.00|>"]
     late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, shape.n_vocab)
-    heads = range(min(3, shape.width // HEAD_DIM))  # of each of the last two layers, as in turbo
+    # As many as OpenAI names: six in the last two of turbo's four layers, else one in each of ten.
+    aligned, heads = (10, 1) if layers > 4 else (2, min(3, shape.width // HEAD_DIM))
     stated = {
-        "alignment_heads": [[n, head] for n in range(layers)[-2:] for head in heads],
+        "alignment_heads": [[n, head] for n in range(layers)[-aligned:] for head in range(heads)],
         "lang_to_id": {"<|en|>": ids["<|en|>"]},
         "suppress_tokens": [*range(ids[END], first_timestamp), *late_timestamps],
     }
