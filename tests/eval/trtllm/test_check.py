@@ -34,25 +34,27 @@ def built(fake, tmp_path_factory):
     return check.engine_of(config), config.runtime, network
 
 
+def whole_check(work, *precisions):
+    """Run it to its end, and give what it says of the library."""
+    ended = []
+    check.run_checks(work, ended)
+    steps = ("build", "load", "greedy tokens", "windows together")
+    expected = [f"{precision}: {step}" for precision in precisions for step in steps]
+    assert [one.name for one in ended] == ["library and GPU", "random checkpoint", *expected]
+    assert all(one.passed for one in ended)
+    return ended[0].detail
+
+
 @pytest.mark.nightly
 def test_the_whole_check_passes_on_the_stand_in(fake, tmp_path):
-    ended = []
-    check.run_checks(tmp_path, ended)
-    assert ended[0].detail == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
-    steps = ("build", "load", "greedy tokens", "windows together")
-    expected = [f"{precision}: {step}" for precision in ("fp16", "int8") for step in steps]
-    names = [one.name for one in ended]
-    assert names == ["library and GPU", "random checkpoint", *expected]
-    assert all(one.passed for one in ended)
+    library = whole_check(tmp_path, "fp16", "int8")
+    assert library == "TensorRT-LLM 1.2.1 on Stand-in GPU, compute capability 9.0"
 
 
 def test_the_whole_check_passes_on_the_stand_in_of_the_llm_api(fake, tmp_path, monkeypatch):
     install_api(monkeypatch)
-    ended = []
-    check.run_checks(tmp_path, ended)
-    assert ended[0].detail == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
-    words = [one.name for one in ended if one.name.startswith("fp16: ")]
-    assert words == [f"fp16: {s}" for s in ("build", "load", "greedy tokens", "windows together")]
+    library = whole_check(tmp_path, "fp16")
+    assert library == "TensorRT-LLM 1.4.0 on Stand-in GPU, compute capability 9.0"
     engine = open_engine(tmp_path / "fp16")
     config = check.config_of(tmp_path, "fp16", "tensorrt_llm_api", "/there/python").runtime
     assert config.tensorrt_llm.python == "/there/python"
