@@ -236,11 +236,7 @@ def test_corrected_unreadable_and_failed_clips(config, capsys):
 
 @pytest.mark.nightly
 def test_one_place_may_be_timed_in_part_and_held_out_for_the_rest(config, capsys):
-    place = str(config.parent / "manifest.jsonl")
-    config.write_text(
-        without_heldout(config).read_text().replace('heldout = ""', f'heldout = "{place}"')
-        + "timed_limit = 1\n"
-    )
+    config.write_text(config.read_text().replace("heldout.j", "manifest.j") + "timed_limit = 1\n")
     _, folder = run(config, "--systems", "earshot-int8")
     report = report_of(folder)
     assert report["run"]["clips"] == {"heldout": 2, "timed": 1}
