@@ -36,7 +36,6 @@ TIMESTAMPS = 1501
 MAX_INITIAL_TIMESTAMP_INDEX = 50
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"
-PROMPT = (START, "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +121,7 @@ def special_ids(shape: Shape) -> dict[str, int]:
 def prompt_ids(shape: Shape) -> list[int]:
     """Return a multilingual decoder's prompt: English, transcribe, no timestamps."""
     ids = special_ids(shape)
-    return [ids[token] for token in PROMPT]
+    return [ids[token] for token in (START, "<|en|>", "<|transcribe|>", "<|notimestamps|>")]
 
 
 # ---------------------------------------------------------------- checkpoint

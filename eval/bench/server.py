@@ -108,11 +108,7 @@ def single_try(config: EvaluationProduct, engine: Path, in_flight: int) -> Evalu
 
 
 def load_server(
-    server: RunningServer,
-    clips: Sequence[NoiseClip],
-    in_flight: int,
-    seconds: float,
-    engines: int = 1,
+    server: RunningServer, clips: Sequence[NoiseClip], in_flight: int, seconds: float, engines: int
 ) -> Measurement:
     """Keep requests in flight; measure for `seconds` once twice as many are answered.
 
@@ -169,7 +165,7 @@ def through_server(
         yield Measurement("start", SYSTEM, ready_s, "s", detail="from engine folder to ready")
         say(f"throughput through Triton: {in_flight} requests in flight")
         clips = [NoiseClip(WINDOW_S, THROUGHPUT_TOKENS)] * _CLIPS
-        row = load_server(server, clips, in_flight, plan.seconds)
+        row = load_server(server, clips, in_flight, plan.seconds, engines=1)
         detail = f"30 s of sound as WAV, {THROUGHPUT_TOKENS} tokens"
         yield dataclasses.replace(row, detail=detail)
         say("one request at a time through Triton")
