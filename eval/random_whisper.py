@@ -136,8 +136,9 @@ def hugging_face_config(shape: Shape) -> Any:
     import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
 
     ids = special_ids(shape)
+    sizes: dict[str, Any] = {HF_DIMS[name]: size for name, size in vars(shape.dims).items()}
     return transformers.WhisperConfig(
-        **{HF_DIMS[name]: size for name, size in vars(shape.dims).items()},
+        **sizes,
         pad_token_id=ids[END],
         bos_token_id=ids[END],
         eos_token_id=ids[END],
