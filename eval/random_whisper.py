@@ -249,6 +249,12 @@ def write_json(path: Path, content: object) -> None:
 # ---------------------------------------------------------------- engine
 
 
+def require_transformers() -> None:
+    """Raise an UnavailableError unless the package is installed that lays checkpoints out."""
+    if missing_packages(["transformers"]):
+        raise UnavailableError("random weights need the package transformers; install it")
+
+
 @contextlib.contextmanager
 def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engine]:
     """Build an engine of a multilingual shape in a temporary folder, which is removed afterwards.
@@ -262,8 +268,7 @@ def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engi
         UnavailableError: transformers is not installed.
         EngineError: the disk is full or fails.
     """
-    if missing_packages(["transformers"]):
-        raise UnavailableError("random weights need the package transformers; install it")
+    require_transformers()
     say(f"building an {precision} engine with random weights")
     ids, layers = special_ids(shape), shape.decoder_layers
     first_timestamp = ids["<|0.00|>"]
@@ -281,6 +286,6 @@ def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engi
             write_checkpoint(folder, shape, random_weights(shape, spread=_SPREAD))
             write_json(folder / "generation_config.json", generation_config(shape) | stated)
         config = BuildProduct(engine=f"{name}/engine", build=BuildConfig(precision=precision))
-        engine = build_engine(open_checkpoint(str(folder)), config, say)
+        engine = build_engine(open_checkpoint(str(folder)), config, lambda _: None)
         shutil.rmtree(folder)  # large-v3's has 3 GB
         yield engine

@@ -19,7 +19,7 @@ from eval.bench.workloads import (
     with_slots,
 )
 from eval.config import EvaluationProduct, changed
-from eval.random_whisper import Shape, published_shape, random_engine
+from eval.random_whisper import Shape, published_shape, random_engine, require_transformers
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision
 from serve.contract.devices import with_gpu_numbers
@@ -81,7 +81,7 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
 
     Raises:
         ConfigError: a name is unknown, or the config is not for a GPU.
-        UnavailableError: there is no GPU, or a peer or the server is not installed.
+        UnavailableError: there is no GPU, or a package is not installed.
     """
     workloads = "workloads", plan.workloads, list(WORKLOADS)
     for kind, names, known in (workloads, ("peers", plan.peers, list(PEERS))):
@@ -107,6 +107,7 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
             raise UnavailableError(
                 f"the device {name!r} is not there: torch sees {count} CUDA devices here"
             )
+    require_transformers()
 
 
 def measurements(

@@ -62,9 +62,12 @@ def timed_request(client: TritonClient, audio: bytes, clip: NoiseClip) -> float:
     began_s = time.monotonic()
     transcript = client.transcribe(audio, language="en", timestamps=False, max_tokens=clip.tokens)
     latency_s = time.monotonic() - began_s
-    answered = NoiseClip(transcript.duration, len(transcript.tokens))
-    if answered != clip or not transcript.text:
-        raise EarshotError(f"the server answered {answered}: {transcript.text!r}; expected {clip}")
+    tokens, text = len(transcript.tokens), transcript.text
+    if not text or tokens != clip.tokens or transcript.duration != clip.seconds:
+        raise EarshotError(
+            f"an answer of {tokens} tokens, {text!r}, to {transcript.duration:g} s of sound; "
+            f"expected text of {clip.tokens} tokens for {clip.seconds:g} s"
+        )
     return latency_s
 
 

@@ -3,10 +3,10 @@
 import collections
 import contextlib
 import functools
-import io
 import itertools
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -225,6 +225,8 @@ def hour_of(clips: Sequence[Clip]) -> bytes:
     """
     limits = AudioLimits(_HOUR_S)
     parts = [audio.join_blocks(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
-    samples, file = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE), io.BytesIO()
-    soundfile.write(file, samples, SAMPLE_RATE, format="MP3")
-    return file.getvalue()
+    samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
+    # A real file: during callbacks into Python soundfile would swallow Ctrl-C and SIGTERM.
+    with tempfile.NamedTemporaryFile(suffix=".mp3") as file:
+        soundfile.write(file.name, samples, SAMPLE_RATE)
+        return file.read()

@@ -6,6 +6,7 @@ The installed release decides the way: 1.2 compiles engines, 1.3 and later have 
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import tempfile
@@ -21,15 +22,17 @@ from build import builders
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
-from eval.record import Check, ReportSection, Result, Run, facts, versions
+from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
 from serve.contract.engine import Engine, TokenizerFacts, mel_filters
 from serve.contract.errors import EarshotError
 from serve.contract.runtimes import RuntimeName, TrtllmConfig
-from serve.runtime.loader import open_runtime
-from serve.runtime.protocol import DecodingOptions, Job, Runtime
+from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.trtllm import limits, release
+from serve.trtllm.executor import open_tensorrt_llm
+from serve.trtllm.llm_api import LlmApiExecutor
+from serve.trtllm.runtime import TensorRTLLMRuntime
 
 Tokens = list[list[int]]
 """The tokens of each window, in the order of the jobs."""
@@ -48,71 +51,79 @@ class DifferenceError(EarshotError):
     """A check failed; the message says how."""
 
 
-@contextlib.contextmanager
-def check(ended: list[Check], name: str) -> Iterator[Callable[[str], None]]:
-    """Run a check, which passes unless its block raises; the block may report details.
+@dataclasses.dataclass
+class Checks:
+    """The checks that ran, and how they ended; `say` receives a line for each that passes."""
 
-    Raises:
-        DifferenceError: the block raised something.
-    """
-    details: list[str] = []
-    try:
-        yield details.append
-    except Exception as error:
-        known = isinstance(error, EarshotError)
-        detail = str(error) if known else f"{type(error).__name__}: {error}"
-        ended.append(Check(name, False, detail))
-        raise DifferenceError(f"{name}: {detail}") from error
-    ended.append(Check(name, True, "; ".join(details)))
+    say: Say
+    ended: list[Check] = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def check(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Run a check, which passes unless its block raises; the block may report details.
+
+        Raises:
+            DifferenceError: the block raised something.
+        """
+        details: list[str] = []
+        try:
+            yield details.append
+        except Exception as error:
+            known = isinstance(error, EarshotError)
+            detail = str(error) if known else f"{type(error).__name__}: {error}"
+            self.ended.append(Check(name, False, detail))
+            raise DifferenceError(f"{name}: {detail}") from error
+        self.ended.append(Check(name, True, "; ".join(details)))
+        self.say(str(self.ended[-1]))
 
 
 def trtllm_check(run: Run, *, python: str) -> Result:
     """Run every check up to the first difference.
 
     Args:
-        run: describes the machine.
+        run: says how far it is.
         python: the Python of another environment that has the library; "": this one.
     """
-    ended: list[Check] = []
+    checks = Checks(run.say)
     with (
         tempfile.TemporaryDirectory(prefix="earshot-trtllm-check-") as folder,
-        contextlib.suppress(DifferenceError),  # it is among the ended ones
+        contextlib.suppress(DifferenceError),  # it is in the checks
     ):
-        run_checks(Path(folder), ended, python)
+        run_checks(Path(folder), checks, python)
     known = versions(*_PACKAGES)
     environment = known | {name: run.machine[name] for name in ("Python", "GPU", "OS")}
     return Result(
-        checks=tuple(ended),
+        checks=tuple(checks.ended),
         sections=(ReportSection("Environment", [facts("", environment)]),),
         title="TensorRT-LLM",
     )
 
 
-def run_checks(work: Path, ended: list[Check], python: str = "") -> None:
+def run_checks(work: Path, checks: Checks, python: str = "") -> None:
     """Run every check.
 
     Args:
         work: an empty folder for checkpoint and engines.
-        ended: gets every check, up to the first difference.
+        checks: gets every check, up to the first difference.
         python: the Python of another environment that has the library; its LLM API is checked.
 
     Raises:
         DifferenceError: the first difference; the library, the GPU or the builder is missing or
             fails.
     """
-    with check(ended, "library and GPU") as report:
+    with checks.check("library and GPU") as report:
         runtime, place = _find(python)
         report(place)
-    with check(ended, "random checkpoint"):
+    with checks.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
     precisions: tuple[Precision, ...] = ("fp16",)
     if runtime == "tensorrt_llm" and not 10 <= limits.find_gpu("cuda").compute_capability[0] < 12:
         precisions = ("fp16", "int8")  # which Blackwell lacks
     for precision in precisions:
-        with check(ended, f"{precision}: build"):
+        with checks.check(f"{precision}: build"):
             config = config_of(work, precision, runtime, python)
             engine = engine_of(config)
-        check_engine(engine, config.runtime, network, ended)
+        check_engine(engine, config.runtime, network, checks)
 
 
 def _find(python: str) -> tuple[RuntimeName, str]:
@@ -158,23 +169,28 @@ def engine_of(config: BuildProduct) -> Engine:
     return builders.build_engine(open_checkpoint(config.build.checkpoint), config, log)
 
 
-def check_engine(engine: Engine, config: RuntimeConfig, network: Any, ended: list[Check]) -> None:
+def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Checks) -> None:
     """Compare an engine's tokens with those of transformers.
 
     Raises:
         DifferenceError: the first difference.
     """
     precision, reference = engine.manifest.precision, Reference(network)
-    with check(ended, f"{precision}: load"):
-        runtime = open_runtime(engine, config)
+    with checks.check(f"{precision}: load") as report:
+        if engine.manifest.runtime == "tensorrt_llm_api":
+            executor = LlmApiExecutor(engine, config)
+            report(f"TensorRT-LLM {executor.version}, in a separate process")
+            runtime = TensorRTLLMRuntime(engine, executor)
+        else:
+            runtime = open_tensorrt_llm(engine, config)
     try:
         jobs = make_jobs(engine, samples=runtime.capabilities.input_kind == "samples")
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
-        with check(ended, f"{precision}: greedy tokens") as report:
+        with checks.check(f"{precision}: greedy tokens") as report:
             decoded_alone = [decode(runtime, [job])[0] for job in jobs]
             ties = compare_tokens(reference, jobs, decoded_alone, expected, TIE[precision])
             report(f"transformers'; {ties} of {len(jobs)} windows part at a tie")
-        with check(ended, f"{precision}: windows together") as report:
+        with checks.check(f"{precision}: windows together") as report:
             ties = compare_tokens(
                 reference, jobs, decode(runtime, jobs), decoded_alone, TIE[precision]
             )
@@ -237,7 +253,7 @@ class Reference:
         return tokens
 
 
-def decode(runtime: Runtime, jobs: list[Job]) -> Tokens:
+def decode(runtime: TensorRTLLMRuntime, jobs: list[Job]) -> Tokens:
     """Run jobs together; returns the tokens of each."""
     for job in jobs:
         runtime.submit(job)

@@ -45,8 +45,8 @@ def sleep_with_descendants(send, path):
     """One child stays in our session, one leaves it; both would outlive us. Write at last."""
     ours = subprocess.Popen(SLEEP)
     apart = subprocess.Popen(SLEEP, start_new_session=True)
-    send((ours.pid, apart.pid, tempfile.gettempdir()))
     try:
+        send((ours.pid, apart.pid, tempfile.gettempdir()))
         time.sleep(600)
     finally:
         Path(path).write_text("closed")

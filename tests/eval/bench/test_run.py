@@ -13,7 +13,7 @@ import torch
 
 from eval.__main__ import main
 from eval.bench import run
-from eval.bench.run import bench, configured, measurements
+from eval.bench.run import FULL, bench, configured, measurements
 from eval.bench.table import Measurement
 from eval.random_whisper import PUBLISHED
 from eval.record import Run
@@ -107,6 +107,17 @@ def test_the_bench_loads_no_package_of_the_evaluation_or_of_the_server():
     script = f"import sys, eval.__main__, eval.bench.run; print({loaded} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.nightly
+def test_every_variant_of_an_ablation_is_measured_or_refused(config):
+    plan = dataclasses.replace(PLAN, workloads=(), ablate=True, seconds=0.01, requests=1)
+    rows = measurements(TINY, config, plan, quiet)
+    values = {(row.system, row.workload): row.value for row in rows}
+    assert values["cuda_graph true", "ablation, opening"] is None  # there is no GPU
+    for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
+        assert values[name, "ablation, throughput"] > 0
+        assert values[name, "ablation, latency"] > 0
 
 
 @pytest.mark.nightly
