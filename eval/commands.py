@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eval.accuracy.normalize import DEFAULT, NORMALIZERS
-from eval.bench import DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import WORKLOADS, BenchPlan
 from eval.corpora.layout import EXPECTED, UNDERSTOOD
 from eval.soak import SCENARIOS
 from serve.contract.fields import MAX_BEAMS
@@ -118,7 +118,6 @@ class Command:
         flags: adds its own flags.
         takes_config: whether it has --config.
         keeps_results: whether it has --output, a folder for its results.
-        epilog: ends its help.
     """
 
     name: str
@@ -127,11 +126,10 @@ class Command:
     flags: "AddFlags"
     takes_config: bool = True
     keeps_results: bool = True
-    epilog: str | None = None
 
     def add(self, commands: "argparse._SubParsersAction[Flags]") -> None:
         """Add the command to a parser."""
-        flags = commands.add_parser(self.name, help=self.help, epilog=self.epilog)
+        flags = commands.add_parser(self.name, help=self.help)
         flags.set_defaults(command=self)
         if self.takes_config:
             flags.add("--config TOML", "such as configs/demo.toml", required=True)
@@ -175,11 +173,11 @@ def _tell_language(flags: Flags) -> None:
     "run",
     "compare systems on clips: accuracy, latency, throughput and memory",
     "accuracy.run.evaluate",
-    epilog=f"CLIPS: {EXPECTED.removeprefix('expected ')}. Keys of a table: {UNDERSTOOD}.",
 )
 def _run(flags: Flags) -> None:
     flags.setting("--systems A,B", "systems to run, comma separated", names)
-    flags.setting("--clips CLIPS", "your own recordings; all of them are used", own_clips, "eval.")
+    clips = f"your own recordings, of which all are used: {EXPECTED.removeprefix('expected ')}"
+    flags.setting("--clips CLIPS", f"{clips}; keys of a table: {UNDERSTOOD}", own_clips, "eval.")
     flags.add("--without A,B", "systems to leave out, comma separated", names, ())
     flags.setting("--limit N", "draw N clips, a share of each group; 0 for all", not_negative)
     flags.setting("--half NAME", _HALF)
@@ -219,11 +217,6 @@ def _bench(flags: Flags) -> None:
     flags.add("--slots N,M", "numbers of slots: throughput uses each", counts, BenchPlan.slots)
     flags.add("--seconds S", "seconds of a figure after its warm-up", positive, BenchPlan.seconds)
     flags.add("--beam-size N", f"of every request, 1 to {MAX_BEAMS}", beams, BenchPlan.beam_size)
-    flags.add(
-        "--draft-acceptance P",
-        f"accepted share of runtime.draft_tokens or {DRAFT_TOKENS} tokens; default: no draft",
-        number(float, 0, 1),
-    )
     flags.add("--requests N", "requests of the latency workload", positive, BenchPlan.requests)
     flags.add("--request-s S", "seconds of a request's audio", above_0, BenchPlan.request_s)
     flags.switch("--ablate", "also measure each option: CUDA graphs, kernels, INT8, FP8")
@@ -240,7 +233,6 @@ def _profile(flags: Flags) -> None:
     flags.add("--at-once N", "number of requests at a time", positive, 8)
     flags.switch("--words", "also compute the times of words")
     flags.switch("--random-weights", "random weights in the shape of build.checkpoint")
-    flags.switch("--nsys", "run the load under NVIDIA Nsight Systems, which has to be installed")
 
 
 @command("soak", "load and attack a real server", "soak.run.soak")
@@ -249,7 +241,7 @@ def _soak(flags: Flags) -> None:
     flags.add("--minutes M", "duration of the attack", positive, 5)
     flags.add("--seed S", "seed of the clients' actions", int, 0)
     scenarios = f"scenarios to run, each on its own server; no NAME: all but mixed. {titles}"
-    flags.add("--scenario NAME", scenarios, nargs="*", dest="scenarios")
+    flags.add("--scenario NAME", scenarios, nargs="*", choices=SCENARIOS, dest="scenarios")
 
 
 @command("trust", "trusted transcripts; calibration of confidence", "trust.run.trust")

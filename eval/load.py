@@ -129,7 +129,6 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
         in_flight: int,
         processes: int,
     ) -> None:
-        self.answered: list[T] = []
         self._stop = multiprocessing.get_context("spawn").Event()
         self._running: list[ChildProcess] = []
         super().__init__()
@@ -159,14 +158,15 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
                     self._running.remove(child)
                 else:
                     answers.append(answer)
-        self.answered += answers
         return answers
 
-    def finish(self) -> None:
-        """Send no more and wait for the requests in flight; raises as `answers`."""
+    def finish(self) -> list[T]:
+        """Send no more, wait for the requests in flight and return their answers, as `answers`."""
         self._stop.set()
-        while self.answers():
-            pass
+        answers = list[T]()
+        while more := self.answers():
+            answers += more
+        return answers
 
 
 def _keep_in_flight(

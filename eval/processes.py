@@ -173,15 +173,11 @@ def kill(processes: Sequence[psutil.Process]) -> None:
 
 
 def _child(
-    work: Callable[..., None],
-    arguments: tuple[Any, ...],
-    pipe: Connection,
-    log: str,
-    temporary: str,
+    work: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection, log: str, folder: str
 ) -> None:
     """Run the child process."""
     os.setsid()
-    tempfile.tempdir = temporary
+    tempfile.tempdir = folder
     with open(log, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

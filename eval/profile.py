@@ -1,4 +1,4 @@
-"""`python -m eval profile`: torch's profiler, or Nsight Systems, over a fixed load.
+"""`python -m eval profile`: torch's profiler over a fixed load.
 
 The report shows where the time goes: by phase and by kernel, and where the device is idle. On a GPU
 the work is kernels and copies, which belong to the phase that launched them. On a CPU it is
@@ -12,29 +12,21 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile, record_function
 
-from eval.config import EvaluationProduct, changed
+from eval.config import changed
 from eval.corpora.find import find_clips
-from eval.random_whisper import published_shape, random_engine, temporary_folder
-from eval.record import Card, ReportSection, Result, Run, Table
+from eval.random_whisper import published_shape, random_engine
+from eval.record import ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
-from serve.contract.errors import ConfigError, EarshotError, UnavailableError
 from serve.contract.messages import Request, Transcript
 from serve.native.stopwatch import Stopwatch
-from serve.transcriber.loop import Transcriber
 from serve.transcriber.open import open_transcriber
 
 LOAD = "load"
@@ -96,9 +88,6 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
     Work belongs to the phase in which it began, on the thread that did or launched it. Idle time
     belongs to the phase that a thread was in at its begin. Work at the same time, as of kernels on
     two streams, is busy time once.
-
-    Raises:
-        ValueError: the load is not in it.
     """
     slices: dict[str, list[TraceSlice]] = collections.defaultdict(list)  # by category
     for event in events:
@@ -108,9 +97,7 @@ def timeline_of(events: Iterable[Mapping[str, Any]]) -> DeviceTimeline:
             piece = TraceSlice(begin, end, str(event["name"]), thread, correlation)
             slices[event.get("cat", "")].append(piece)
     ranges = sorted(slices["user_annotation"], key=lambda piece: piece.begin)
-    load = next((piece for piece in ranges if piece.name == LOAD), None)
-    if load is None:
-        raise ValueError(f"the trace has no range {LOAD}")
+    load = next(piece for piece in ranges if piece.name == LOAD)
     phases: PhaseRanges = collections.defaultdict(list)
     for piece in ranges:
         if piece.name in PHASES:
@@ -171,21 +158,11 @@ def _own_times(operators: Iterable[TraceSlice]) -> list[tuple[TraceSlice, float]
 
 
 TRACE = "trace.json.gz"
-NSYS = "profile.nsys-rep"
-UNDER_NSYS = "EARSHOT_PROFILE_UNDER_NSYS"
-"""Environment variable of the process that Nsight Systems records."""
 _KERNELS = 25  # shown for each phase
 
 
 def profiled(
-    run: Run,
-    *,
-    clips: str | None,
-    requests: int,
-    at_once: int,
-    words: bool,
-    random_weights: bool,
-    nsys: bool,
+    run: Run, *, clips: str | None, requests: int, at_once: int, words: bool, random_weights: bool
 ) -> Result:
     """Profile a fixed load; write its page and a trace to open.
 
@@ -196,21 +173,22 @@ def profiled(
         at_once: the number of requests at a time.
         words: whether words are timed.
         random_weights: whether an engine of the configured shape is made up.
-        nsys: whether the load runs under Nsight Systems instead.
 
     Raises:
-        ConfigError: the device cannot be profiled so.
-        UnavailableError: Nsight Systems is not installed.
         EarshotError: the engine cannot be opened, or a request failed.
     """
     config = dataclasses.replace(run.config, runtime=first_of(run.config.runtime))
-    device, under_nsys = config.runtime.device, UNDER_NSYS in os.environ
-    if nsys and not under_nsys:
-        return _under_nsys(run, device)
+    device, folder = config.runtime.device, config.engine
     found = sorted(find_clips(clips or config.eval.manifest).clips, key=lambda clip: clip.file)
     files = [clip.path.read_bytes() for clip in found]
     load = [Request(files[i % len(files)], word_timestamps=words) for i in range(requests)]
-    with _opened(config, random_weights) as transcriber:
+    with contextlib.ExitStack() as stack:
+        if random_weights:  # they say as many tokens as they may, once, for every window
+            config = changed(config, "transcriber", temperatures=(0.0,))
+            shape = published_shape(config.build.checkpoint)
+            engine = stack.enter_context(random_engine(shape, config.build.precision, run.say))
+            folder = str(engine.path)
+        transcriber = stack.enter_context(open_transcriber(config, folder))
 
         def transcribe(requests: Sequence[Request]) -> list[Transcript]:
             with ThreadPoolExecutor(at_once) as pool:
@@ -222,14 +200,13 @@ def profiled(
         run.say(f"warm-up: {at_once} requests")
         transcribe(load[:at_once])
         run.say(f"{requests} requests, {at_once} at a time")
-        if under_nsys:
-            with _ranges(torch.cuda.nvtx.range), torch.cuda.profiler.profile():
-                transcribe(load)
-            return Result()
         threads = _ExperimentalConfig(profile_all_threads=True)  # the runtime has its own
-        profiler = profile(experimental_config=threads)
-        with _ranges(record_function), profiler, record_function(LOAD):
-            transcripts = transcribe(load)
+        Stopwatch.ranges = record_function
+        try:
+            with profile(experimental_config=threads) as profiler, record_function(LOAD):
+                transcripts = transcribe(load)
+        finally:
+            Stopwatch.ranges = None
     run.folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(run.folder / TRACE))
     audio_s = sum(transcript.duration for transcript in transcripts)
@@ -239,73 +216,11 @@ def profiled(
     return result_of(timeline, about)
 
 
-@contextlib.contextmanager
-def _opened(config: EvaluationProduct, random_weights: bool) -> Iterator[Transcriber]:
-    """Open the config's engine, or one with random weights, for the length of a block.
-
-    Random weights say as many tokens as they may, once, for every window.
-
-    Raises:
-        EarshotError: it cannot be opened.
-    """
-    with contextlib.ExitStack() as stack:
-        folder = Path(config.engine)
-        if random_weights:
-            config = changed(config, "transcriber", temperatures=(0.0,))
-            engine = random_engine(published_shape(config.build.checkpoint), config.build.precision)
-            folder = stack.enter_context(temporary_folder(engine, config.runtime.device))
-        yield stack.enter_context(open_transcriber(config, str(folder)))
-
-
-@contextlib.contextmanager
-def _ranges(kind: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
-    """Let the runtime's stopwatches mark ranges for a profiler during a block."""
-    Stopwatch.ranges = kind
-    try:
-        yield
-    finally:
-        Stopwatch.ranges = None
-
-
-# ---------------------------------------------------------------- Nsight Systems
-
-
-def _under_nsys(run: Run, device: str) -> Result:
-    """Run the command of this process again, under Nsight Systems.
-
-    Raises:
-        UnavailableError: it is not installed.
-        ConfigError: the device is no GPU.
-        EarshotError: it failed.
-    """
-    program = shutil.which("nsys")
-    if program is None:
-        raise UnavailableError(
-            "--nsys needs NVIDIA Nsight Systems, whose program nsys is not in PATH; install it, or "
-            "leave --nsys out for torch's own profiler"
-        )
-    if not device.startswith("cuda"):
-        raise ConfigError(f'--nsys needs runtime.device = "cuda", got {device!r}; leave it out')
-    run.folder.mkdir(parents=True, exist_ok=True)
-    report = run.folder / NSYS
-    options = (
-        "--trace=cuda,nvtx,osrt",
-        "--cuda-graph-trace=node",  # each kernel of a graph by itself
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("--force-overwrite=true", f"-o{report}"),
-    )
-    command = [program, "profile", *options, *sys.orig_argv]
-    if status := subprocess.call(command, env={**os.environ, UNDER_NSYS: "1"}):
-        raise EarshotError(f"{program} ended with status {status}; see above")
-    run.show(f"To open in Nsight Systems: {report}")
-    return Result()
-
-
 # ---------------------------------------------------------------- report
 
 
 def result_of(timeline: DeviceTimeline, about: str) -> Result:
-    """Return the result of a load: a card, the phases, and the longest kernels of each phase."""
+    """Return the result of a load: the phases, and the longest kernels of each phase."""
     rows = []
     for phase in timeline.phases:
         share = (phase.busy_s + phase.idle_s) / timeline.seconds
@@ -319,9 +234,8 @@ def result_of(timeline: DeviceTimeline, about: str) -> Result:
             ReportSection("Phases", [times]),
             ReportSection("Kernels", kernels, printed=False),
         ),
-        about=f"{about}, {timeline.seconds:.2f} s under the profiler, which itself takes time. "
-        f"`{TRACE}` opens in Perfetto (ui.perfetto.dev).",
-        cards=(Card("The device is busy", busy, (f"of {timeline.seconds:.2f} s",)),),
+        about=f"{about}: the device is busy {busy} of {timeline.seconds:.2f} s under the profiler, "
+        f"which itself takes time. `{TRACE}` opens in Perfetto (ui.perfetto.dev).",
     )
 
 

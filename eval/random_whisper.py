@@ -1,6 +1,6 @@
 """Whispers of any published shape with random weights, as checkpoints and as engines.
 
-A checkpoint's tokenizer has every special token at its published id and fillers for the rest:
+A checkpoint's tokenizer has every special token at its published id and made-up words for the rest:
 readers of the folder look the special tokens up, and the text of such a model means nothing.
 
 An engine measures speed without a download: it writes nonsense at the speed of a real one. Its
@@ -12,6 +12,7 @@ the timestamps that may not come first, so that an answer always has text.
 import contextlib
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,32 +20,22 @@ from typing import Any
 
 import tokenizers
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 
-from build.writer import disk_errors, file_facts, write_manifest
+from build.builders import build_engine
+from build.checkpoint import HF_DIMS, open_checkpoint
+from build.config import BuildConfig, BuildProduct
+from build.writer import disk_errors
+from eval.record import Say, missing_packages
 from serve.contract.config import Precision
-from serve.contract.engine import (
-    FORMAT_VERSION,
-    HEAD_DIM,
-    MEL_FILTERS_FILE,
-    N_FREQUENCIES,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    CheckpointSource,
-    Dims,
-    Draft,
-    Engine,
-    Manifest,
-    TokenizerFacts,
-    tensor_specs,
-)
-from serve.contract.errors import ConfigError
+from serve.contract.engine import HEAD_DIM, Dims, Engine
+from serve.contract.errors import ConfigError, UnavailableError
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501
+MAX_INITIAL_TIMESTAMP_INDEX = 50
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"
-PROMPT = (START, "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,30 +121,24 @@ def special_ids(shape: Shape) -> dict[str, int]:
 def prompt_ids(shape: Shape) -> list[int]:
     """Return a multilingual decoder's prompt: English, transcribe, no timestamps."""
     ids = special_ids(shape)
-    return [ids[token] for token in PROMPT]
+    return [ids[token] for token in (START, "<|en|>", "<|transcribe|>", "<|notimestamps|>")]
 
 
 # ---------------------------------------------------------------- checkpoint
 
 
 _POOL = 1_000_003  # prime: rows of a large matrix made from the pool differ
+_SPREAD = 0.02  # of weights whose speed is measured
 
 
 def hugging_face_config(shape: Shape) -> Any:
     """Return the shape as a transformers.WhisperConfig, with nothing suppressed."""
     import transformers  # noqa: PLC0415 - heavy, and only for checkpoints
 
-    dims, ids = shape.dims, special_ids(shape)
+    ids = special_ids(shape)
+    sizes: dict[str, Any] = {HF_DIMS[name]: size for name, size in vars(shape.dims).items()}
     return transformers.WhisperConfig(
-        vocab_size=dims.n_vocab,
-        num_mel_bins=dims.n_mels,
-        d_model=dims.n_audio_state,
-        encoder_layers=dims.n_audio_layer,
-        decoder_layers=dims.n_text_layer,
-        encoder_attention_heads=dims.n_audio_head,
-        decoder_attention_heads=dims.n_text_head,
-        encoder_ffn_dim=dims.n_audio_ffn,
-        decoder_ffn_dim=dims.n_text_ffn,
+        **sizes,
         pad_token_id=ids[END],
         bos_token_id=ids[END],
         eos_token_id=ids[END],
@@ -197,28 +182,22 @@ def write_checkpoint(folder: Path, shape: Shape, weights: dict[str, torch.Tensor
     return folder
 
 
-def make_tokenizer(shape: Shape, word: str) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer without merges: bytes, made-up words, the special tokens.
+def write_tokenizer(folder: Path, shape: Shape) -> None:
+    """Write tokenizer.json and generation_config.json.
 
-    Args:
-        shape: says how many words and which special tokens there are.
-        word: the format of a word with a number.
+    The byte-level tokenizer has no merges: its vocabulary is the bytes, made-up words of a blank
+    and up to four characters, much as Whisper's, and the special tokens.
     """
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    words = [word.format(id) for id in range(len(alphabet), shape.pieces)]
+    words = [f"Ġ{id:x}" for id in range(len(alphabet), shape.pieces)]
     vocabulary = {piece: id for id, piece in enumerate([*alphabet, *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     special = [tokenizers.AddedToken(token, special=True) for token in special_tokens(shape)]
     tokenizer.add_special_tokens(special)
-    return tokenizer
-
-
-def write_tokenizer(folder: Path, shape: Shape) -> None:
-    """Write tokenizer.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    make_tokenizer(shape, "filler{}").save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "generation_config.json", generation_config(shape))
 
 
@@ -231,7 +210,7 @@ def generation_config(shape: Shape) -> dict[str, Any]:
         "decoder_start_token_id": ids[START],
         "eos_token_id": ids[END],
         "is_multilingual": shape.multilingual,
-        "max_initial_timestamp_index": 50,
+        "max_initial_timestamp_index": MAX_INITIAL_TIMESTAMP_INDEX,
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
         "suppress_tokens": [1, 2, 7, ids[START], ids["<|startoflm|>"]],
@@ -255,7 +234,7 @@ def write_processor(folder: Path, shape: Shape) -> None:
 
 def write_peer_checkpoint(folder: Path, shape: Shape) -> None:
     """Write all that vLLM, CTranslate2's converter and transformers read; nothing is suppressed."""
-    write_checkpoint(folder, shape, random_weights(shape, spread=0.02))
+    write_checkpoint(folder, shape, random_weights(shape, spread=_SPREAD))
     write_processor(folder, shape)
     free: dict[str, list[int]] = {"suppress_tokens": [], "begin_suppress_tokens": []}
     pad = {"pad_token_id": special_ids(shape)[END]}
@@ -270,109 +249,43 @@ def write_json(path: Path, content: object) -> None:
 # ---------------------------------------------------------------- engine
 
 
-MAX_INITIAL_TIMESTAMP_INDEX = 50
-_BAND_WEIGHT = 0.02  # near a Slaney filter's
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomEngine(Engine):
-    """An engine of a shape; its weights are made up on the device that asks for them."""
-
-    shape: Shape
-
-    def load_weights(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """Make random tensors as `Engine.load_weights` gives them."""
-        generator, manifest = torch.Generator(device).manual_seed(0), self.manifest
-        weights = {}
-        specs = tensor_specs(manifest.dims, manifest.precision, manifest.draft)
-        for name, spec in specs.items():
-            if spec.dtype == torch.int8:
-                value = torch.randint(-127, 128, spec.shape, generator=generator, device=device)
-            elif name.endswith("scale"):
-                scale = manifest.dims.n_audio_state**-0.5 / 64
-                value = torch.full(spec.shape, scale, device=device)
-            else:
-                value = torch.randn(spec.shape, generator=generator, device=device)
-                value = value * 0.02 + ("norm.weight" in name)
-            weights[name] = value.to(spec.dtype)
-        return weights
-
-    def load_mel_filters(self) -> torch.Tensor:
-        """Make bands of equal width: at the cost of the real ones, which need transformers."""
-        n_mels = self.manifest.dims.n_mels
-        band = torch.arange(N_FREQUENCIES) * n_mels // N_FREQUENCIES
-        return (torch.arange(n_mels)[:, None] == band).float() * _BAND_WEIGHT
-
-    def load_tokenizer(self) -> str:
-        """Make a tokenizer with words of a blank and up to four characters, much as Whisper's."""
-        return str(make_tokenizer(self.shape, "Ġ{:x}").to_str())
-
-
-def random_engine(shape: Shape, precision: Precision, draft_layers: int = 0) -> RandomEngine:
-    """Make the engine of a multilingual shape; `draft_layers` 0 leaves the draft decoder out."""
-    ids, dims = special_ids(shape), shape.dims
-    first_timestamp = ids["<|0.00|>"]
-    late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, dims.n_vocab)
-    facts = TokenizerFacts(
-        eot=ids[END],
-        sot=ids[START],
-        sot_prev=ids["<|startofprev|>"],
-        no_speech=first_timestamp - 2,
-        no_timestamps=first_timestamp - 1,
-        timestamp_begin=first_timestamp,
-        transcribe=ids["<|transcribe|>"],
-        translate=ids["<|translate|>"],
-        languages={"en": ids["<|en|>"]},
-        suppress_tokens=(*range(ids[END], first_timestamp), *late_timestamps),
-        begin_suppress_tokens=(220,),
-        max_initial_timestamp_index=MAX_INITIAL_TIMESTAMP_INDEX,
-        alignment_heads=_alignment_heads(dims),
-    )
-    source = CheckpointSource("random", "0" * 64)
-    draft = Draft(source, draft_layers, dims.n_text_ffn) if draft_layers else None
-    manifest = Manifest(
-        FORMAT_VERSION, "native", precision, dims, facts, source, {}, {}, {}, 0, None, {}, draft
-    )
-    return RandomEngine(Path(), manifest, shape)
-
-
-def _alignment_heads(dims: Dims) -> tuple[tuple[int, int], ...]:
-    """Name as many as OpenAI: six in the last two layers of a turbo's four, else one in ten."""
-    last = dims.n_text_layer - 1
-    if last < 4:
-        both = (last, max(0, last - 1))
-        return tuple(sorted({(layer, i % dims.n_text_head) for layer in both for i in range(3)}))
-    return tuple((last - i, 0) for i in reversed(range(min(10, last))))
-
-
-def write_engine(engine: RandomEngine, folder: Path, device: torch.device | str) -> Engine:
-    """Write made-up weights as a real engine folder, for a server to open.
-
-    Args:
-        engine: the engine.
-        folder: empty.
-        device: where to make the weights.
-
-    Raises:
-        EngineError: the disk is full or fails.
-    """
-    weights = engine.load_weights(device)
-    contents = {
-        WEIGHTS_FILE: save({name: tensor.cpu() for name, tensor in weights.items()}),
-        TOKENIZER_FILE: engine.load_tokenizer().encode(),
-        MEL_FILTERS_FILE: save({"mel_filters": engine.load_mel_filters()}),
-    }
-    with disk_errors(folder):
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
-        manifest = dataclasses.replace(engine.manifest, files=file_facts(folder))
-    write_manifest(folder, manifest)
-    return Engine(folder, manifest)
+def require_transformers() -> None:
+    """Raise an UnavailableError unless the package is installed that lays checkpoints out."""
+    if missing_packages(["transformers"]):
+        raise UnavailableError("random weights need the package transformers; install it")
 
 
 @contextlib.contextmanager
-def temporary_folder(engine: RandomEngine, device: str) -> Iterator[Path]:
-    """Write an engine to a temporary folder, as `write_engine` does; it is removed afterwards."""
+def random_engine(shape: Shape, precision: Precision, say: Say) -> Iterator[Engine]:
+    """Build an engine of a multilingual shape in a temporary folder, which is removed afterwards.
+
+    Args:
+        shape: says the sizes.
+        precision: of the matrices.
+        say: receives lines of progress.
+
+    Raises:
+        UnavailableError: transformers is not installed.
+        EngineError: the disk is full or fails.
+    """
+    require_transformers()
+    say(f"building an {precision} engine with random weights")
+    ids, layers = special_ids(shape), shape.decoder_layers
+    first_timestamp = ids["<|0.00|>"]
+    late_timestamps = range(first_timestamp + MAX_INITIAL_TIMESTAMP_INDEX + 1, shape.n_vocab)
+    # As many as OpenAI names: six in the last two of turbo's four layers, else one in each of ten.
+    aligned, heads = (10, 1) if layers > 4 else (2, min(3, shape.width // HEAD_DIM))
+    stated = {
+        "alignment_heads": [[n, head] for n in range(layers)[-aligned:] for head in range(heads)],
+        "lang_to_id": {"<|en|>": ids["<|en|>"]},
+        "suppress_tokens": [*range(ids[END], first_timestamp), *late_timestamps],
+    }
     with tempfile.TemporaryDirectory(prefix="earshot-random-") as name:
-        write_engine(engine, Path(name), device)
-        yield Path(name)
+        folder = Path(name, "checkpoint")
+        with disk_errors(folder):
+            write_checkpoint(folder, shape, random_weights(shape, spread=_SPREAD))
+            write_json(folder / "generation_config.json", generation_config(shape) | stated)
+        config = BuildProduct(engine=f"{name}/engine", build=BuildConfig(precision=precision))
+        engine = build_engine(open_checkpoint(str(folder)), config, lambda _: None)
+        shutil.rmtree(folder)  # large-v3's has 3 GB
+        yield engine

@@ -102,15 +102,6 @@ class Table:
 
 
 @dataclasses.dataclass(frozen=True)
-class Card:
-    """One large figure at the top of the page."""
-
-    title: str
-    value: str
-    details: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Figure:
     """Charts of `eval.figures` side by side, with a legend; Markdown leaves them out."""
 
@@ -179,7 +170,6 @@ class Result:
         sections: the report's sections; `eval.report` writes them.
         title: the report's title; "" is the command and its config.
         about: the line below the title.
-        cards: figures at the page's top.
         notes: lines below the checks.
     """
 
@@ -188,7 +178,6 @@ class Result:
     sections: tuple[ReportSection, ...] = ()
     title: str = ""
     about: str = ""
-    cards: tuple[Card, ...] = ()
     notes: tuple[Part, ...] = ()
 
 

@@ -51,12 +51,9 @@ class RunningServer:
         config: with the ports that it listens on.
         folder: for its config, its logs and scratch files.
         keys: its API keys.
-        engine: the engine's folder; "" takes the config's.
     """
 
-    def __init__(
-        self, config: EvaluationProduct, folder: Path, keys: Sequence[str], engine: str
-    ) -> None:
+    def __init__(self, config: EvaluationProduct, folder: Path, keys: Sequence[str]) -> None:
         server = config.server
         self.config, self.folder = config, folder
         ports = server.http_port, server.grpc_port, server.metrics_port
@@ -66,7 +63,6 @@ class RunningServer:
         self.toml, self.log = folder / "server.toml", folder / "log"
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
-        command += ["--engine", engine] if engine else []
         # The log of Triton and the engine is another file.
         self._command = [*command, "--log", str(folder / "server.log")]
         self.process = ManagedProcess(self._command, self.log)
@@ -166,15 +162,12 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(
-    config: EvaluationProduct, *, keys: int = 0, engine: str = ""
-) -> Iterator[RunningServer]:
+def running(config: EvaluationProduct, *, keys: int = 0) -> Iterator[RunningServer]:
     """Run a server on free ports of loopback, without TLS; it is ready, and ends with the block.
 
     Args:
         config: the server's config.
         keys: number of API keys that it has; 0 asks for none.
-        engine: the engine's folder; "" takes the config's.
 
     Raises:
         EarshotError: the server did not become ready; the message ends with its last lines.
@@ -190,7 +183,7 @@ def running(
             keys_file=str(keys_file) if keys else "",
         )
         config = dataclasses.replace(config, server=section)
-        server = RunningServer(config, folder, key_list, engine)
+        server = RunningServer(config, folder, key_list)
         try:
             server.wait_until_ready()
             yield server

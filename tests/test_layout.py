@@ -91,7 +91,10 @@ RULES = {
     "eval.record": (*CONTRACT, "eval.config"),
     "eval.figures": ("eval.accuracy.score",),
     "eval.report": ("eval.record",),
-    "eval.random_whisper": (*CONTRACT, "serve.speech", "build.writer"),
+    "eval.random_whisper": (
+        *(*CONTRACT, "serve.speech.languages", "eval.record"),
+        *("build.builders", "build.checkpoint", "build.config", "build.writer"),
+    ),
     "eval.config": (*CONTRACT, "build.config"),
     "eval.corpora": (*CONTRACT, *("build.clips", "eval.record", "serve.speech.file_types")),
     "eval.accuracy": (*HARNESS, "eval.corpora", "eval.figures"),

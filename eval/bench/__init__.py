@@ -13,8 +13,6 @@ WORKLOADS = {
     "mlperf": "MLPerf-shaped: 30 s windows, all at hand at the start, lengths as in MLPerf's set",
     "open-loop": "requests as in latency, arriving at random (Poisson) below saturation",
 }
-DRAFT_LAYERS = 2  # the draft decoder's, as in distil-large-v3
-DRAFT_TOKENS = 3  # proposed in one step if the configuration names none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +24,6 @@ class BenchPlan:
     slots: tuple[int, ...] = (64, 256)
     seconds: float = 20.0  # shortest time of a throughput figure, without its warm-up
     beam_size: int = 1  # every request's; 1 = greedy; replaces the default
-    draft_acceptance: float | None = None  # share of accepted draft tokens; None: no draft
     requests: int = 200  # counted requests of the latency workload, also through Triton
     request_s: float = 10.0  # audio in a request of latency and open-loop
     ablate: bool = False  # measure each option of the runtime too

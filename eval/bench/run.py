@@ -1,6 +1,5 @@
 """`python -m eval bench`: ceilings, workloads, server, peers; each row is kept once it is known."""
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eval.bench import DRAFT_LAYERS, DRAFT_TOKENS, WORKLOADS, BenchPlan
+from eval.bench import WORKLOADS, BenchPlan
 from eval.bench.floor import Ceilings, measure_ceilings
 from eval.bench.peers import PEERS, measure_peer, missing_for
 from eval.bench.table import OURS, Measurement, ratio, refused, scaling_check, table_of
@@ -20,50 +19,41 @@ from eval.bench.workloads import (
     with_slots,
 )
 from eval.config import EvaluationProduct, changed
-from eval.random_whisper import RandomEngine, published_shape, random_engine, temporary_folder
+from eval.random_whisper import Shape, published_shape, random_engine, require_transformers
 from eval.record import Check, ReportSection, Result, Run, Say, missing_packages
 from serve.contract.config import Precision
-from serve.contract.devices import first_of, with_gpu_numbers
+from serve.contract.devices import with_gpu_numbers
+from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, UnavailableError
 
 _SERVER_PACKAGES = ("pytriton", "soundfile", "tritonclient")  # besides the runtime's
 
 
-def bench(
-    run: Run,
-    *,
-    peers: tuple[str, ...] | None,
-    devices: Sequence[str] | None = None,
-    **settings: Any,
-) -> Result:
+def bench(run: Run, **settings: Any) -> Result:
     """Measure all workloads that the flags name; an interrupt keeps the measured rows.
 
     Args:
         run: the run, with a config for a GPU.
-        peers: the names of the peers; None measures all installed peers.
-        devices: if given, measure nothing but a server, on each of these in turn.
-        settings: the other fields of `BenchPlan`.
+        settings: the fields of `BenchPlan`. `peers` None measures all installed peers.
 
     Raises:
         EarshotError: `check` or `measurements` failed, or the record cannot be written.
     """
-    if peers is None:
+    devices = settings["devices"] = tuple(settings["devices"] or ())
+    if settings["peers"] is None:
         left_out = {} if devices else {name: missing_for(name) for name in PEERS}
-        peers = tuple(name for name, reason in left_out.items() if not reason)
+        settings["peers"] = tuple(name for name, reason in left_out.items() if not reason)
         for reason in filter(None, left_out.values()):
             run.say(f"left out: {reason}")
-    run.flags["peers"] = peers
-    plan = BenchPlan(**settings, peers=peers, devices=tuple(devices or ()))
+    run.flags["peers"] = settings["peers"]
+    plan = BenchPlan(**settings)
     config = configured(run.config, plan)
     check(config, plan)
     cudnn: Any = torch.backends.cudnn  # torch's annotations are incomplete
     run.versions |= {"CUDA": torch.version.cuda or "none", "cuDNN": str(cudnn.version() or "none")}
-    layers = 0 if plan.draft_acceptance is None else DRAFT_LAYERS
-    shape = published_shape(config.build.checkpoint)
-    engine = random_engine(shape, config.build.precision, layers)
-    rows: list[Measurement] = []
+    shape, rows = published_shape(config.build.checkpoint), list[Measurement]()
     _save(run, rows, complete=False)
-    for measurement in measurements(engine, config, plan, run.say):
+    for measurement in measurements(shape, config, plan, run.say):
         rows.append(measurement)
         _save(run, rows, complete=False)
         run.say(str(measurement))
@@ -81,11 +71,8 @@ def _save(run: Run, measured: Sequence[Measurement], *checks: Check, complete: b
 
 
 def configured(config: EvaluationProduct, plan: BenchPlan) -> EvaluationProduct:
-    """Set the plan's beam as the default, with a row for each beam, and its draft."""
+    """Set the plan's beam as the default, with a row for each beam."""
     config = changed(config, "transcriber", beam_size=plan.beam_size)
-    if plan.draft_acceptance is not None:
-        tokens = config.runtime.draft_tokens or DRAFT_TOKENS
-        config = changed(config, "runtime", draft_tokens=tokens)
     return with_slots(config, plan.slots[0] if plan.devices else config.runtime.slots)
 
 
@@ -94,7 +81,7 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
 
     Raises:
         ConfigError: a name is unknown, or the config is not for a GPU.
-        UnavailableError: there is no GPU, or a peer or the server is not installed.
+        UnavailableError: there is no GPU, or a package is not installed.
     """
     workloads = "workloads", plan.workloads, list(WORKLOADS)
     for kind, names, known in (workloads, ("peers", plan.peers, list(PEERS))):
@@ -120,55 +107,53 @@ def check(config: EvaluationProduct, plan: BenchPlan) -> None:
             raise UnavailableError(
                 f"the device {name!r} is not there: torch sees {count} CUDA devices here"
             )
+    require_transformers()
 
 
 def measurements(
-    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, say: Say
+    shape: Shape, config: EvaluationProduct, plan: BenchPlan, say: Say
 ) -> Iterator[Measurement]:
     """Measure everything in the plan, one after the other; with devices a server on each alone.
 
     Raises:
         EarshotError: something failed that is no refusal.
     """
-    if plan.devices:
-        from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs more packages
-
-        runtimes = [
-            with_gpu_numbers(dataclasses.replace(config.runtime, device=name))
-            for name in plan.devices
-        ]
-        device = first_of(runtimes[0]).device
-        with temporary_folder(engine, device) as folder:
-            release_memory(device)
-            yield from measure_scaling(config, folder, runtimes, plan.seconds, say)
-        return
     device = config.runtime.device
-    say("ceilings of this machine")
-    ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
-    yield from ceilings.measurements()
-    with contextlib.ExitStack() as stack:
-        if "start" in plan.workloads or plan.through_server:
-            folder = stack.enter_context(temporary_folder(engine, device))
+    with random_engine(shape, config.build.precision, say) as engine:
+        if plan.devices:
+            from eval.bench.server import measure_scaling  # noqa: PLC0415 - needs more packages
+
+            runtimes = [
+                with_gpu_numbers(dataclasses.replace(config.runtime, device=name))
+                for name in plan.devices
+            ]
+            yield from measure_scaling(config, engine.path, runtimes, plan.seconds, say)
+            return
+        say("ceilings of this machine")
+        ceilings = measure_ceilings(config.runtime, engine.manifest.dims)
+        yield from ceilings.measurements()
         if "start" in plan.workloads:
             try:
-                yield measure_start(folder, config.runtime)
+                yield measure_start(engine.path, config.runtime)
             except UnavailableError as error:
                 yield refused("start", OURS, "s", error)
         yield from run_workloads(engine, config, plan, ceilings, say)
         if plan.ablate:
-            yield from ablate(engine, config, plan, ceilings, say)
+            other: Precision = "fp16" if config.build.precision == "int8" else "int8"
+            with random_engine(shape, other, say) as other_engine:
+                yield from ablate(engine, other_engine, config, plan, ceilings, say)
         if plan.through_server:
             from eval.bench.server import through_server  # noqa: PLC0415 - needs more packages
 
             release_memory(device)
             try:
-                yield from through_server(config, folder, plan, say)
+                yield from through_server(config, engine.path, plan, say)
             except UnavailableError as error:
                 yield refused("throughput", f"{OURS}, through Triton", "RTFx", error)
     for name in plan.peers:
         say(f"peer {name}")
         release_memory(device)
-        yield from measure_peer(name, engine.shape, device, plan.seconds, say)
+        yield from measure_peer(name, shape, device, plan.seconds, say)
 
 
 # ---------------------------------------------------------------- ablation
@@ -178,14 +163,18 @@ FULL = f"{OURS}, full configuration"
 
 
 def ablate(
-    engine: RandomEngine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings, say: Say
+    engine: Engine,
+    other: Engine,
+    config: EvaluationProduct,
+    plan: BenchPlan,
+    ceilings: Ceilings,
+    say: Say,
 ) -> Iterator[Measurement]:
     """Yield opening, throughput and latency of the full configuration and of each variant of it.
 
-    A variant that this machine refuses yields the reason.
+    A variant that this machine refuses yields the reason. `other` has weights of another precision.
     """
-    full, precision = with_slots(config, plan.slots[0]), config.build.precision
-    other: Precision = "fp16" if precision == "int8" else "int8"
+    full = with_slots(config, plan.slots[0])
     fp8 = full.runtime.encoder_precision == "fp8"
     changes: list[dict[str, Any]] = [
         {},
@@ -194,14 +183,12 @@ def ablate(
         {"kernels": "torch", "cuda_graph": False},
         {"cross_kv": "full" if full.runtime.cross_kv == "int8" else "int8"},
         {"encoder_precision": "full" if fp8 else "fp8"},
-        {"weights": other},
+        {"weights": other.manifest.precision},
     ]
     for change in changes:
         name = ", ".join(f"{key} {str(value).lower()}" for key, value in change.items()) or FULL
         say(f"ablation: {name}")
-        weights = change.pop("weights", precision)
-        manifest = dataclasses.replace(engine.manifest, precision=weights)
-        variant = dataclasses.replace(engine, manifest=manifest)
+        variant = other if change.pop("weights", None) else engine
         changed_config, names = changed(full, "runtime", **change), ("throughput", "latency")
         for row in measure_runtime(variant, changed_config, plan, ceilings, say, names):
             yield dataclasses.replace(row, workload=f"ablation, {row.workload}", system=name)

@@ -18,10 +18,6 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import DeadlineError
 from serve.contract.fields import ShortEncoder
-from serve.native.decoder import Cache
-from serve.native.kernels.step_batch import StepBatch
-from serve.native.network import Whisper
-from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job, JobEvent, Runtime
 from serve.speech.features import HOP_LENGTH, SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, LogMel
 from serve.speech.words import monotonic_path
@@ -29,46 +25,7 @@ from serve.transcriber.active import WINDOW_LENGTHS, encoder_frames
 
 STALL_S = 120.0  # no window ended for so long: the runtime is stuck
 _MAX_UNTIMED = 64  # windows with words that are not timed yet; at more the load waits
-_OTHER_TOKEN = 1000  # a token of text
-_TOP_LOGIT = 1e4  # above all others
-_HASH_PRIME = 10_007
 _job_ids = itertools.count()  # shared: a runtime may still report jobs of an earlier load
-
-
-def accepting(share: float) -> type[NativeRuntime]:
-    """Return a runtime class with a network that accepts such a share of draft tokens."""
-
-    class AgreeingWhisper(Whisper):
-        """A network that repeats the draft token or chooses another one."""
-
-        def step(
-            self,
-            feed: StepBatch,
-            cache: Cache,
-            logit_indices: torch.Tensor | None = None,
-            queries: dict[int, torch.Tensor] | None = None,
-        ) -> torch.Tensor:
-            logits = super().step(feed, cache, logit_indices, queries)
-            if (
-                feed.multi_token and logit_indices is None and queries is None
-            ):  # draft tokens are verified
-                logits.scatter_(1, _following(feed, share)[:, None], _TOP_LOGIT)
-            return logits
-
-    class AgreeingRuntime(NativeRuntime):
-        """A runtime with that network."""
-
-        network_class = AgreeingWhisper
-
-    return AgreeingRuntime
-
-
-def _following(feed: StepBatch, share: float) -> torch.Tensor:
-    """Choose the token after each one of a feed: its draft token or another one; int64 (n,)."""
-    after = (feed.positions + 1).clamp(max=feed.ids.shape[1] - 1)
-    draft = feed.ids[feed.rows, after]
-    number = (feed.rows * 7_919 + after * 104_729) % _HASH_PRIME
-    return torch.where(number < share * _HASH_PRIME, draft, _OTHER_TOKEN + (draft == _OTHER_TOKEN))
 
 
 class WindowLoad:

@@ -19,14 +19,7 @@ import torch
 
 from eval.bench import BenchPlan
 from eval.bench.floor import Ceilings, Floor
-from eval.bench.runtime_load import (
-    WindowLoad,
-    accepting,
-    closed_loop,
-    noise_load,
-    offline,
-    open_loop,
-)
+from eval.bench.runtime_load import WindowLoad, closed_loop, noise_load, offline, open_loop
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms, refused
 from eval.config import EvaluationProduct, changed
 from eval.load import poisson
@@ -93,15 +86,12 @@ class RuntimeSession:
         self, engine: Engine, config: EvaluationProduct, plan: BenchPlan, ceilings: Ceilings
     ) -> None:
         self._plan, self.config = plan, config.runtime
-        runtime_class, self._system = NativeRuntime, system_name(self.config)
-        if (share := plan.draft_acceptance) is not None:
-            runtime_class = accepting(share)
-            self._system += f", drafts of {self.config.draft_tokens} with {100 * share:g} % right"
+        self._system = system_name(self.config)
         memory_bytes, began_s = release_memory(self.config.device), time.perf_counter()
-        self.runtime = runtime_class(engine, self.config)
+        self.runtime = NativeRuntime(engine, self.config)
         opening_s = time.perf_counter() - began_s
         self.make_load = functools.partial(noise_load, self.runtime, engine, self.config)
-        detail = f"weights made up on the device, no file is read; {self.runtime.description}"
+        detail = f"from files in the page cache, not checked; {self.runtime.description}"
         gib = (release_memory(self.config.device) - memory_bytes) / 2**30
         self.opening = self._row("opening", opening_s, "s", None, detail, {"device_gib": gib})
         # One for each slot, and a batch to encode.

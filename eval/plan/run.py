@@ -1,7 +1,7 @@
 """`python -m eval plan`: GPUs for a load, and the cost of an hour of audio.
 
 Figures of one GPU come from a bench.json that `python -m eval bench` wrote, or from a committed
-table of the same form, which names its conditions.
+table of the same form, whose `machine` names its conditions.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from serve.contract.codec import from_json
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
 
-COMMITTED = Path(__file__).parent / "measured"
+COMMITTED = Path("eval/plan/measured")  # relative to the project's root
 REQUEST_S = 10.0  # audio of a request of the bench's open loop
 _SATURATED = "open loop, saturated"
 # Settings of [runtime] that change how fast a request is served, and that the bench's file tells.
@@ -36,8 +36,7 @@ class _BenchFile:
     config: str
     settings: dict[str, Any]
     figures: _BenchFigures
-    conditions: str = ""
-    machine: dict[str, str] = dataclasses.field(default_factory=dict)
+    machine: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Measured:
     # Requests a second, offered by a Poisson process, and their p99 (s) with the time that the
     # server adds to the runtime; ascending.
     levels: tuple[tuple[float, float], ...]
-    server_s: float | None  # the added time; None: the file lacks it, and so do the levels
 
     def p99_s(self, per_s: float | np.ndarray[Any, Any]) -> Any:
         """Return the p99 at loads: between measured ones on a line, beyond them the nearest."""
@@ -86,19 +84,12 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
             figures; the message says how to measure them.
     """
     path = file or COMMITTED / f"{config.name}.json"
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
     measure = (
         "measure it: python -m eval bench --config … --beam-size "
         f"{config.transcriber.beam_size} --workloads start,latency,open-loop --through-server, and "
         "give its bench.json as --measured FILE"
     )
-    if file is None and not path.exists():
-        known = ", ".join(sorted(table.stem for table in COMMITTED.glob("*.json")))
-        raise ConfigError(
-            f"nothing has been measured of {config.name}; there are figures of {known}. {measure}"
-        )
-    text = read_text(path, "expected the bench.json that `python -m eval bench` wrote")
+    text = read_text(path, measure)
     content = from_json(_BenchFile, text, str(path), advice=measure, extra="ignore")
     _require_same(content, config, path, measure)
     return _measured(content, path, measure)
@@ -127,26 +118,22 @@ def _require_same(content: _BenchFile, config: EvaluationProduct, path: Path, me
 
 
 def _measured(content: _BenchFile, path: Path, measure: str) -> Measured:
-    ours = [row for row in content.figures.rows if row.is_ours and row.value]
-    through = {row.workload: row for row in ours if row.system.endswith("through Triton")}
-    direct = {row.workload: row for row in ours if not row.system.endswith("through Triton")}
-    server_s = None
-    if "latency" in direct and "latency" in through:
-        server_s = ((through["latency"].value or 0) - (direct["latency"].value or 0)) / 1e3
-    levels = [
-        (row.figures["offered_per_s"], row.figures["p99_ms"] / 1e3 + (server_s or 0))
-        for row in direct.values()
-        if "offered_per_s" in row.figures
-    ]
-    saturated = direct.get(_SATURATED)
-    if saturated is None or len(levels) < 2:
-        raise ConfigError(f"{path} has no figures of the workload open-loop; {measure}")
+    rows = {
+        (row.workload, row.system.endswith("through Triton")): row
+        for row in content.figures.rows
+        if row.is_ours and row.value
+    }
+    levels = [row.figures for row in rows.values() if "offered_per_s" in row.figures]
+    needed = [("latency", False), ("latency", True), (_SATURATED, False)]
+    if len(levels) < 2 or not rows.keys() >= {*needed}:
+        raise ConfigError(f"{path} lacks figures of latency or of the open loop; {measure}")
+    direct_ms, served_ms, saturated_per_s = (rows[key].value or 0.0 for key in needed)
+    server_ms = served_ms - direct_ms
     return Measured(
         str(path),
-        content.conditions or "; ".join(f"{key} {text}" for key, text in content.machine.items()),
-        saturated.value or 0.0,
-        tuple(sorted(levels)),
-        server_s,
+        "; ".join(f"{key} {text}" for key, text in content.machine.items()),
+        saturated_per_s,
+        tuple(sorted((f["offered_per_s"], (f["p99_ms"] + server_ms) / 1e3) for f in levels)),
     )
 
 
@@ -180,9 +167,6 @@ def steady(
     gpus = math.ceil(load / max_per_s)
     audio_hours = load * REQUEST_S  # in an hour
     expected_s = float(measured.p99_s(load / gpus))
-    limits = f"({max_per_s / saturated:.0%} of its maximum, {saturated:.0f})"
-    if measured.server_s is None:
-        limits += "; of the runtime alone, because the file lacks what a server adds"
     cost = "unknown; give --price, of a GPU for an hour"
     if price:
         cost = f"{price * gpus / audio_hours:.5f} per hour of audio"
@@ -191,7 +175,7 @@ def steady(
         (
             "one GPU",
             f"{max_per_s:.0f} requests of {REQUEST_S:g} s a second with a p99 of {p99_s:g} s "
-            f"{limits}",
+            f"({max_per_s / saturated:.0%} of its maximum, {saturated:.0f})",
         ),
         (
             "GPUs",

@@ -3,10 +3,10 @@
 import collections
 import contextlib
 import functools
-import io
 import itertools
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -78,14 +78,14 @@ def floods(stage: Stage) -> None:
         @contextlib.contextmanager
         def flooding(name: str) -> Iterator[None]:
             arguments = (name, server.http)
-            with ChildProcess(f"flood {name}", _flood_nicely, arguments, log=None) as child:
+            with ChildProcess(f"flood {name}", flood_nicely, arguments, log=None) as child:
                 child.receive(_TIMEOUT_S)  # it begins
                 yield
 
         _beside(stage, server, {name: flooding(name) for name in FLOODS})
 
 
-def _flood_nicely(send: Send, name: str, address: str) -> None:
+def flood_nicely(send: Send, name: str, address: str) -> None:
     """Flood in a child; its own work slows others as little as possible."""
     os.nice(10)
     send("begins")
@@ -225,6 +225,8 @@ def hour_of(clips: Sequence[Clip]) -> bytes:
     """
     limits = AudioLimits(_HOUR_S)
     parts = [audio.join_blocks(audio.decode(clip.path.read_bytes(), limits)) for clip in clips]
-    samples, file = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE), io.BytesIO()
-    soundfile.write(file, samples, SAMPLE_RATE, format="MP3")
-    return file.getvalue()
+    samples = np.resize(np.concatenate(parts), _HOUR_S * SAMPLE_RATE)
+    # A real file: during callbacks into Python soundfile would swallow Ctrl-C and SIGTERM.
+    with tempfile.NamedTemporaryFile(suffix=".mp3") as file:
+        soundfile.write(file.name, samples, SAMPLE_RATE)
+        return file.read()

@@ -6,6 +6,7 @@ The installed release decides the way: 1.2 compiles engines, 1.3 and later have 
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import tempfile
@@ -29,9 +30,9 @@ from serve.contract.runtimes import RuntimeName, TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 from serve.trtllm import limits, release
-from serve.trtllm.executor import CppExecutor
+from serve.trtllm.executor import open_tensorrt_llm
 from serve.trtllm.llm_api import LlmApiExecutor
-from serve.trtllm.runtime import Executor, TensorRTLLMRuntime
+from serve.trtllm.runtime import TensorRTLLMRuntime
 
 Tokens = list[list[int]]
 """The tokens of each window, in the order of the jobs."""
@@ -50,16 +51,12 @@ class DifferenceError(EarshotError):
     """A check failed; the message says how."""
 
 
+@dataclasses.dataclass
 class Checks:
-    """The checks that ran, and how they ended.
+    """The checks that ran, and how they ended; `say` receives a line for each that passes."""
 
-    Args:
-        say: called with a line for each check that passes.
-    """
-
-    def __init__(self, say: Say) -> None:
-        self.ended: list[Check] = []
-        self._say = say
+    say: Say
+    ended: list[Check] = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
     def check(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -77,7 +74,7 @@ class Checks:
             self.ended.append(Check(name, False, detail))
             raise DifferenceError(f"{name}: {detail}") from error
         self.ended.append(Check(name, True, "; ".join(details)))
-        self._say(str(self.ended[-1]))
+        self.say(str(self.ended[-1]))
 
 
 def trtllm_check(run: Run, *, python: str) -> Result:
@@ -126,9 +123,6 @@ def run_checks(work: Path, checks: Checks, python: str = "") -> None:
         with checks.check(f"{precision}: build"):
             config = config_of(work, precision, runtime, python)
             engine = engine_of(config)
-            if runtime == "tensorrt_llm":
-                release_and_gpu = release.library_version(), limits.find_gpu("cuda")
-                limits.check_build(engine, limits.limits_of(engine), *release_and_gpu)
         check_engine(engine, config.runtime, network, checks)
 
 
@@ -181,19 +175,16 @@ def check_engine(engine: Engine, config: RuntimeConfig, network: Any, checks: Ch
     Raises:
         DifferenceError: the first difference.
     """
-    precision = engine.manifest.precision
-    reference = Reference(network)
-    uses_llm_api = engine.manifest.runtime == "tensorrt_llm_api"
-    executor: Executor
+    precision, reference = engine.manifest.precision, Reference(network)
     with checks.check(f"{precision}: load") as report:
-        if uses_llm_api:
-            executor = process = LlmApiExecutor(engine, config)
-            report(f"TensorRT-LLM {process.version}, in a separate process")
+        if engine.manifest.runtime == "tensorrt_llm_api":
+            executor = LlmApiExecutor(engine, config)
+            report(f"TensorRT-LLM {executor.version}, in a separate process")
+            runtime = TensorRTLLMRuntime(engine, executor)
         else:
-            executor = CppExecutor(engine, limits.limits_of(engine), config)
-    runtime = TensorRTLLMRuntime(engine, executor)
+            runtime = open_tensorrt_llm(engine, config)
     try:
-        jobs = make_jobs(engine, samples=uses_llm_api)
+        jobs = make_jobs(engine, samples=runtime.capabilities.input_kind == "samples")
         expected = [reference.greedy(engine.manifest.tokenizer, job) for job in jobs]
         with checks.check(f"{precision}: greedy tokens") as report:
             decoded_alone = [decode(runtime, [job])[0] for job in jobs]

@@ -47,11 +47,7 @@ class RuntimeResources:
 
 
 def load_resources(
-    engine: Engine,
-    config: RuntimeConfig,
-    device: torch.device,
-    rows: int,
-    network_class: type[Whisper],
+    engine: Engine, config: RuntimeConfig, device: torch.device, rows: int
 ) -> RuntimeResources:
     """Load an engine's weights and allocate the caches and state for the slots.
 
@@ -60,7 +56,6 @@ def load_resources(
         config: the numbers of slots, the kernels and the precisions.
         device: the device of all tensors.
         rows: the number of rows of all slots together.
-        network_class: the class of the network to load.
 
     Raises:
         UnavailableError: the device does not support the config, or has too little memory for it.
@@ -70,7 +65,7 @@ def load_resources(
     tokens = _max_step_tokens(engine, config, rows)
     chosen = (config.encoder_precision, config.compute_type, engine.manifest.fp8)
     ops = choose(config.kernels, device, dims, tokens, *chosen)
-    network, second = _load(engine, config, device, ops, network_class)
+    network, second = _load(engine, config, device, ops)
     plan = ""
     if device.type == "cuda":
         decoders = [network] if second is None else [network, second]
@@ -106,16 +101,12 @@ def _max_step_tokens(engine: Engine, config: RuntimeConfig, rows: int) -> int:
 
 
 def _load(
-    engine: Engine,
-    config: RuntimeConfig,
-    device: torch.device,
-    ops: Ops,
-    network_class: type[Whisper],
+    engine: Engine, config: RuntimeConfig, device: torch.device, ops: Ops
 ) -> tuple[Whisper, Decoder | None]:
     """Load the network, and the draft decoder if there is one and `runtime.draft_tokens` > 0."""
     dims, draft = engine.manifest.dims, engine.manifest.draft
     weights = engine.load_weights(device)
-    network = network_class(dims, weights, device, ops)
+    network = Whisper(dims, weights, device, ops)
     if draft is None or config.draft_tokens == 0:
         return network, None
     return network, Decoder(draft_dims(dims, draft), weights, device, ops, "draft")

@@ -34,7 +34,6 @@ from serve.native.language_search import (
     next_language_job,
     score_language,
 )
-from serve.native.network import Whisper
 from serve.native.prefill import Prefill, StartedJob
 from serve.native.resources import load_resources
 from serve.native.rules.state import RowState
@@ -59,9 +58,6 @@ class NativeRuntime:
         UnavailableError: the device does not exist, or has too little memory.
         EngineError: the engine's tensors do not match its manifest.
     """
-
-    network_class = Whisper
-    """The class of the network to load; a subclass of the runtime may set another one."""
 
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
         device = open_device(config)
@@ -120,7 +116,7 @@ class NativeRuntime:
     def _load(self, engine: Engine, config: RuntimeConfig, rows: int) -> None:
         """Allocate everything, capture the graphs, and log the choices and the memory."""
         device, streams = self._device, self._streams
-        resources = load_resources(engine, config, device, rows, self.network_class)
+        resources = load_resources(engine, config, device, rows)
         ops = resources.network.ops
         self._network = resources.network
         self.fp8 = ops.fp8

@@ -57,22 +57,18 @@ def pages():
 
 
 @pytest.mark.parametrize("page", ["report", "comparison"])
-@pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_overlaps_or_leaves_the_page(browser, pages, page, width):
-    with browser.new_page(viewport={"width": width, "height": 900}) as tab:
+@pytest.mark.parametrize(
+    ("width", "scheme", "colour"),
+    [(360, "light", "rgb(244, 246, 247)"), (1200, "dark", "rgb(16, 23, 29)")],
+)
+def test_nothing_overlaps_or_leaves_the_page(browser, pages, page, width, scheme, colour):
+    viewport = {"width": width, "height": 900}
+    with browser.new_page(viewport=viewport, color_scheme=scheme) as tab:
         tab.set_content(pages[page])
         tab.wait_for_function(f"{PLAYERS}.every(seconds => seconds > 0)")
         players, found = tab.evaluate(PLAYERS), tab.evaluate(MEASURE)
+        assert tab.evaluate(BACKGROUND) == colour
     assert found["texts"] > 40
     assert (found["width"] <= 0, found["beyond"]) == (True, [])
     assert found["overlaps"] == found["small"] == []
     assert players == ([pytest.approx(2.57, abs=0.05)] if page == "report" else [])
-
-
-@pytest.mark.parametrize(
-    ("scheme", "colour"), [("light", "rgb(244, 246, 247)"), ("dark", "rgb(16, 23, 29)")]
-)
-def test_the_page_follows_dark_and_light(browser, pages, scheme, colour):
-    with browser.new_page(color_scheme=scheme) as tab:
-        tab.set_content(pages["report"])
-        assert tab.evaluate(BACKGROUND) == colour

@@ -31,29 +31,25 @@ ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
-
-
 def echo(send, *words):
+    """Send words; "fail" is an error."""
     send((os.getsid(0), os.getpid()))
     for word in words:
         print("about to send", word, flush=True)
+        if word == "fail":
+            raise AudioError("AUDIO: is empty")
         send(word)
 
 
-def fail(send, message):
-    send("started")
-    raise AudioError(message)
-
-
-def sleep_with_descendants(send):
-    """One child stays in our session, one leaves it; both would outlive us."""
+def sleep_with_descendants(send, path):
+    """One child stays in our session, one leaves it; both would outlive us. Write at last."""
     ours = subprocess.Popen(SLEEP)
     apart = subprocess.Popen(SLEEP, start_new_session=True)
-    send((ours.pid, apart.pid, tempfile.gettempdir()))
-    time.sleep(600)
+    try:
+        send((ours.pid, apart.pid, tempfile.gettempdir()))
+        time.sleep(600)
+    finally:
+        Path(path).write_text("closed")
 
 
 def crash_with_a_descendant(send):
@@ -66,14 +62,6 @@ def ignore_sigterm(send):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     send(os.getpid())
     time.sleep(600)
-
-
-def close_on_the_way_out(send, path):
-    try:
-        send("open")
-        time.sleep(600)
-    finally:
-        Path(path).write_text("closed", encoding="utf-8")
 
 
 def child(work, *arguments, log=None):
@@ -96,8 +84,8 @@ def test_messages_come_in_order_and_then_the_end(tmp_path):
 
 
 def test_the_childs_own_error_is_raised_here():
-    with child(fail, "AUDIO: is empty") as running:
-        assert running.receive(60) == "started"
+    with child(echo, "fail") as running:
+        running.receive(60)
         with pytest.raises(AudioError, match="AUDIO: is empty"):
             running.receive(60)
 
@@ -113,24 +101,19 @@ def test_a_death_is_told_with_the_last_line_and_leaves_nothing(tmp_path):
         await_end(orphan)
 
 
-def test_nothing_is_left_of_a_child_that_is_given_up():
-    with child(sleep_with_descendants) as running:
+def test_nothing_is_left_of_a_child_that_is_given_up(tmp_path):
+    with child(sleep_with_descendants, str(tmp_path / "said")) as running:
         ours, apart, folder = running.receive(60)
         assert Path(folder).is_dir() and folder != tempfile.gettempdir()
         with pytest.raises(DeadlineError, match="the child said nothing for 0 s"):
             running.receive(0.01)
     await_end(running.pid, ours, apart)
     assert not Path(folder).exists()
+    assert (tmp_path / "said").read_text() == "closed"  # it may close what it holds
 
 
-def test_a_child_may_close_what_it_holds_before_it_ends(tmp_path):
-    path = tmp_path / "said"
-    with child(close_on_the_way_out, str(path)) as running:
-        running.receive(60)
-    assert path.read_text() == "closed"
-
-
-def test_a_child_that_does_not_heed_is_killed():
+def test_a_child_that_does_not_heed_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "TERMINATE_TIMEOUT_S", 0.5)
     with child(ignore_sigterm) as running:
         pid = running.receive(60)
     await_end(pid)
@@ -141,7 +124,7 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
         "import sys, time; from eval.processes import ChildProcess\n"
         "from tests.eval.test_processes import sleep_with_descendants\n"
         "if __name__ == '__main__':\n"
-        "    child = ChildProcess('one', sleep_with_descendants, (), None)\n"
+        "    child = ChildProcess('one', sleep_with_descendants, ('/dev/null',), None)\n"
         "    found = child.receive(60); print(child.pid, *found[:2], flush=True); time.sleep(600)\n"
     )
     script = tmp_path / "parent.py"
@@ -164,11 +147,6 @@ def test_a_tool_that_fails_is_named_with_its_command():
         run_tool(SLEEP, "waiting", 0.01)
 
 
-TREE = "import subprocess, sys, pathlib; p = subprocess.Popen([sys.executable, '-c', "
-TREE += "'import time; time.sleep(600)']); pathlib.Path(sys.argv[1]).write_text(str(p.pid)); "
-TREE += "p.wait()"
-
-
 def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
     path = tmp_path / "pid"
 
@@ -180,7 +158,7 @@ def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run_tool([sys.executable, "-c", TREE, str(path)], "waiting", 60)
+        run_tool(["sh", "-c", f"sleep 600 & echo $! > {path}; wait"], "waiting", 60)
     thread.join()
     await_end(int(path.read_text()))
 

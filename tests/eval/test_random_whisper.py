@@ -1,18 +1,24 @@
 """Published shapes, and engines of them with random weights."""
 
+import dataclasses
+
 import pytest
 
 from eval.random_whisper import PUBLISHED, published_shape, random_engine
-from serve.contract.engine import Dims
+from serve.contract.engine import Dims, open_engine
 from serve.contract.errors import ConfigError
 
 
 def test_special_tokens_are_those_of_every_published_large_v3():
-    facts = random_engine(PUBLISHED["large-v3"], "int8").manifest.tokenizer
+    small = dataclasses.replace(PUBLISHED["large-v3"], width=64, encoder_layers=1, decoder_layers=3)
+    with random_engine(small, "int8", lambda _: None) as engine:
+        facts = open_engine(engine.path).manifest.tokenizer
+    assert not engine.path.exists()
     assert (facts.eot, facts.sot, facts.languages) == (50257, 50258, {"en": 50259})
     assert (facts.translate, facts.transcribe, facts.sot_prev) == (50359, 50360, 50362)
     assert (facts.no_speech, facts.no_timestamps, facts.timestamp_begin) == (50363, 50364, 50365)
     assert facts.suppress_tokens == (*range(50257, 50365), *range(50416, 51866))
+    assert facts.alignment_heads == ((1, 0), (2, 0))
 
 
 def test_a_hub_id_names_its_shape():

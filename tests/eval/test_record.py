@@ -2,9 +2,8 @@
 
 import pytest
 
-from eval.config import EvalConfig, load_config
 from eval.record import load_line, write_json
-from serve.contract.errors import ConfigError, FileError
+from serve.contract.errors import FileError
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -18,31 +17,3 @@ def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned, mon
     monkeypatch.setattr("eval.record.psutil.cpu_percent", lambda _: percent)
     line = load_line()
     assert "cores busy" in line and line.startswith("warning: ") is warned
-
-
-# ---------------------------------------------------------------- config
-
-
-def test_eval_reads_all_sections(tmp_path):
-    path = tmp_path / "product.toml"
-    path.write_text(
-        "engine = 'e'\n[build]\nprecision = 'fp16'\n[eval]\nsystems = ['a', 'b']\nrepeats = 1"
-    )
-    config = load_config(path)
-    assert config.eval == EvalConfig(systems=("a", "b"), repeats=1)
-    assert (config.name, config.engine, config.build.precision) == ("product", "e", "fp16")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[eval]\nconcurrency = 2", r"eval\.concurrency was removed; it was the number"),
-        ("[eval]\nrepeats = 0", r"eval\.repeats = 0; expected more than 0"),
-        ("[eval]\nheld_out = 'a'", r"eval: unknown key 'held_out'; did you mean 'heldout'"),
-    ],
-)
-def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
-    path = tmp_path / "product.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=rf"product\.toml: {message}"):
-        load_config(path)

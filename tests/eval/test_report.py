@@ -53,15 +53,10 @@ class Page(html.parser.HTMLParser):
         return [value for name, value in self.attributes if name in names]
 
 
-@pytest.fixture
-def page_of(run_of):
-    """Gives the page of a run, or of any result."""
-
-    def make(found, made=None):
-        result = found if isinstance(found, Result) else result_of(found, made, BASIC)
-        return reports.to_page(run_of(), result)
-
-    return make
+def page_of(found, made=None):
+    """The page of a run, or of any result."""
+    result = found if isinstance(found, Result) else result_of(found, made, BASIC)
+    return reports.to_page(Run("run", EvaluationProduct()), result)
 
 
 def check_self_contained(text):
@@ -82,15 +77,12 @@ def check_self_contained(text):
 @pytest.fixture
 def made():
     """Calls of the report's systems with a bundled clip as audio."""
+    texts = {"earshot-int8": "hallo", "earshot-fp16": "hello", "faster-whisper-int8": "hello"}
     path = "tests/data/en_question.wav"
-    return {
-        "earshot-int8": calls("hallo you", path=path),
-        "earshot-fp16": calls("hello you", path=path),
-        "faster-whisper-int8": calls("hello you", path=path),
-    }
+    return {name: calls(f"{text} you", path=path) for name, text in texts.items()}
 
 
-def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
+def test_a_page_is_whole_and_needs_nothing_else(made):
     page = check_self_contained(page_of(report("hallo you"), made))
     assert page.tags.count("audio") == 1
     for part in (
@@ -103,7 +95,7 @@ def test_a_page_is_whole_and_needs_nothing_else(page_of, made):
     assert re.search("hello( earshot-int8)? hallo you", page.text)
 
 
-def test_a_run_without_speech_mistakes_or_timing_has_a_page(page_of):
+def test_a_run_without_speech_mistakes_or_timing_has_a_page():
     heard = score("transformers-fp32", "hello you")
     heard = replace(heard, sets={"timed": heard.sets["timed"]})
     page = check_self_contained(page_of(replace(report(), systems=(heard,)), {}))
@@ -111,7 +103,7 @@ def test_a_run_without_speech_mistakes_or_timing_has_a_page(page_of):
     assert "None of these systems heard them." in page.text
 
 
-def test_hostile_texts_stay_texts(page_of, made):
+def test_hostile_texts_stay_texts(made):
     """From wherever they come: transcripts, references, errors, names, settings."""
     plain = report("hallo you")
     clean = Page(page_of(plain, made))
@@ -134,7 +126,7 @@ def test_hostile_texts_stay_texts(page_of, made):
     assert "img" not in check_self_contained(page_of(compare_runs(found, found))).tags
 
 
-def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, monkeypatch):
+def test_audio_that_cannot_be_embedded_is_explained(tmp_path, made, monkeypatch):
     monkeypatch.setattr(accuracy_report, "MAX_BYTES_PER_CLIP", 1000)
     big = tmp_path / "big.wav"
     big.write_bytes(b"x" * 1001)
@@ -149,7 +141,7 @@ def test_audio_that_cannot_be_embedded_is_explained(page_of, tmp_path, made, mon
         assert "audio" not in page.tags and f"No player: {said}" in page.text
 
 
-def test_two_runs_are_drawn_on_one_page(page_of):
+def test_two_runs_are_drawn_on_one_page():
     a, b = report(), report("hallo you", seconds=0.25)
     page = check_self_contained(page_of(compare_runs(a, b)))
     for part in (
@@ -184,11 +176,8 @@ FAR = {"earshot-int8": "hallo you", "earshot-fp16": "hallo yuu", "other": "far o
 
 
 def test_the_same_result_is_written_as_text_and_printed_in_part(run_of, tmp_path):
-    parts = [
-        Text("`x` is", items=["a"]),
-        Table(("n", "v"), [("a|b", "1")], "T", "note"),
-        Figure([]),
-    ]
+    table = Table(("n", "v"), [("a|b", "1")], "T", "note")
+    parts = [Text("`x` is", items=["a"]), table, Figure([])]
     sections = (ReportSection("One", parts), ReportSection("Two", [Text("details")], printed=False))
     result = Result({}, (Check("good", True, "yes"), Check("open", None, "few")), sections)
     run = run_of(command="live")

@@ -10,31 +10,14 @@ from eval.config import load_config
 from eval.random_whisper import PUBLISHED, random_engine
 from serve.contract.config import RuntimeConfig, TranscriberConfig
 
-
-@pytest.fixture(scope="session")
-def turbo():
-    """The sizes of large-v3-turbo."""
-    return PUBLISHED["large-v3-turbo"].dims
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    """Turbo's vocabulary and audio with next to no network."""
-    return dataclasses.replace(
-        PUBLISHED["large-v3-turbo"], width=64, encoder_layers=1, decoder_layers=1
-    )
-
-
-@pytest.fixture
-def ceilings():
-    """Those of a machine that does not exist."""
-    return Ceilings(product=800e12, fp8_product=1600e12, attention=400e12, memory=4e12)
-
-
-@pytest.fixture
-def plan():
-    """Figures that take no time."""
-    return BenchPlan(slots=(2, 3), seconds=0.05, requests=2)
+# Turbo's vocabulary and audio with next to no network.
+TINY = dataclasses.replace(
+    PUBLISHED["large-v3-turbo"], width=64, encoder_layers=1, decoder_layers=1
+)
+# Of a machine that does not exist.
+CEILINGS = Ceilings(product=800e12, fp8_product=1600e12, attention=400e12, memory=4e12)
+# Figures that take no time.
+PLAN = BenchPlan(slots=(2, 3), seconds=0.05, requests=2)
 
 
 @pytest.fixture(scope="session")
@@ -55,13 +38,12 @@ def config(cpu_config, monkeypatch):
     return cpu_config
 
 
-@pytest.fixture(scope="session")
-def engine(tiny):
-    """Random weights of the tiny shape."""
-    return random_engine(tiny, "int8")
-
-
-@pytest.fixture
-def quiet():
+def quiet(line):
     """Listens to progress and keeps none of it."""
-    return lambda line: None
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """Random weights of the tiny shape."""
+    with random_engine(TINY, "int8", quiet) as engine:
+        yield engine

@@ -8,11 +8,14 @@ from eval.bench.floor import Floor, encoder_work, measure_ceilings, step_bytes
 from eval.bench.table import Measurement, table_of
 from eval.random_whisper import PUBLISHED
 from serve.contract.config import RuntimeConfig
+from tests.eval.bench.conftest import CEILINGS, TINY
+
+TURBO = PUBLISHED["large-v3-turbo"].dims
 
 
-def test_the_least_work_is_what_a_count_by_hand_gives(turbo):
+def test_the_least_work_is_what_a_count_by_hand_gives():
     # 32 layers of 2 x 1500 x 12 x 1280^2 and 4 x 1500^2 x 1280, convolutions, cross K and V
-    for dims, cross in ((turbo, 39.3e9), (PUBLISHED["large-v3"].dims, 314.6e9)):
+    for dims, cross in ((TURBO, 39.3e9), (PUBLISHED["large-v3"].dims, 314.6e9)):
         expected = (1887e9, 368.6e9, 17.7e9 + cross)
         assert encoder_work(dims) == pytest.approx(expected, rel=2e-3)
     # 91.8 M + 66.4 M weights; 30.7 MB + 1.3 MB of keys and values per slot
@@ -21,31 +24,27 @@ def test_the_least_work_is_what_a_count_by_hand_gives(turbo):
         (("int8", "full", 64, 64), 158.2e6 + 64 * (30.72e6 + 1.31e6)),
         (("int8", "int8", 64, 64), 158.2e6 + 64 * (15.36e6 + 1.31e6)),
     ):
-        assert step_bytes(turbo, *arguments) == pytest.approx(expected, rel=2e-3)
+        assert step_bytes(TURBO, *arguments) == pytest.approx(expected, rel=2e-3)
 
 
-def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine, turbo, ceilings):
-    manifest = dataclasses.replace(engine.manifest, dims=turbo)
-    full = Floor(manifest, RuntimeConfig(), ceilings)
+def test_the_floor_of_a_window_is_its_encoding_and_its_share_of_the_steps(engine):
+    manifest = dataclasses.replace(engine.manifest, dims=TURBO)
+    full = Floor(manifest, RuntimeConfig(), CEILINGS)
     # 1887 GFLOP at 800 T, 368.6 at 400 T, 57 at 800 T
     assert 1e3 * full.encode_s == pytest.approx(2.359 + 0.922 + 0.071, rel=1e-3)
     # 131 steps of (158.2 MB / 64 + 30.72 MB + 66 x 20.5 kB) at 4 TB/s
     assert 1e3 * (full.window_s(128, 64) - full.encode_s) == pytest.approx(1.131, rel=2e-3)
-    fast = Floor(manifest, RuntimeConfig(cross_kv="int8"), ceilings, fp8=True)
+    fast = Floor(manifest, RuntimeConfig(cross_kv="int8"), CEILINGS, fp8=True)
     assert 1e3 * fast.encode_s == pytest.approx(2.359 / 2 + 0.922 + 0.071, rel=1e-3)
     assert 1e3 * (fast.window_s(128, 64) - fast.encode_s) == pytest.approx(0.628, rel=2e-3)
 
 
-def test_ceilings_are_measured(tiny, ceilings):
-    found = measure_ceilings(RuntimeConfig(), tiny.dims)
+def test_ceilings_are_measured():
+    found = measure_ceilings(RuntimeConfig(), TINY.dims)
     assert min(found.product, found.attention, found.memory) > 1e6
     assert found.fp8_product is None
-    assert [row.system for row in found.measurements()] == [
-        "matrix product",
-        "attention",
-        "copy, read + write",
-    ]
-    assert len(list(ceilings.measurements())) == 4
+    names = [row.system for row in found.measurements()]
+    assert names == ["matrix product", "attention", "copy, read + write"]
 
 
 # ---------------------------------------------------------------- table

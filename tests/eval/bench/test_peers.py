@@ -1,5 +1,6 @@
 """Peers on a CPU and a tiny shape: lengths are forced, and a bad peer costs only its own lines."""
 
+import itertools
 import os
 import sys
 import types
@@ -12,10 +13,7 @@ from eval.bench import peers
 from eval.bench.peers import PEERS, measure_ctranslate2, measure_peer
 from eval.bench.table import Measurement
 from serve.contract.errors import EarshotError
-
-
-def silent(line):
-    pass
+from tests.eval.bench.conftest import TINY, quiet
 
 
 @pytest.fixture
@@ -28,17 +26,14 @@ def short(monkeypatch):
 
 def kinds(rows):
     assert all(row.value > 0 for row in rows)
-    return [(row.workload, row.system, row.unit) for row in rows]
+    return [(row.system, row.workload) for row in rows]
 
 
-def test_ctranslate2_decodes_forced_lengths(short, tiny, monkeypatch):
+def test_ctranslate2_decodes_forced_lengths(short, monkeypatch):
     monkeypatch.setattr(peers, "_BATCH", 2)
-    rows = list(measure_ctranslate2(tiny, "cpu", 0.0, silent))
-    assert kinds(rows) == [
-        (workload, f"CTranslate2 {compute_type}", unit)
-        for compute_type in ("float32", "int8")
-        for workload, unit in (("latency", "ms"), ("throughput", "RTFx"))
-    ]
+    rows = list(measure_ctranslate2(TINY, "cpu", 0.0, quiet))
+    systems = "CTranslate2 float32", "CTranslate2 int8"
+    assert kinds(rows) == list(itertools.product(systems, ("latency", "throughput")))
 
 
 class FakeVllm(types.ModuleType):
@@ -72,22 +67,16 @@ class FakeVllm(types.ModuleType):
         return results
 
 
-def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch, tiny):
+def test_vllm_gets_new_sound_and_a_length_for_every_window(short, monkeypatch):
     fake = FakeVllm()
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setattr(peers, "_IN_FLIGHT", 3)
     for name in (*peers.ENVIRONMENT, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    rows = list(peers.measure_vllm(tiny, "cuda:1", 0.0, silent))
-    assert kinds(rows) == [
-        (workload, f"vLLM fp16, log-mel on {where}", unit)
-        for where in ("CPU", "GPU")
-        for workload, unit in (
-            ("latency", "ms"),
-            ("throughput", "RTFx"),
-            ("MLPerf-shaped", "samples/s"),
-        )
-    ]
+    rows = list(peers.measure_vllm(TINY, "cuda:1", 0.0, quiet))
+    systems = "vLLM fp16, log-mel on CPU", "vLLM fp16, log-mel on GPU"
+    workloads = "latency", "throughput", "MLPerf-shaped"
+    assert kinds(rows) == list(itertools.product(systems, workloads))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert {len(sound) for sound in fake.sounds} == {160_000, 480_000}
     sounds = [(len(s), s[:1000].tobytes()) for s in fake.sounds[: len(fake.sounds) // 2]]

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,22 +13,24 @@ import torch
 
 from eval.__main__ import main
 from eval.bench import run
-from eval.bench.run import bench, configured, measurements
+from eval.bench.run import FULL, bench, configured, measurements
 from eval.bench.table import Measurement
+from eval.random_whisper import PUBLISHED
 from eval.record import Run
 from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
 from serve.native.runtime import NativeRuntime
+from tests.eval.bench.conftest import PLAN, TINY, quiet
 
 
 @pytest.fixture
-def measured(config, plan, tmp_path, monkeypatch):
+def measured(config, tmp_path, monkeypatch):
     """Runs the bench of the plan with given measurements."""
 
     def measured(measurements, path=tmp_path / "deeper" / "bench.json"):
         monkeypatch.setattr(run, "check", lambda *given: None)
         monkeypatch.setattr(run, "measurements", lambda *given: measurements)
-        lines, flags = [], vars(plan)
+        lines, flags = [], dict(vars(PLAN))
         of = Run("bench", config, "x.toml", path, flags=flags, say=lines.append, show=lines.append)
         with contextlib.suppress(KeyboardInterrupt):
             bench(of, **flags)
@@ -58,38 +60,36 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured,
 @pytest.mark.parametrize(
     ("flags", "message", "code"),
     [
-        (("--config", "configs/demo.toml"), 'bench needs runtime.device = "cuda"', 2),
-        (
-            ("--workloads", "a,latency,x"),
-            "unknown workloads: a, x; known: start, throughput, words, latency, mlperf, open-loop",
-            2,
-        ),
-        (("--peers", "nobody"), "unknown peers: nobody; known: ", 2),
-        ((), "torch sees 0 CUDA devices here", 1),
-        (("--device", "cuda:*"), "'cuda:*' is not there: torch sees 0 CUDA devices here", 1),
+        ("--config configs/demo.toml", 'bench needs runtime.device = "cuda"', 2),
+        ("--workloads a,latency,x", "unknown workloads: a, x; known: start, throughput, words", 2),
+        ("--peers nobody", "unknown peers: nobody; known: ", 2),
+        ("", "torch sees 0 CUDA devices here", 1),
+        ("", "left out: the peer faster-whisper needs ctranslate2, transformers; install it", 1),
+        ("--peers=vllm", "the peer vllm needs vllm, transformers; install it, or leave", 1),
+        ("--through-server --peers=", "--through-server needs the packages pytriton, ", 1),
+        ("--device cuda:*", "--device needs the packages pytriton, ", 1),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(flags, message, code, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    line = ["bench", "--config", "configs/large-v3-turbo.toml", *flags]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # no package of others
+    line = ["bench", "--config", "configs/large-v3-turbo.toml", *flags.split()]
     assert main(line) == code
     assert message in capsys.readouterr().err
 
 
-def test_the_command_ends_with_a_table_and_keeps_the_rows(
-    config, engine, tiny, capsys, monkeypatch, tmp_path
-):
+def test_the_command_ends_with_a_table_and_keeps_the_rows(config, capsys, monkeypatch, tmp_path):
     def through_server(config, folder, plan, say):
-        assert open_engine(folder).manifest.dims == tiny.dims and plan.requests == 2
+        assert open_engine(folder).manifest.dims == TINY.dims and plan.requests == 2
         yield Measurement("throughput of server", "x", 1.0, "RTFx")
 
     def measure_peer(name, shape, device, seconds, say):
-        assert (name, shape, device, seconds) == ("one", tiny, "cpu", 1)
+        assert (name, shape, device, seconds) == ("one", TINY, "cpu", 1)
         yield Measurement("throughput of one", "x", 1.0, "RTFx")
 
     monkeypatch.setattr("eval.__main__.load_config", lambda path: config)
     monkeypatch.setattr(run, "check", lambda *given: None)
-    monkeypatch.setattr(run, "random_engine", lambda *_: engine)
+    monkeypatch.setitem(PUBLISHED, "large-v3-turbo", TINY)
     monkeypatch.setattr(run, "measure_peer", measure_peer)
     monkeypatch.setattr("eval.bench.server.through_server", through_server)
     flags = f"--config x --output {tmp_path} --workloads start,latency --slots 2 --requests 2"
@@ -100,32 +100,29 @@ def test_the_command_ends_with_a_table_and_keeps_the_rows(
     assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
 
 
-PACKAGES = ("jiwer", "transformers", "faster_whisper", "ctranslate2", "pytriton", "tritonclient")
-WITHOUT_PACKAGES = f"""
-import sys
-sys.modules.update(dict.fromkeys({PACKAGES}))  # as if they were not installed
-from eval.__main__ import main
-for flags in ([], ["--through-server"], ["--peers", ""]):
-    print(main(["bench", "--config", "configs/large-v3-turbo.toml", *flags]), file=sys.stderr)
-"""
+@pytest.mark.nightly
+def test_the_bench_loads_no_package_of_the_evaluation_or_of_the_server():
+    """It once imported jiwer, by way of the accuracy's report."""
+    loaded = "{'jiwer', 'faster_whisper', 'ctranslate2', 'pytriton', 'tritonclient'}"
+    script = f"import sys, eval.__main__, eval.bench.run; print({loaded} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 @pytest.mark.nightly
-def test_the_bench_needs_no_package_of_the_evaluation_or_of_the_server():
-    """It once imported jiwer, by way of the accuracy's report."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", WITHOUT_PACKAGES]
-    process = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert process.returncode == 0 and "Traceback" not in process.stderr
-    without_gpu = re.findall(r"torch sees 0 CUDA devices here.*\n1\n", process.stderr)
-    left_out = "left out: the peer faster-whisper needs ctranslate2"
-    assert (len(without_gpu), process.stderr.count(left_out)) == (2, 2)
-    assert "--through-server needs the packages pytriton, tritonclient" in process.stderr
+def test_every_variant_of_an_ablation_is_measured_or_refused(config):
+    plan = dataclasses.replace(PLAN, workloads=(), ablate=True, seconds=0.01, requests=1)
+    rows = measurements(TINY, config, plan, quiet)
+    values = {(row.system, row.workload): row.value for row in rows}
+    assert values["cuda_graph true", "ablation, opening"] is None  # there is no GPU
+    for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
+        assert values[name, "ablation, throughput"] > 0
+        assert values[name, "ablation, latency"] > 0
 
 
 @pytest.mark.nightly
 def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_with(
-    config, engine, plan, quiet, monkeypatch
+    config, monkeypatch
 ):
     sizes, submit = set(), NativeRuntime.submit
 
@@ -134,7 +131,7 @@ def test_a_beam_gives_every_slot_its_rows_and_is_what_the_windows_are_decoded_wi
         submit(self, job)
 
     monkeypatch.setattr(NativeRuntime, "submit", noting)
-    plan = dataclasses.replace(plan, workloads=("throughput",), slots=(2,), beam_size=3)
-    row = list(measurements(engine, configured(config, plan), plan, quiet))[-1]
+    plan = dataclasses.replace(PLAN, workloads=("throughput",), slots=(2,), beam_size=3)
+    row = list(measurements(TINY, configured(config, plan), plan, quiet))[-1]
     assert (row.workload, row.system) == ("throughput", "earshot, 2 slots, beam 3")
     assert sizes == {3}

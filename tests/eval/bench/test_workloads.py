@@ -5,46 +5,37 @@ import dataclasses
 import pytest
 
 from eval.bench import BenchPlan
-from eval.bench.run import FULL, ablate, configured
+from eval.bench.run import ablate
 from eval.bench.table import Measurement
-from eval.bench.workloads import MLPERF_MEAN, RuntimeSession, mlperf_lengths, run_workloads
+from eval.bench.workloads import MLPERF_MEAN, mlperf_lengths, run_workloads
 from eval.config import load_config
-from eval.random_whisper import random_engine
 from serve.contract.config import RuntimeConfig
-from serve.native.speculative import SpeculationPolicy
+from tests.eval.bench.conftest import CEILINGS, PLAN, quiet
 
 
 @pytest.mark.nightly
-def test_every_workload_ends_with_its_forced_lengths(config, engine, plan, ceilings):
+def test_every_workload_ends_with_its_forced_lengths(config, engine):
     lines = []
-    rows = list(run_workloads(engine, config, plan, ceilings, lines.append))
-    assert [(row.workload, row.system[-7:]) for row in rows] == [
-        ("opening", "2 slots"),
-        ("latency", "2 slots"),
-        ("throughput", "2 slots"),
-        ("words", "2 slots"),
-        ("open loop, saturated", "2 slots"),
-        *((f"open loop, {share} % load", "2 slots") for share in (30, 50, 70, 85, 95)),
-        ("opening", "3 slots"),
-        ("throughput", "3 slots"),
-        ("words", "3 slots"),
-        ("MLPerf-shaped", "3 slots"),
-        ("MLPerf-shaped, always full", "3 slots"),
-    ]
+    rows = list(run_workloads(engine, config, PLAN, CEILINGS, lines.append))
+    two = ["opening", "latency", "throughput", "words", "open loop, saturated"]
+    two += [f"open loop, {share} % load" for share in (30, 50, 70, 85, 95)]
+    three = ["opening", "throughput", "words", "MLPerf-shaped", "MLPerf-shaped, always full"]
+    assert [row.workload for row in rows] == two + three
+    assert [row.system[-7:] for row in rows] == ["2 slots"] * 10 + ["3 slots"] * 5
     assert all(row.value > 0 and row.is_ours for row in rows)
     by_name = {row.workload: row for row in rows}
     assert by_name["MLPerf-shaped"].figures["windows"] >= 6
     for name in ("throughput", "words", "MLPerf-shaped", "MLPerf-shaped, always full"):
-        assert by_name[name].figures["seconds"] >= plan.seconds
+        assert by_name[name].figures["seconds"] >= PLAN.seconds
     for share in (30, 95):
         found = by_name[f"open loop, {share} % load"].figures
         assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert "workload open-loop with 2 slots" in lines
 
 
-def test_slots_that_the_machine_refuses_become_a_line(config, engine, ceilings, quiet):
+def test_slots_that_the_machine_refuses_become_a_line(config, engine):
     config = dataclasses.replace(config, runtime=RuntimeConfig(cuda_graph=True, threads=1))
-    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), ceilings, quiet)
+    (row,) = run_workloads(engine, config, BenchPlan(slots=(2,)), CEILINGS, quiet)
     assert row.value is None and row.detail.startswith("refused: runtime.cuda_graph = true needs")
 
 
@@ -57,18 +48,7 @@ def test_mlperf_lengths_have_their_mean_and_their_limits():
 # ---------------------------------------------------------------- ablation
 
 
-@pytest.mark.nightly
-def test_every_variant_is_measured_or_refused(config, engine, plan, ceilings, quiet):
-    plan = dataclasses.replace(plan, seconds=0.01, requests=1)
-    rows = list(ablate(engine, config, plan, ceilings, quiet))
-    values = {(row.system, row.workload): row.value for row in rows}
-    assert values["cuda_graph true", "ablation, opening"] is None  # there is no GPU
-    for name in (FULL, "kernels torch, cuda_graph false", "weights fp16"):
-        assert values[name, "ablation, throughput"] > 0
-        assert values[name, "ablation, latency"] > 0
-
-
-def test_a_variant_changes_one_option(engine, plan, ceilings, quiet, monkeypatch):
+def test_a_variant_changes_one_option(engine, monkeypatch):
     measured = []
 
     def measure(engine, config, *_):
@@ -77,32 +57,14 @@ def test_a_variant_changes_one_option(engine, plan, ceilings, quiet, monkeypatch
 
     monkeypatch.setattr("eval.bench.run.measure_runtime", measure)
     config = load_config("configs/large-v3-turbo.toml")
-    names = [row.system for row in ablate(engine, config, plan, ceilings, quiet)]
+    other = dataclasses.replace(
+        engine, manifest=dataclasses.replace(engine.manifest, precision="fp16")
+    )
+    rows = list(ablate(engine, other, config, PLAN, CEILINGS, quiet))
+    assert {row.workload for row in rows} == {"ablation, throughput"}
+    names = [row.system for row in rows]
     (precision, full), *others = measured
     for name, (weights, runtime) in zip(names[1:], others, strict=True):
         changed = [key for key in full if full[key] != runtime[key]]
         assert len(changed) == name.count(",") + 1 - name.startswith("weights")
         assert name.startswith("weights") == (weights != precision)
-
-
-# ---------------------------------------------------------------- drafts
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("share", "least", "most"), [(0.75, 0.5, 0.65), (0.0, 0, 0), (1.0, 1, 1)])
-def test_so_many_guesses_are_right(share, least, most, tiny, config, ceilings, monkeypatch):
-    """Of three in a row that are right with 3 in 4 each, 0.75 + 0.56 + 0.42 are: 58 %."""
-    monkeypatch.setattr(SpeculationPolicy, "should_draft", lambda self, busy: True)
-    plan = BenchPlan(draft_acceptance=share, seconds=0.01)
-    drafting = configured(config, plan)
-    assert drafting.runtime.draft_tokens == 3
-    engine = random_engine(tiny, "int8", 1)
-    session = RuntimeSession(engine, drafting, plan, ceilings)
-    load = session.make_load()
-    load.submit([120, 100])
-    load.drain()
-    gauges = session.runtime.gauges()
-    assert gauges.drafted > 60
-    assert least <= gauges.drafted_right / gauges.drafted <= most
-    (row,) = session.throughput()
-    assert row.system.endswith(f"drafts of 3 with {100 * share:g} % right")

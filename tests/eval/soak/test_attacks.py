@@ -1,4 +1,4 @@
-"""Uploads by hand, against servers that answer early, hang up, or say nothing."""
+"""Uploads and floods, against servers that answer early, hang up, or say nothing."""
 
 import contextlib
 import itertools
@@ -7,87 +7,66 @@ import threading
 
 import pytest
 
-from eval.soak.attacks import chunked, flood, head, upload
+from eval.processes import ChildProcess
+from eval.soak.attacks import FLOODS, chunked, head, upload
+from eval.soak.scenarios import flood_nicely
+from tests.waits import wait_until
 
 MB = 2**20
-REFUSAL = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!"
+REFUSED = b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!"
+BAD = b"HTTP/1.1 400 Bad\r\nContent-Length: 3\r\n\r\nbad"
 
 
 @contextlib.contextmanager
-def listening(behave):
-    """A server that treats one connection so; its address."""
+def listening(reply, reads_on, connections=1):
+    """A server that replies so to the first bytes of a connection; its address, and the bytes."""
+    heard = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
-            connection, _ = server.accept()
-            with connection:
-                behave(connection)
+            for _ in range(connections):
+                connection, _ = server.accept()
+                with connection:
+                    heard.append(connection.recv(65536))
+                    connection.sendall(reply)
+                    while reads_on and connection.recv(65536):
+                        pass
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+        yield f"127.0.0.1:{server.getsockname()[1]}", heard
         thread.join()
-
-
-def refuse(connection):
-    connection.recv(65536)
-    connection.sendall(REFUSAL)
-    while connection.recv(65536):
-        pass
-
-
-def hang_up(connection):
-    connection.recv(65536)
-
-
-def take_all(connection):
-    data = b""
-    while not data.endswith(b"0\r\n\r\n"):
-        data += connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 4\r\n\r\n" + data[-9:-5])
-
-
-def stay_mute(connection):
-    connection.recv(65536)
-    while connection.recv(65536):
-        pass
 
 
 @pytest.mark.parametrize(
-    ("behave", "kind", "timeout_s"),
+    ("reply", "reads_on", "kind", "timeout_s"),
     [
-        (refuse, "refused", 20.0),
-        (hang_up, "lost", 20.0),
-        (take_all, "failed", 20.0),
-        (stay_mute, "lost", 1.0),
+        (REFUSED, True, "refused", 20.0),
+        (BAD, True, "failed", 20.0),
+        (b"", False, "lost", 20.0),
+        (b"", True, "lost", 1.0),
     ],
 )
-def test_an_upload_ends_as_the_server_ends_it(behave, kind, timeout_s):
-    pieces = [b"x"] * 3 if behave in (take_all, stay_mute) else itertools.repeat(bytes(MB))
-    with listening(behave) as address:
+def test_an_upload_ends_as_the_server_ends_it(reply, reads_on, kind, timeout_s):
+    with listening(reply, reads_on) as (address, _):
         top = head(address, Transfer_Encoding="chunked")
-        answer, sent_bytes = upload(address, top, chunked(pieces), timeout_s)
-    assert (answer.kind, answer.waited_in_vain) == (kind, behave is stay_mute), answer
-    if behave is refuse:
-        assert answer.text == "413 no!"
+        pieces = chunked(itertools.repeat(bytes(MB)))
+        answer, sent_bytes = upload(address, top, pieces, timeout_s)
+    assert (answer.kind, answer.waited_in_vain) == (kind, timeout_s == 1.0), answer
+    if reply:
+        assert answer.text == {REFUSED: "413 no!", BAD: "400 bad"}[reply]
         assert sent_bytes < 100 * MB, "it went on although it had been refused"
 
 
+def test_a_body_without_a_length_goes_in_chunks():
+    assert b"".join(chunked([b"a" * 11, b"b"])) == b"b\r\naaaaaaaaaaa\r\n1\r\nb\r\n0\r\n\r\n"
+
+
 def test_a_flood_goes_on_and_connects_again_after_a_refusal():
-    heard, done = [], threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve():
-            while not done.is_set():
-                connection, _ = server.accept()
-                with connection:
-                    heard.append(len(connection.recv(65536)))
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        flood("refusals", address, seconds=0.5, connections=1)
-        done.set()
-        socket.create_connection(server.getsockname()).close()  # so that it looks again
-        thread.join()
-    assert len(heard) >= 2 and heard[0] > 0
+    again = FLOODS["refusals"][1] + 1  # one more than it makes at first
+    with (
+        listening(b"", False, connections=again) as (address, heard),
+        ChildProcess("the flood", flood_nicely, ("refusals", address), None),
+    ):
+        wait_until(lambda: len(heard) == again, "it did not connect again")
+    assert all(heard)

@@ -298,18 +298,25 @@ def test_nothing_is_compiled_in_service(rows, int8_engine, checkpoint, windows, 
     assert compiled == []
 
 
+@pytest.fixture(scope="module")
+def turbo_engine():
+    """An engine of turbo's shape."""
+    shape = published_shape("openai/whisper-large-v3-turbo")
+    with random_engine(shape, "int8", lambda line: None) as engine:
+        yield engine
+
+
 @pytest.mark.parametrize("frames", [3000, 1000])
 @pytest.mark.parametrize("precision", ["full", "fp8"])
-def test_a_window_is_encoded_to_the_same_bits_in_any_batch(precision, frames):
+def test_a_window_is_encoded_to_the_same_bits_in_any_batch(turbo_engine, precision, frames):
     """With turbo's shape: the libraries' choices depend on sizes."""
-    engine = random_engine(published_shape("openai/whisper-large-v3-turbo"), "int8")
     config = dataclasses.replace(CUDA, cuda_graph=True, slots=8, encoder_precision=precision)
-    runtime = NativeRuntime(engine, config)
+    runtime = NativeRuntime(turbo_engine, config)
     encoder = runtime._scheduler._encoder
     (_, cache), *_ = encoder._decoders
     cache = cache.cross
     generator = torch.Generator("cuda").manual_seed(0)
-    shape = (8, engine.manifest.dims.n_mels, frames)
+    shape = (8, turbo_engine.manifest.dims.n_mels, frames)
     features = torch.randn(shape, generator=generator, device="cuda")
     found = {}
     with torch.inference_mode():
