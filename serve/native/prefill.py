@@ -46,7 +46,7 @@ class Prefill:
     """Starts windows after their audio is encoded.
 
     Args:
-        resources: the network, its caches and its samplers.
+        resources: the network, its caches and its token rules.
     """
 
     def __init__(self, resources: RuntimeResources) -> None:
@@ -54,7 +54,6 @@ class Prefill:
         self._cache = resources.cache
         self._state = resources.state
         self._rules = resources.rules
-        self._sampler = resources.sampler
         self._device = resources.network.device
         self._slots = resources.cache.cross.shape[2]
         # CUDA graphs do not track what the draft decoder has computed, so it prefills prompts too.
@@ -103,7 +102,7 @@ class Prefill:
             batch = prefill_batch(self._state.tokens, spans, self._device)
             ends = range(0 if drafted else length - 1, windows * length, 1 if drafted else length)
             logits = self._launch(batch, upload(ends, self._device))
-            self._sampler(self._state, Picks(first, first), logits, drafted=drafted)
+            self._rules.advance(self._state, Picks(first, first), logits, drafted)
 
     def _step(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
@@ -139,7 +138,7 @@ class Prefill:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
         self._state.trusted.fill_(True)
         for picks in graph_batch.picks(draft_length):
-            self._sampler(self._state, picks, self._logits[graph_batch], drafted=True)
+            self._rules.advance(self._state, picks, self._logits[graph_batch], drafted=True)
 
     def _launch(self, batch: StepBatch, logit_indices: torch.Tensor) -> torch.Tensor:
         """Compute a batch with every decoder; return the main decoder's logits."""
@@ -235,7 +234,7 @@ class Prefill:
             self._rules.begin_draft(self._state, row_indices)
         for row_logits in logit_rows:
             picks = Picks(row_indices, upload(row_logits, self._device))
-            self._sampler(self._state, picks, logits, drafted=drafted)
+            self._rules.advance(self._state, picks, logits, drafted)
 
     def _write(self, started: Sequence[StartedJob]) -> None:
         """Write the jobs' prompts, drafts and options into their rows."""

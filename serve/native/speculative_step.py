@@ -2,10 +2,10 @@
 
 The host does not look up the position of each row, so CUDA graphs can record a step. In each step
 the draft decoder first computes the last two known tokens: the previous step may not have computed
-the earlier one. The samplers always run for the full draft. Rows with a rejected draft token, and
-finished rows, stay unchanged until the next step. If a beam search runs as well, rows take single
-steps, which leave gaps in the draft decoder's cache. Later drafts are then worse, but the answers
-are the same.
+the earlier one. The token rules always run for the full draft. Rows with a rejected draft token
+stay unchanged until the next step, and so do finished rows. If a beam search runs as well, rows
+take single steps, which leave gaps in the draft decoder's cache. Later drafts are then worse, but
+the answers are the same.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class StepLayout:
             offsets=torch.tensor(offsets, device=device),
             last=indices * 2 + 1,
             picks=[
-                Picks(row_indices, indices * (draft_length + 1) + index)
+                Picks(row_indices, indices * (draft_length + 1) + index, searching=False)
                 for index in range(draft_length + 1)
             ],
         )
@@ -63,7 +63,7 @@ class SpeculativeStep:
     """A step with a draft, for rows that are alone in their slots.
 
     Args:
-        resources: the network, its caches and its samplers; the draft decoder's cache has the
+        resources: the network, its caches and its token rules; the draft decoder's cache has the
             prompts.
         count: the number of draft tokens per row.
     """
@@ -73,8 +73,7 @@ class SpeculativeStep:
         self._network = resources.network
         self._cache = resources.cache
         self._state = resources.state
-        self._sampler = resources.samplers[False]
-        self._draft_sampler = resources.draft_sampler
+        self._rules = resources.rules
         self._decoder, self._draft_cache = resources.draft
         self.count = count
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
@@ -99,11 +98,11 @@ class SpeculativeStep:
         for offset, batch in enumerate(drafting, 1):
             logit_indices = layout.last if offset == 1 else None
             logits = self._decoder.step(batch, self._draft_cache, logit_indices)
-            self._draft_sampler(state, layout.picks[0].rows, logits, offset)
+            self._rules.write_draft(state, layout.picks[0].rows, logits, offset)
         logits = self._network.step(verifying, self._cache)
         state.trusted.index_fill_(0, layout.picks[0].rows, True)
         for picks in layout.picks:
-            self._sampler(state, picks, logits, drafted=True)
+            self._rules.advance(state, picks, logits, drafted=True)
 
     def _batches(self, layout: StepLayout, table: torch.Tensor, length: int) -> list[StepBatch]:
         """Make the batches of the decoder steps from the rows' current positions."""

@@ -173,3 +173,4 @@ class Picks:
 
     rows: torch.Tensor  # int64 (m,); `NO_ROW` = none
     logit_rows: torch.Tensor  # int64 (m,): the row of the logits that each row reads
+    searching: bool = True  # whether a row may be in a beam search; kernels without it are smaller

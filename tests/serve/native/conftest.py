@@ -79,5 +79,5 @@ def kernels():
         loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
         for name in loaded:
             del sys.modules[name]
-    names = ("kernels.decoder", "rules.kernel", "kernels.encoder", "rules.draft_kernel")
+    names = ("kernels.decoder", "rules.kernel", "kernels.encoder")
     return tuple(importlib.import_module(f"serve.native.{name}") for name in names)

@@ -64,12 +64,9 @@ class Choice:
     def __init__(self):
         self.searching = []
 
-    def advance(self, searching=False):
-        def advance(state, picks, logits):
-            self.searching.append(searching)
-            state.position.add_(1)
-
-        return advance
+    def advance(self, state, picks, logits):
+        self.searching.append(picks.searching)
+        state.position.add_(1)
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +76,13 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
 
-def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
+def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20, turns_of=lambda state: None):
     """A loop of up to 4 steps a launch, with its network and choice; `nbytes`: of the cache."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(RowState, "pinned", lambda self: new_state(rows, 16, cpu))
-    network, choice = Network(), Choice()
-    state = new_state(rows, 16, cpu)
-    advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(
-        network=network, cache=Cache(nbytes), state=state, samplers=advances, sampler=None
-    )
-    loop = GraphLoop(parts, 4, slots)
+    network, choice, state = Network(), Choice(), new_state(rows, 16, cpu)
+    parts = SimpleNamespace(network=network, cache=Cache(nbytes), state=state, rules=choice)
+    loop = GraphLoop(parts, 4, slots, turns_of(state))
     loop.replay.record(None)
     return loop, network, choice
 
@@ -236,17 +229,9 @@ class Turns:
 
 
 def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(RowState, "pinned", lambda self: new_state(50, 16, cpu))
-    network, choice, state = Network(), Choice(), new_state(50, 16, cpu)
-    state.finished.fill_(False)
-    turns = Turns(state)
-    advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(
-        network=network, cache=Cache(), state=state, samplers=advances, sampler=None
-    )
-    loop = GraphLoop(parts, 4, 10, turns)
-    loop.replay.record(None)
+    loop, network, choice = graph_loop(monkeypatch, 10, 50, turns_of=Turns)
+    turns = loop._speculative_step
+    turns.state.finished.fill_(False)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
     for _ in range(4):
         assert loop.launch(single) == 1

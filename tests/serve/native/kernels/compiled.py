@@ -21,8 +21,7 @@ from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm
 from serve.native.kernels.smooth import smooth
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.warp import warp
-from serve.native.rules.kernel import TritonSampler
-from serve.native.rules.reference_rules import TokenRules
+from serve.native.rules.kernel import TritonRules
 from serve.native.rules.state import new_state
 from tests.serve.native.rules.rows import DIMS, FACTS, picks_of
 
@@ -138,9 +137,9 @@ def choice(searching, drafted, overlap):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
     state = new_state(3, DIMS.n_text_ctx, cpu)
-    chooser = TritonSampler(TokenRules(FACTS, DIMS, cpu), 3, searching)
-    chooser._overlap = overlap
-    chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
+    rules = TritonRules(FACTS, DIMS, cpu, max_picks=3, searching=searching)
+    rules._overlap = overlap
+    rules.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 
 
 def encoder():
