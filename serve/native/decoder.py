@@ -221,7 +221,8 @@ class Decoder:
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
         if queries is not None:  # in an abridged decoder, stand in for the missing layers
             queries |= dict.fromkeys(range(len(queries), self.dims.n_text_layer), query)
-        return ops.logits(x, self._norm, self._logits, logit_indices)
+        logits: torch.Tensor = ops.logits(x, self._norm, self._logits, logit_indices)
+        return logits
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
