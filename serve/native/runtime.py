@@ -17,13 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.contract.config import KernelsName, RuntimeConfig
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
 from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.native.alignment import Aligner, EndedWindow
-from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
 from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler, SlotJob
 from serve.native.encoders import GraphEncoder, WindowEncoder
@@ -36,7 +35,7 @@ from serve.native.language_search import (
 )
 from serve.native.network import Whisper
 from serve.native.prefill import Prefill, StartedJob
-from serve.native.resources import load_resources
+from serve.native.resources import RuntimeResources, load_resources
 from serve.native.rules.state import RowState
 from serve.native.slots import SlotPool
 from serve.native.speculative import open_loop
@@ -97,7 +96,7 @@ class NativeRuntime:
         self._own_job_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
         self._step_timers: collections.deque[Stopwatch] = collections.deque()
         self._pending_events: list[JobEvent] = []  # events of jobs cancelled since the last poll
-        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges()
         self.capabilities = Capabilities(
             runtime="native",
             timestamps=True,
@@ -138,8 +137,7 @@ class NativeRuntime:
                 resources.network, resources.cache, self._facts, rows, graphs=resources.graphs
             )
         if device.type == "cuda":
-            decoders = [decoder for decoder, _ in resources.decoders]
-            self._warm_up(ops.name, decoders, encoder, prefill)
+            self._warm_up(resources, encoder, prefill)
         self._scheduler = EncoderScheduler(
             encoder, prefill, self._slots, batch, device, streams, concurrent=streams is not None
         )
@@ -152,26 +150,17 @@ class NativeRuntime:
         logger.info("%s", self.description)
 
     def _warm_up(
-        self,
-        kernels: KernelsName,
-        decoders: Sequence[Decoder],
-        encoder: WindowEncoder,
-        prefill: Prefill,
+        self, resources: RuntimeResources, encoder: WindowEncoder, prefill: Prefill
     ) -> None:
         """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
-        step_replays = [
-            self._loop.replay,
-            prefill.replay,
-            *(aligner.replay for aligner in aligners),
-        ]
-        warm_ups = [prefill.warm_up, *(aligner.warm_up for aligner in aligners)]
-        if kernels == "triton":
-            from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
-                compile_in_parallel,
-            )
+        step_replays = [self._loop.replay, prefill.replay, *(one.replay for one in aligners)]
+        warm_ups = [prefill.warm_up, *(one.warm_up for one in aligners)]
+        if resources.network.ops.name == "triton":
+            from serve.native.kernels import launch  # noqa: PLC0415 - needs triton
 
-            with compile_in_parallel(self._device, *(decoder.abridged() for decoder in decoders)):
+            abridged = (decoder.abridged() for decoder, _ in resources.decoders)
+            with launch.compile_in_parallel(self._device, *abridged):
                 for replay in (encoder.replay, *step_replays):
                     replay.rehearse()
                 for warm_up in warm_ups:
@@ -290,22 +279,14 @@ class NativeRuntime:
         self._step_timers.append(stopwatch)
         if policy:
             policy.record(stopwatch.seconds(), urgent_only=n_slots < self._slots.busy)
-        self._gauges = dataclasses.replace(
-            self._gauges,
-            steps=self._gauges.steps + steps,
-            step_slots=self._gauges.step_slots + steps * n_slots,
-        )
+        self._gauges.steps += steps
+        self._gauges.step_slots += steps * n_slots
 
     def _collect(self) -> list[JobEvent]:
         """End finished jobs and return their events; windows to align get theirs later."""
         snapshot = self._loop.read_snapshot()
-        self._gauges = dataclasses.replace(
-            self._gauges,
-            encode_s=self._gauges.encode_s + total(self._scheduler.encode_timers),
-            decode_s=self._gauges.decode_s
-            + total(self._scheduler.prefill_timers)
-            + total(self._step_timers),
-        )
+        self._gauges.encode_s += total(self._scheduler.encode_timers)
+        self._gauges.decode_s += total(self._scheduler.prefill_timers) + total(self._step_timers)
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
@@ -362,7 +343,7 @@ class NativeRuntime:
             began_s=(running.stopwatch.began_s, running.decode_began),
             top_language=top_language if self._facts.multilingual and not detected else None,
         )
-        self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
+        self._gauges.tokens += len(sampled)
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
         event = JobEvent(running.submitted.id, tokens, reason, scores)
         return score_language(running.job, event, logprob_sum, running.hypotheses, self._facts)

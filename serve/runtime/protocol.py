@@ -176,18 +176,18 @@ class JobEvent:
     began_s: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Gauges:
     """A runtime's gauges and counters since it started."""
 
-    queued: int  # jobs submitted, not yet encoded
-    busy_slots: int
-    steps: int  # decoder steps run
-    step_slots: int  # busy slots summed over those steps; / steps = mean batch size
-    tokens: int  # tokens sampled
-    windows: int  # windows encoded
-    encode_s: float
-    decode_s: float
+    queued: int = 0  # jobs submitted, not yet encoded
+    busy_slots: int = 0
+    steps: int = 0  # decoder steps run
+    step_slots: int = 0  # busy slots summed over those steps; / steps = mean batch size
+    tokens: int = 0  # tokens sampled
+    windows: int = 0  # windows encoded
+    encode_s: float = 0.0
+    decode_s: float = 0.0
     drafted: int = 0  # draft tokens of the engine's draft decoder
     drafted_right: int = 0  # accepted draft tokens
 
