@@ -24,7 +24,7 @@ from serve.contract.fields import MAX_BEAMS
 from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.native.alignment import Aligner, EndedWindow
 from serve.native.device import current, open_device
-from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler, SlotJob
+from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler
 from serve.native.encoders import GraphEncoder, WindowEncoder
 from serve.native.language_search import (
     LanguageHypothesis,
@@ -34,7 +34,7 @@ from serve.native.language_search import (
     score_language,
 )
 from serve.native.network import Whisper
-from serve.native.prefill import Prefill, StartedJob
+from serve.native.prefill import Prefill, SlotJob
 from serve.native.resources import RuntimeResources, load_resources
 from serve.native.rules.state import RowState
 from serve.native.slots import SlotPool
@@ -300,7 +300,7 @@ class NativeRuntime:
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[JobEvent]:
         """Release finished windows, or decode them in another language."""
-        answered, next_jobs = list[EndedWindow](), list[StartedJob]()
+        answered, continued = list[EndedWindow](), list[SlotJob]()
         for running in ended:
             running.hypotheses += (self._hypothesis_of(running, state),)
             next_job = next_language_job(
@@ -311,11 +311,11 @@ class NativeRuntime:
                 answered.append(EndedWindow(answer.job, running.allocation, answer.event))
                 self._release(running)
             else:
-                allocation = self._slots.hand_over(running.job.id, next_job.id)
+                self._slots.hand_over(running.job.id, next_job.id)
                 running.job = next_job
-                next_jobs.append(StartedJob(next_job, allocation))
-        if next_jobs:
-            self._scheduler.prefill(next_jobs)
+                continued.append(running)
+        if continued:
+            self._scheduler.prefill(continued)
         if self._aligner is None or not answered:
             return [window.event for window in answered]
         stopwatch = Stopwatch(self._device, "words")
