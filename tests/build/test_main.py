@@ -12,7 +12,6 @@ from serve.contract.codec import to_json
 from serve.contract.engine import MANIFEST_FILE, open_engine
 from tests.checkpoints import (
     NANO,
-    edit_json,
     random_weights,
     write_ct2,
     write_hf,
@@ -179,14 +178,6 @@ def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
     capsys.readouterr()
     assert main(verified) == 0
     assert "is up to date" in capsys.readouterr().out
-
-
-def test_what_the_checkpoint_does_not_state_is_said(config, tmp_path, capsys):
-    copy = write_hf(tmp_path / "copy", NANO, random_weights(NANO))
-    edit_json(copy / "generation_config.json", alignment_heads=None)
-    command = ["engine", "--config", str(config), "--checkpoint", str(copy), "--no-verify"]
-    assert main(command) == 0
-    assert "note: the checkpoint states no alignment_heads" in capsys.readouterr().out
 
 
 def test_inspect(engine, capsys):
