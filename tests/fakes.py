@@ -95,8 +95,7 @@ class FakeRuntime:
     def submit(self, job: Job) -> None:
         if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
             raise OptionError(f"a prompt of {len(job.prompt)} tokens leaves no room")
-        refusal = self.capabilities.refusal_of(job)
-        if refusal is not None:
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         self.jobs.append(job)
         self.log.append(("submit", job.id))

@@ -185,8 +185,7 @@ class NativeRuntime:
             raise OptionError(
                 f"a window has {job.features.shape[-1]} frames; expected at most {N_FRAMES}"
             )
-        refusal = self.capabilities.refusal_of(job)
-        if refusal is not None:
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         self._scheduler.add(job)
 

@@ -145,11 +145,6 @@ class AudioDecoderPool:
             task.windows.close()
         self._workers.shutdown(wait=False)
 
-    def held_ids(self) -> set[int]:
-        """Return the ids of the requests with audio in memory, decoded or not."""
-        with self._lock:
-            return set(self._tasks)
-
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.
 

@@ -158,7 +158,7 @@ class TensorRTLLMRuntime:
         self._executor.close()
 
     def _check(self, job: Job) -> None:
-        if refusal := self.capabilities.refusal_of(job):
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         limits, max_tokens = self._lengths, job.options.max_tokens
         room = limits.max_seq_len - len(job.prompt)
