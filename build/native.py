@@ -3,17 +3,15 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from build.calibrate import Moments, calibration_of, clip_windows, second_moments
 from build.checkpoint import Checkpoint
-from build.config import BuildConfig, BuildProduct
+from build.config import BuildProduct
 from build.draft import draft_facts, engine_tensors
-from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
+from build.quantize import layer_error, quantize_rows
 from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.config import Precision
 from serve.contract.engine import (
@@ -25,8 +23,6 @@ from serve.contract.engine import (
     tensor_kinds,
 )
 
-CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the calibration clips
-
 Tensors = dict[str, torch.Tensor]
 
 
@@ -34,24 +30,16 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     """Convert the tensors with a progress bar, and write them.
 
     Raises:
-        FileError, ConfigError, AudioError: the calibration clips cannot be read.
         CheckpointError: a tensor holds values that are not finite in float16.
         EngineError: the disk is full or fails.
     """
-    build = config.build
-    moments: Moments = {}
-    calibration = None
-    if _calibrates(build):
-        calibration = calibration_of(CALIBRATE_CLIPS)
-        windows = clip_windows(CALIBRATE_CLIPS)
-        moments = second_moments(checkpoint, windows, build.device)
     title, weights = f"Building {config.engine}", folder / WEIGHTS_FILE
-    tensors, quantization = convert(checkpoint, build.precision, moments, title)
+    tensors, quantization = convert(checkpoint, config.build.precision, title)
     with disk_errors(folder):
         save_file(tensors, weights)
         # save_file makes a private file, but the server may run as another user.
         shutil.copymode(folder / TOKENIZER_FILE, weights)
-    return BuiltEngineFacts(quantization=quantization, calibration=calibration)
+    return BuiltEngineFacts(quantization=quantization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,28 +67,18 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-    """Return whether the engine has the same calibration; `build.builders` compares the rest."""
-    build = config.build
-    expected = calibration_of(CALIBRATE_CLIPS) if _calibrates(build) else None
-    return engine.manifest.calibration == expected
-
-
-def _calibrates(build: BuildConfig) -> bool:
-    return build.calibrate and build.precision == "int8"  # float16 weights need no calibration
+    """Return whether the engine is rounded to nearest; `build.builders` compares the rest."""
+    return engine.manifest.calibration is None
 
 
 def convert(
-    checkpoint: Checkpoint,
-    precision: Precision,
-    moments: Moments = MappingProxyType({}),
-    title: str = "",
+    checkpoint: Checkpoint, precision: Precision, title: str = ""
 ) -> tuple[Tensors, dict[str, LayerError]]:
     """Convert a checkpoint's tensors to those that `serve.contract.engine.tensor_specs` lists.
 
     Args:
         checkpoint: full-precision tensors.
         precision: "int8" or "fp16".
-        moments: the result of `second_moments`; a matrix without one is rounded to nearest.
         title: the title of a progress bar; "": none is shown.
 
     Returns:
@@ -116,17 +94,10 @@ def convert(
     for name, _, kind in tqdm(kinds, title, unit=" tensors", leave=False, disable=not title):
         weight = weights[name]
         if precision == "int8" and kind == "quantized":
-            result = _quantized(weight, moments.get(name))
+            result = quantize_rows(weight)
             tensors[name] = result.codes
             tensors[scale_name(name)] = finite(result.scale, name)
             errors[name] = layer_error(weight, result)
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
     return tensors, errors
-
-
-def _quantized(weight: torch.Tensor, moment: torch.Tensor | None) -> Quantized:
-    if moment is None:
-        return quantize_rows(weight)
-    matrix = quantize_compensated(weight.to(moment.device), moment)
-    return Quantized(matrix.codes.cpu(), matrix.scale.cpu())

@@ -7,7 +7,6 @@ import torch
 from serve.contract.engine import LayerError
 
 QMAX = 127
-_BLOCK = 128  # columns; one product propagates their errors to later columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,41 +33,6 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
         weight: (rows, columns), any floating dtype.
     """
     weight = weight.float()
-    scale, divisor = _scales(weight)
-    return Quantized(_codes(weight, divisor[:, None]).to(torch.int8), scale)
-
-
-def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantized:
-    """Round one column after the other, and compensate each error in the later columns.
-
-    The scales are those of `quantize_rows`. The algorithm minimises the change of the products with
-    the inputs: GPTQ (Frantar et al. 2022, arXiv 2210.17323), columns in descending order of power.
-
-    Args:
-        weight: (rows, columns), finite, any floating dtype.
-        moment: (columns, columns), the sum of x xT over inputs x, positive definite, on the device
-            of the weight. A diagonal moment gives the result of `quantize_rows`.
-    """
-    weight = weight.float()
-    scale, divisor = _scales(weight)
-    order = moment.diagonal().argsort(descending=True, stable=True)
-    factor = _inverse_factor(moment[order][:, order])
-    remaining = weight[:, order].T.contiguous()  # columns outermost
-    codes = torch.empty_like(remaining)
-    for begin in range(0, len(remaining), _BLOCK):
-        end = min(begin + _BLOCK, len(remaining))
-        block, block_factor = remaining[begin:end], factor[begin:end, begin:end]
-        errors = torch.empty_like(block)
-        for i, column in enumerate(block):
-            codes[begin + i] = _codes(column, divisor)
-            errors[i] = (column - codes[begin + i] * divisor) / block_factor[i, i]
-            block[i + 1 :].addr_(block_factor[i, i + 1 :], errors[i], alpha=-1)
-        remaining[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
-    return Quantized(codes[order.argsort()].T.contiguous().to(torch.int8), scale)
-
-
-def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows' float16 scales, and float32 divisors, which are 1 for rows of zeros."""
     largest = weight.abs().amax(dim=1)
     scale = (largest / QMAX).half()
     scale = torch.where(
@@ -76,18 +40,9 @@ def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         torch.nextafter(scale, torch.full_like(scale, torch.inf)),
         scale,
     )
-    return scale, torch.where(scale == 0, 1.0, scale.float())
-
-
-def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    return torch.round(weight / divisor).clamp_(-QMAX, QMAX)
-
-
-def _inverse_factor(moment: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse; row i propagates an error in column i."""
-    lower = torch.linalg.cholesky(moment.double())
-    factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
-    return factor.float()
+    divisor = torch.where(scale == 0, 1.0, scale.float())[:, None]
+    codes = torch.round(weight / divisor).clamp_(-QMAX, QMAX)
+    return Quantized(codes.to(torch.int8), scale)
 
 
 def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:

@@ -28,8 +28,8 @@ from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import Runtime
 
 _ROUNDING_ADVICE = (
-    "FP16 weights match: build with --precision fp16, or with --calibrate for finer INT8 rounding; "
-    "to compare on speech of the checkpoint's own domain, name recordings with --audio"
+    "FP16 weights match: build with --precision fp16; to compare on speech of the checkpoint's own "
+    "domain, name recordings with --audio"
 )
 _BUILD_ADVICE = (
     "rounding is not the cause: build the engine again; if that fails too, check the checkpoint "

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from build.quantize import layer_error, quantize_compensated, quantize_rows
+from build.quantize import layer_error, quantize_rows
 from serve.contract.engine import LayerError
 
 matrices = arrays.arrays(
@@ -46,59 +46,3 @@ def test_zero_rows_stay_zero():
     assert quantized.scale[1] == 0
     assert bool((quantized.dequantized()[1] == 0).all())
     assert layer_error(torch.zeros(2, 2), quantize_rows(torch.zeros(2, 2))) == LayerError(0.0, 0.0)
-
-
-# ---------------------------------------------------------------- compensated rounding
-
-
-def correlated(count, columns, seed):
-    """Inputs (count, columns) that go together, as a network's do, some of much more power."""
-    generator = torch.Generator().manual_seed(seed)
-    mixed = torch.randn(columns, columns, generator=torch.Generator().manual_seed(0))
-    power = torch.logspace(0, 1.5, columns)
-    return torch.randn(count, columns // 4, generator=generator) @ mixed[: columns // 4] * power
-
-
-def moment_of(inputs):
-    moment = inputs.T @ inputs
-    moment.diagonal().add_(0.01 * moment.diagonal().mean())
-    return moment
-
-
-def output_error(weight, quantized, inputs):
-    return float((inputs @ (weight - quantized.dequantized()).T).norm())
-
-
-def test_compensated_products_are_closer_on_inputs_that_were_not_seen():
-    weight = torch.randn(24, 160, generator=torch.Generator().manual_seed(3))  # two blocks
-    found = quantize_compensated(weight, moment_of(correlated(2000, 160, 1)))
-    unseen = correlated(500, 160, 2)
-    nearest = output_error(weight, quantize_rows(weight), unseen)
-    assert output_error(weight, found, unseen) < 0.5 * nearest
-    assert torch.equal(found.scale, quantize_rows(weight).scale)
-    assert found.codes.dtype == torch.int8 and found.codes.is_contiguous()
-
-
-def test_compensation_is_what_its_definition_says():
-    """The plain twin inverts what is left of the moment anew for every column."""
-    weight = torch.randn(6, 20, generator=torch.Generator().manual_seed(5)).double()
-    moment = moment_of(correlated(300, 20, 6)).double()
-    scale = quantize_rows(weight).scale.double()
-    codes, rest = torch.empty_like(weight), weight.clone()
-    left = moment.diagonal().argsort(descending=True).tolist()
-    while left:
-        column, *others = left
-        codes[:, column] = (rest[:, column] / scale).round().clamp(-127, 127)
-        error = rest[:, column] - codes[:, column] * scale
-        inverse = torch.linalg.inv(moment[left][:, left])
-        rest[:, others] -= torch.outer(error, inverse[0, 1:] / inverse[0, 0])
-        left = others
-    assert torch.equal(quantize_compensated(weight, moment.float()).codes.double(), codes)
-
-
-def test_compensated_rows_of_zeros_stay_zero_and_no_code_leaves_its_range():
-    weight = torch.randn(8, 40)
-    weight[3] = 0
-    found = quantize_compensated(weight, moment_of(correlated(60, 40, 7)))
-    assert not found.codes[3].any() and found.scale[3] == 0
-    assert int(found.codes.abs().max()) <= 127
