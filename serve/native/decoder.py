@@ -70,12 +70,6 @@ class Cache:
         """The device of the caches."""
         return self.cross.device
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all caches."""
-        tensors = (self.self_k, self.self_v, self.cross, self.cross_scale)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
 
 @dataclasses.dataclass(frozen=True)
 class DecoderLayer:

@@ -39,18 +39,12 @@ class _EncoderBatch:
     stopwatch: Stopwatch
 
 
-@dataclasses.dataclass(frozen=True)
 class CudaStreams:
     """The streams of a CUDA device; `steps` has the higher priority."""
 
-    steps: torch.cuda.Stream
-    encoder: torch.cuda.Stream
-
-    @staticmethod
-    def of(device: torch.device) -> "CudaStreams":
-        """Create the streams of a device."""
-        first = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        return CudaStreams(first, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        self.steps = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.encoder = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class EncoderScheduler:

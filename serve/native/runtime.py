@@ -76,9 +76,7 @@ class NativeRuntime:
         self._device = device
         self._threads = Threads(config) if device.type == "cpu" else None
         self._slots = SlotPool(config.slots, rows)
-        self._streams = (
-            CudaStreams.of(device) if config.cuda_graph and device.type == "cuda" else None
-        )
+        self._streams = CudaStreams(device) if config.cuda_graph and device.type == "cuda" else None
         load = functools.partial(self._load, engine, config, rows)
         try:
             if device.type == "cpu":

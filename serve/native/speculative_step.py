@@ -34,30 +34,6 @@ class StepLayout:
     last: torch.Tensor  # int64 (rows,): the tokens of the first step that need logits
     picks: list[Picks]  # for each choice of tokens
 
-    @staticmethod
-    def of(rows: Sequence[int], draft_length: int, device: torch.device) -> "StepLayout":
-        """Make the layout of some rows with `draft_length` draft tokens each."""
-        spans = [(-1, 1), *((i, i + 1) for i in range(1, draft_length)), (0, draft_length + 1)]
-        steps, token_rows, offsets = list[slice](), list[int](), list[int]()
-        for begin, end in spans:
-            tokens = list(itertools.product(rows, range(begin, end)))
-            steps.append(slice(len(token_rows), len(token_rows) + len(tokens)))
-            tokens += [(rows[0], 0)] * (len(tokens) % 2)
-            token_rows += [row for row, _ in tokens]
-            offsets += [offset for _, offset in tokens]
-        row_indices = torch.tensor(rows, device=device)
-        indices = torch.arange(len(rows), device=device)
-        return StepLayout(
-            steps=steps,
-            rows=torch.tensor(token_rows, device=device),
-            offsets=torch.tensor(offsets, device=device),
-            last=indices * 2 + 1,
-            picks=[
-                Picks(row_indices, indices * (draft_length + 1) + index, searching=False)
-                for index in range(draft_length + 1)
-            ],
-        )
-
 
 class SpeculativeStep:
     """A step with a draft, for rows that are alone in their slots.
@@ -82,7 +58,28 @@ class SpeculativeStep:
 
     def layout_of(self, rows: Sequence[int]) -> StepLayout:
         """Make the layout of a step of some rows."""
-        return StepLayout.of(rows, self.count, self._state.tokens.device)
+        device = self._state.tokens.device
+        spans = [(-1, 1), *((i, i + 1) for i in range(1, self.count)), (0, self.count + 1)]
+        steps, token_rows, offsets = list[slice](), list[int](), list[int]()
+        for begin, end in spans:
+            tokens = list(itertools.product(rows, range(begin, end)))
+            steps.append(slice(len(token_rows), len(token_rows) + len(tokens)))
+            tokens += [(rows[0], 0)] * (len(tokens) % 2)
+            token_rows += [row for row, _ in tokens]
+            offsets += [offset for _, offset in tokens]
+        row_indices = torch.tensor(rows, device=device)
+        indices = torch.arange(len(rows), device=device)
+        first = indices * (self.count + 1)
+        return StepLayout(
+            steps=steps,
+            rows=torch.tensor(token_rows, device=device),
+            offsets=torch.tensor(offsets, device=device),
+            last=indices * 2 + 1,
+            picks=[
+                Picks(row_indices, first + index, searching=False)
+                for index in range(self.count + 1)
+            ],
+        )
 
     def run(self, layout: StepLayout, table: torch.Tensor, length: int) -> None:
         """Run one step.
@@ -118,16 +115,7 @@ class SpeculativeStep:
             tokens_per_row = (2, 1, self.count + 1)[kind]
             first, count = token_ranges[kind, :, :rows].unbind()
             groups = SlotGroups(table[0, :rows], first, count, tokens_per_row)
-            token_positions = (layout.rows[step], position[step])
-            batches.append(
-                StepBatch(
-                    state.tokens,
-                    *token_positions,
-                    groups,
-                    None,
-                    tokens_per_row > 1,
-                    length,
-                    tokens_per_row,
-                )
-            )
+            tokens = (state.tokens, layout.rows[step], position[step])
+            lengths = (tokens_per_row > 1, length, tokens_per_row)
+            batches.append(StepBatch(*tokens, groups, None, *lengths))
         return batches

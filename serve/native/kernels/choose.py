@@ -161,14 +161,11 @@ def has_bfloat16() -> bool:
 
 
 def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
-    from serve.native.kernels.onednn import (  # noqa: PLC0415 - loads only if chosen
-        OneDnnOps,
-        has_int8,
-    )
+    from serve.native.kernels import onednn  # noqa: PLC0415 - loads only if chosen
 
-    ops = OneDnnOps(dtype)
+    ops = onednn.OneDnnOps(dtype)
     reason = f"{kernels}: {str(dtype).removeprefix('torch.')}"
-    return Ops("onednn", reason, dtype, False, has_int8(), ops, ops)
+    return Ops("onednn", reason, dtype, False, onednn.has_int8(), ops, ops)
 
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
@@ -203,21 +200,13 @@ def _has_tma(device: torch.device) -> bool:
 def _encoder(device: torch.device, fp8: bool) -> Any:
     if not _has_tma(device):
         return reference_ops
-    from serve.native.kernels.encoder import (  # noqa: PLC0415 - needs triton
-        Fp8Encoder,
-        TritonEncoder,
-    )
+    from serve.native.kernels import encoder  # noqa: PLC0415 - needs triton
 
-    return Fp8Encoder(device) if fp8 else TritonEncoder(device)
+    return encoder.Fp8Encoder(device) if fp8 else encoder.TritonEncoder(device)
 
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
-    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - needs triton
-    from serve.native.kernels.probability import (  # noqa: PLC0415 - needs triton
-        token_probability,
-    )
-    from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - needs triton
-    from serve.native.kernels.warp import warp  # noqa: PLC0415 - needs triton
+    from serve.native.kernels import decoder, probability, smooth, warp  # noqa: PLC0415 - as above
 
     return Ops(
         "triton",
@@ -225,10 +214,10 @@ def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool)
         torch.float16,
         reads_int8=True,
         int8_vocabulary=True,
-        decoder=TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx),
+        decoder=decoder.TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx),
         encoder=_encoder(device, fp8),
         fp8=fp8,
-        token_probability=token_probability,
-        warp=warp,
-        smooth=smooth,
+        token_probability=probability.token_probability,
+        warp=warp.warp,
+        smooth=smooth.smooth,
     )
