@@ -92,8 +92,8 @@ class EncoderScheduler:
         """The number of windows that got a slot so far."""
         self.encode_timers: collections.deque[Stopwatch] = collections.deque()
         """The time of each encoder batch."""
-        self.prefill_timers: collections.deque[Stopwatch] = collections.deque()
-        """The time of each prefill."""
+        self.decode_timers: collections.deque[Stopwatch] = collections.deque()
+        """The time of each prefill; the runtime adds that of its steps."""
 
     def __len__(self) -> int:
         """Return the number of windows that wait for a slot."""
@@ -239,4 +239,4 @@ class EncoderScheduler:
         stopwatch = Stopwatch(self._device, "prompts")
         self._prefill.start(started)
         stopwatch.stop()
-        self.prefill_timers.append(stopwatch)
+        self.decode_timers.append(stopwatch)

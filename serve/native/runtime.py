@@ -7,7 +7,6 @@ windows wait until slots for a whole batch are free; `serve.native.encoder_sched
 Urgent windows get slots first. `serve.native.scheduler` has the further rules for a CPU.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -92,7 +91,6 @@ class NativeRuntime:
             ) from error
         self._running: dict[int, SlotJob] = {}  # by the submitted job's id
         self._own_job_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
-        self._step_timers: collections.deque[Stopwatch] = collections.deque()
         self._pending_events: list[JobEvent] = []  # events of jobs cancelled since the last poll
         self._gauges = Gauges()
         self.capabilities = Capabilities(
@@ -273,7 +271,7 @@ class NativeRuntime:
         stopwatch = Stopwatch(self._device, "steps")
         steps, n_slots = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
-        self._step_timers.append(stopwatch)
+        self._scheduler.decode_timers.append(stopwatch)
         if policy:
             policy.record(stopwatch.seconds(), urgent_only=n_slots < self._slots.busy)
         self._gauges.steps += steps
@@ -283,7 +281,7 @@ class NativeRuntime:
         """End finished jobs and return their events; windows to align get theirs later."""
         snapshot = self._loop.read_snapshot()
         self._gauges.encode_s += total(self._scheduler.encode_timers)
-        self._gauges.decode_s += total(self._scheduler.prefill_timers) + total(self._step_timers)
+        self._gauges.decode_s += total(self._scheduler.decode_timers)
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
@@ -318,7 +316,7 @@ class NativeRuntime:
         stopwatch = Stopwatch(self._device, "words")
         events = self._aligner.launch(answered)
         stopwatch.stop()
-        self._step_timers.append(stopwatch)
+        self._scheduler.decode_timers.append(stopwatch)
         return events
 
     def _hypothesis_of(self, running: SlotJob, state: RowState) -> LanguageHypothesis:

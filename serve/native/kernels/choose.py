@@ -15,6 +15,7 @@ import torch
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
 from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
+from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
 
 Tensor = torch.Tensor
@@ -170,7 +171,7 @@ def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the encoder can compute in FP8 on a device with these kernels."""
-    return _kernels_name(kernels, device) == "triton" and _has_tma(device)
+    return _kernels_name(kernels, device) == "triton" and is_hopper_or_later(device)
 
 
 def takes_fp8(
@@ -179,7 +180,7 @@ def takes_fp8(
     """Return whether the encoder computes in FP8 with Triton-language kernels, and why."""
     if precision != "auto":
         return precision == "fp8", f'encoder_precision = "{precision}"'
-    if not _has_tma(device):
+    if not is_hopper_or_later(device):
         return False, "encoder in full precision: this GPU has no FP8"
     if proof is None:
         return (
@@ -193,12 +194,8 @@ def takes_fp8(
     )
 
 
-def _has_tma(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def _encoder(device: torch.device, fp8: bool) -> Any:
-    if not _has_tma(device):
+    if not is_hopper_or_later(device):
         return reference_ops
     from serve.native.kernels import encoder  # noqa: PLC0415 - needs triton
 

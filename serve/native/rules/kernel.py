@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from serve.native.kernels.launch import Overlap, launch
+from serve.native.device import is_hopper_or_later
+from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
 from serve.native.rules.draft_kernel import DRAFT_BLOCK, draft_kernel
 from serve.native.rules.fields import SUMS, WIDEST, RowPointers, SamplingConfig, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
@@ -299,7 +300,7 @@ class TritonRules(TokenRules):
         self._tiles = self._text_tiles + triton.cdiv(len(self.suppress) - begin, _TILE.value)
         self._searching = searching
         self._tables = tables_of(self.book or Phrasebook(1, device))
-        self._overlap = Overlap.of(device)
+        self._overlaps = is_hopper_or_later(device)
         self._max_picks, shape = max_picks, (max_picks, self._tiles)
         self._scan = Scan(
             peaks=torch.full((max_picks,), float("-inf"), dtype=torch.float32, device=device),
@@ -346,5 +347,5 @@ class TritonRules(TokenRules):
             searching=searching and self._searching,
             ctx_padded=triton.next_power_of_2(n_ctx),
             drafted=drafted,
-            pdl=self._overlap.gains(picks),
+            pdl=self._overlaps and picks <= MAX_OVERLAPPING_ROWS,
         )

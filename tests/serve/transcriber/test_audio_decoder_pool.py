@@ -34,7 +34,7 @@ WINDOWS = len(list(cut([LONG.audio])))  # of the long one
 
 
 def make_active(id, **plan):
-    plan = DecodingPlan((1,), "en", DecodingOptions(), False, **plan)
+    plan = DecodingPlan((1,), "en", DecodingOptions(), **plan)
     return ActiveRequest(id, plan, print, 0.0, 1e9)
 
 

@@ -32,7 +32,7 @@ def make(script=lambda job: Play(), **capabilities):
 
 def make_active(id, windows, prompt_tokens=1, priority="file", samples=10):
     options = DecodingOptions(max_tokens=10)
-    plan = DecodingPlan((1,) * prompt_tokens, "en", options, False)
+    plan = DecodingPlan((1,) * prompt_tokens, "en", options)
     made = ActiveRequest(id, plan, print, 0.0, 1e9, priority=priority)
     audio = [torch.full((samples,), id + i / 100).numpy() for i in range(windows)]
     for i, part in enumerate(audio):

@@ -332,7 +332,7 @@ def test_busy_time_is_that_with_something_pending(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(request_tracker, "time", clock_of(lambda: now[0]))
     ledger = RequestTracker(TranscriberConfig())
-    plan = DecodingPlan((1,), "en", DecodingOptions(), False)
+    plan = DecodingPlan((1,), "en", DecodingOptions())
 
     def end(active):
         ledger.remove(active, "ok")
