@@ -262,7 +262,7 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if model.get("type") != "BPE" or not vocabulary or not merges:
         return tokenizer_json, ""
-    merged = ["".join(_pair(merge)) for merge in merges]
+    merged = ["".join(merge).replace(" ", "") for merge in merges]  # a pair, or text "left right"
     longer = {token for token in vocabulary if len(token) > 1 and not token.startswith("<|")}
     missing = [*longer.difference(merged)]
     if len(missing) != 1 or vocabulary[missing[0]] >= vocabulary[merged[0]]:
@@ -274,7 +274,3 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()
     return repaired, f"tokenizer.json lacks the first merge, {left!r} + {right!r}: restored"
-
-
-def _pair(merge: Any) -> list[str]:
-    return merge if isinstance(merge, list) else merge.split(" ")

@@ -149,18 +149,13 @@ class Decoder:
         shortens = self.device.type == "cpu" and not int8
         return Cache(self_k, self_v, cross, scale, ShortCaches(cross) if shortens else None)
 
-    def slot_bytes(self, cross_kv: CrossPrecision) -> int:
-        """Return the bytes of one slot: a window's keys and values of cross-attention."""
-        dims = self.dims
-        channel_bytes = dims.n_audio_ctx + 4  # int8 values and their scale
-        if cross_kv == "full":
-            channel_bytes = dims.n_audio_ctx * self.dtype.itemsize
-        return 2 * dims.n_text_layer * dims.n_text_state * channel_bytes
-
-    def row_bytes(self) -> int:
-        """Return the bytes of one row: a sequence's keys and values of self-attention."""
-        dims = self.dims
-        return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
+    def cache_bytes(self, slots: int, rows: int, cross_kv: CrossPrecision) -> int:
+        """Return the bytes of a new cache, without those of short windows."""
+        dims, itemsize = self.dims, self.dtype.itemsize
+        int8_bytes = dims.n_audio_ctx + 4  # of a channel: its values and their scale
+        slot_bytes = int8_bytes if cross_kv == "int8" else dims.n_audio_ctx * itemsize
+        channels = 2 * dims.n_text_layer * dims.n_text_state  # keys and values
+        return channels * (slots * slot_bytes + rows * dims.n_text_ctx * itemsize)
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_frames, d) into the caches of int64 `slots`.

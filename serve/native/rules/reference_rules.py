@@ -47,7 +47,8 @@ class TokenRules:
     ) -> None:
         self.facts = facts
         self.book = book
-        self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
+        self.suppress = torch.zeros(dims.n_vocab, device=device)
+        self.suppress[list(facts.suppress_tokens)] = NEG_INF
         lists = (facts.begin_suppress_tokens, numerals)
         self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
         """Bits of the lists that hold each token."""
@@ -60,12 +61,6 @@ class TokenRules:
         self.languages = sorted(facts.languages.values()) or [facts.sot]
         """Token ids of the languages; start-of-transcript stands in if there are none."""
         self._languages = torch.tensor(self.languages, device=device)
-
-    @staticmethod
-    def _bias(n_vocab: int, ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        bias = torch.zeros(n_vocab, device=device)
-        bias[list(ids)] = NEG_INF
-        return bias
 
     def record_start(
         self,
