@@ -94,10 +94,9 @@ def convert(
     for name, _, kind in tqdm(kinds, title, unit=" tensors", leave=False, disable=not title):
         weight = weights[name]
         if precision == "int8" and kind == "quantized":
-            result = quantize_rows(weight)
-            tensors[name] = result.codes
-            tensors[scale_name(name)] = finite(result.scale, name)
-            errors[name] = layer_error(weight, result)
+            tensors[name], scale = quantize_rows(weight)
+            tensors[scale_name(name)] = finite(scale, name)
+            errors[name] = layer_error(weight, tensors[name], scale)
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
     return tensors, errors

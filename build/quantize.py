@@ -1,7 +1,5 @@
 """Quantize weights to symmetric INT8 with one FP16 scale per output channel."""
 
-import dataclasses
-
 import torch
 
 from serve.contract.engine import LayerError
@@ -9,19 +7,7 @@ from serve.contract.engine import LayerError
 QMAX = 127
 
 
-@dataclasses.dataclass(frozen=True)
-class Quantized:
-    """A matrix as int8 codes (rows, columns) and a float16 scale per row; w ~ codes * scale."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-    def dequantized(self) -> torch.Tensor:
-        """Return the dequantized matrix, float32 (rows, columns)."""
-        return self.codes.float() * self.scale.float()[:, None]
-
-
-def quantize_rows(weight: torch.Tensor) -> Quantized:
+def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row of a finite matrix to int8 with scale max|row| / 127.
 
     The scale is rounded *up* to the next float16, and the codes are computed from that value. No
@@ -31,6 +17,9 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
 
     Args:
         weight: (rows, columns), any floating dtype.
+
+    Returns:
+        The codes, int8 (rows, columns), and the scales, float16 (rows,); weight ~ codes * scale.
     """
     weight = weight.float()
     largest = weight.abs().amax(dim=1)
@@ -42,13 +31,13 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
     )
     divisor = torch.where(scale == 0, 1.0, scale.float())[:, None]
     codes = torch.round(weight / divisor).clamp_(-QMAX, QMAX)
-    return Quantized(codes.to(torch.int8), scale)
+    return codes.to(torch.int8), scale
 
 
-def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:
+def layer_error(weight: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> LayerError:
     """Measure ||w - w'|| / ||w|| (Frobenius norm; 0 for a zero matrix) and max |w - w'|."""
     weight = weight.float()
-    difference = weight - quantized.dequantized()
+    difference = weight - codes.float() * scale.float()[:, None]
     norm = float(torch.linalg.vector_norm(weight))
     relative = float(torch.linalg.vector_norm(difference)) / norm if norm else 0.0
     return LayerError(relative, float(difference.abs().max()))

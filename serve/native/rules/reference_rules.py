@@ -168,8 +168,8 @@ class TokenRules:
         if (book := self._book_of(state, rows)) is not None:
             # The chosen token is always likely.
             boostable = torch.ones_like(chosen, dtype=torch.bool)
-            after = trie_steps(book, state, rows, chosen[:, None], boostable[:, None])
-            state.node[rows] = after.nodes[:, 0]
+            nodes, _ = trie_steps(book, state, rows, chosen[:, None], boostable[:, None])
+            state.node[rows] = nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
         state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
         state.finished[rows] = (chosen == self.facts.eot) | (next_position + 1 >= state.limit[rows])
@@ -266,8 +266,8 @@ def _likeliest_boosted(
     likeliest = best_tokens(allowed, LIKELIEST)
     values = allowed.gather(1, likeliest)
     boostable = values >= values[:, :1] - MARGIN
-    boosted = values + trie_steps(book, state, rows, likeliest, boostable).gains
-    return likeliest.gather(1, boosted.argmax(dim=1, keepdim=True))[:, 0]
+    _, gains = trie_steps(book, state, rows, likeliest, boostable)
+    return likeliest.gather(1, (values + gains).argmax(dim=1, keepdim=True))[:, 0]
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
