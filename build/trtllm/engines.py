@@ -12,6 +12,7 @@ import shlex
 import shutil
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+from typing import Any
 
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
@@ -20,7 +21,7 @@ from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, Gpu, find_gpu, visible_gpu
+from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, find_gpu, visible_gpu
 from serve.trtllm.release import library_version
 
 BUILDER = "trtllm-build"
@@ -30,7 +31,7 @@ _PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language
 _STOP_S = 10.0  # time that an interrupted builder gets to end by itself
 
 
-def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> EngineLimits:
+def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Any) -> EngineLimits:
     """Return the limits that the engine is compiled for.
 
     A prompt may have special tokens and n_text_ctx / 2 - 1 tokens of previous text, as in OpenAI's
@@ -40,7 +41,7 @@ def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> 
     return EngineLimits(
         tensorrt_llm=version,
         gpu=gpu.name,
-        compute_capability=gpu.capability,
+        compute_capability=f"{gpu.major}.{gpu.minor}",
         max_batch_size=runtime.slots,
         encoder_batch=runtime.encoder_batch,
         max_beam_width=runtime.tensorrt_llm.beam_width,
@@ -138,10 +139,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     device = first_of(config.runtime).device
     precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
-    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
+    if precision == "int8" and 10 <= gpu.major < 12:  # trtllm-build checks it late
         raise UnavailableError(
             f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
-            f"{gpu.capability}); build with PRECISION=fp16"
+            f"{gpu.major}.{gpu.minor}); build with PRECISION=fp16"
         )
     if shutil.which(BUILDER) is None:
         raise UnavailableError(

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -102,8 +103,8 @@ def pretend(monkeypatch, folder, capability):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Stand-in GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capability)
+    gpu = types.SimpleNamespace(name="Stand-in GPU", major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
 
 
 def make_config(**trtllm):

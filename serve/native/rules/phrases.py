@@ -3,7 +3,6 @@
 Only the few likeliest tokens of a row are boosted, so that a boost cannot add unspoken words.
 """
 
-
 import numpy as np
 import torch
 

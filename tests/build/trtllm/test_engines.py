@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from serve.contract.config import RuntimeConfig
 from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.runtimes import TrtllmConfig
-from serve.trtllm.limits import Gpu, limits_of
+from serve.trtllm.limits import limits_of
 from tests.fake_trtllm.install import (
     DIMS,
     HERE,
@@ -26,7 +27,7 @@ from tests.fake_trtllm.install import (
     make_config,
 )
 
-HOPPER = Gpu("H", (9, 0))
+HOPPER = SimpleNamespace(name="H", major=9, minor=0)
 
 
 def commands(dims, config):
