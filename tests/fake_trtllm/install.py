@@ -94,6 +94,14 @@ def imported(name):
         return importlib.import_module(name)
 
 
+def write_metadata(folder, name, version, more=""):
+    """Make a package of this version look installed where the folder is in the path."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(head + more)
+
+
 def pretend(monkeypatch, folder, capability):
     """Make the packages in a folder importable, in place of others of the name, and show a GPU."""
     torch.set_num_threads(1)  # the networks are tiny: threads would only wait for each other

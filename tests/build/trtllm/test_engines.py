@@ -25,6 +25,7 @@ from tests.fake_trtllm.install import (
     install,
     make_checkpoint,
     make_config,
+    write_metadata,
 )
 
 HOPPER = SimpleNamespace(name="H", major=9, minor=0)
@@ -213,11 +214,7 @@ def test_an_absent_library_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["1.3.0", "0.20.0"])
 def test_another_release_is_refused(tmp_path, monkeypatch, version):
-    info = tmp_path / f"tensorrt_llm-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
-    )
+    write_metadata(tmp_path, "tensorrt-llm", version)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UnavailableError, match=f"{version} is installed; expected 1.2, the last"):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
