@@ -177,15 +177,8 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
     encoder = GraphEncoder(network, [(network, Cache())] * 2, 6)
     encoder.replay.record(None)
-    assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
-        1,
-        2,
-        2,
-        4,
-        4,
-        6,
-        6,
-    ]
+    batches = {1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 6, 50: 6}
+    assert {waiting: encoder.batch_of(waiting) for waiting in batches} == batches
     windows = [torch.full((DIMS.n_mels, 3000), float(i)) for i in range(2)]
     encoder.encode(windows, [7, 3])
     assert network.batches == [(2, 1500, [7, 3])] * 2  # for each decoder
@@ -195,18 +188,13 @@ def test_graphs_encode_short_windows_as_silence_behind_them_would_be():
     network = Network()
     encoder = GraphEncoder(network, [(network, Cache())], 2)
     encoder.replay.record(None)
-    assert [encoder.frames_of(frames) for frames in (2, 1000, 1002, 2600)] == [
-        1000,
-        1000,
-        1500,
-        3000,
-    ]
+    padded = {2: 1000, 1000: 1000, 1002: 1500, 2600: 3000}
+    assert {frames: encoder.frames_of(frames) for frames in padded} == padded
     filled, seen = [], network.encode
     network.fill_cross = lambda encoded, *_: filled.append(encoded)
     network.encode = lambda features: seen(features) + 1
-    encoder.encode(
-        [torch.full((DIMS.n_mels, 1000), 5.0), torch.full((DIMS.n_mels, 400), 7.0)], [0, 1]
-    )
+    windows = [torch.full((DIMS.n_mels, n), mel) for n, mel in ((1000, 5.0), (400, 7.0))]
+    encoder.encode(windows, [0, 1])
     assert filled[0].shape[:2] == (2, DIMS.n_audio_ctx)
     assert filled[0][:, :500].unique().tolist() == [6.0, 8.0]
     assert filled[0][:, 500:].unique().tolist() == [SILENCE + 1]
@@ -237,10 +225,7 @@ def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypat
         assert loop.launch(single) == 1
         loop.read_snapshot()
     assert turns.spans == [4] * 4 and not network.feeds
-    assert (loop.drafted, loop.accepted) == (
-        2 * 3 * 3,
-        2 * 3 * 1,
-    )  # of three snapshots two follow one
+    assert (loop.drafted, loop.accepted) == (18, 6)  # of three snapshots two follow one
     loop.discard_launched()
     for _ in range(3):
         loop.launch(mixed)
