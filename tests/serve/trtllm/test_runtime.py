@@ -235,10 +235,7 @@ def altered(engine, tmp_path, **options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"tensorrt_llm": "1.2.0"},
-            r"TensorRT-LLM 1\.2\.0 .*, found 1\.2\.1 and 9\.0 ",
-        ),
+        ({"tensorrt_llm": "1.2.0"}, r"TensorRT-LLM 1\.2\.0 .*, found 1\.2\.1 and 9\.0 "),
         ({"max_windows": 3}, "runtime_options: unknown key 'max_windows'; .*; build it again"),
     ],
 )
