@@ -13,7 +13,7 @@
 #   make check           check format, lint and types
 #   make build-engine    CHECKPOINT=base|tiny.en|hub id|folder|.pt ENGINE=engines/mine, or
 #                        CONFIG=… [CHECKPOINT=… ENGINE=…]; and [PRECISION=int8|fp16 TOKENIZER=…
-#                        DRAFT=… CONFIDENCE=…]
+#                        DRAFT=… CALIBRATE=1 CONFIDENCE=…]
 #   make serve           CONFIG=… [ENGINE=…]
 #   make transcribe      FILES="a.wav folder" [FORMAT=text|srt|vtt|tsv|json LANGUAGE=en CONFIG=…
 #                        OPTIONS="--beam-size 5", any of `python -m serve transcribe --help`]
@@ -103,7 +103,7 @@ build-engine: setup
 		$(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 		$(if $(ENGINE),--engine "$(ENGINE)") $(if $(PRECISION),--precision $(PRECISION)) \
 		$(if $(TOKENIZER),--tokenizer "$(TOKENIZER)") $(if $(DRAFT),--draft "$(DRAFT)") \
-		$(if $(CONFIDENCE),--confidence "$(CONFIDENCE)")
+		$(if $(CALIBRATE),--calibrate) $(if $(CONFIDENCE),--confidence "$(CONFIDENCE)")
 
 serve: setup
 	@$(RUN) -m serve start --config $(CONFIG) $(if $(ENGINE),--engine "$(ENGINE)")

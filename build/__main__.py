@@ -77,6 +77,11 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "other than the config's drops the config's file",
     )
     engine.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="compensate INT8 rounding on bundled clips of speech",
+    )
+    engine.add_argument(
         "--if-stale", action="store_true", help="do nothing if the engine is up to date"
     )
     engine.add_argument(
@@ -113,7 +118,9 @@ def _add_audio(parser: argparse.ArgumentParser) -> None:
         help="recordings of speech to compare on; default: four clips of the manifest "
         "build.verify_clips, whose default are bundled clips of people",
     )
-    parser.add_argument("--device", help="device for the comparison: cpu (default), cuda or cuda:N")
+    parser.add_argument(
+        "--device", help="device for calibration and comparison: cpu (default), cuda or cuda:N"
+    )
 
 
 if __name__ == "__main__":

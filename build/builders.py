@@ -48,8 +48,8 @@ class EngineBuilder:
             UnavailableError or a CheckpointError if a build would fail.
         compare_command: the command line that compares an engine with its checkpoint.
         check: raises a ConfigError if the builder does not support a config.
-        native: whether Earshot computes with the weights itself. Only such engines are verified
-            by `build.verify`, and only they can have a draft decoder.
+        native: whether Earshot computes with the weights itself. Only such engines are calibrated
+            and verified by `build.verify`, and only they can have a draft decoder.
     """
 
     fill: Callable[[Path, Checkpoint, BuildProduct, Log], BuiltEngineFacts]
@@ -81,7 +81,8 @@ def check(config: BuildProduct, flags: Mapping[str, object] = MappingProxyType({
         FileError: the file that `build.confidence` names cannot be read.
     """
     build, builder = config.build, BUILDERS[config.build.runtime]
-    for name, value in {"build.draft": build.draft, **flags}.items():
+    options = {"build.draft": build.draft, "--calibrate": build.calibrate, **flags}
+    for name, value in options.items():
         if value and not builder.native:
             raise ConfigError(
                 f"{name} is for native engines, but build.runtime = {build.runtime!r}; leave it "

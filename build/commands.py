@@ -49,7 +49,7 @@ def _engine(args: argparse.Namespace) -> None:
 
 def _overridden(config: BuildProduct, args: argparse.Namespace) -> BuildProduct:
     """Return the config with the given flags applied."""
-    names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "device")
+    names = ("checkpoint", "precision", "tokenizer", "draft", "confidence", "calibrate", "device")
     overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if overrides.get("checkpoint", config.build.checkpoint) != config.build.checkpoint:
         for name in ("draft", "confidence"):  # these belong to the config's checkpoint

@@ -23,9 +23,11 @@ class BuildConfig:
     tokenizer: NameOrNone = ""
     # Smaller checkpoint with the same encoder; its decoder proposes tokens. Native engines only.
     draft: NameOrNone = ""
+    # Whether to compensate INT8 rounding on calibration clips, which the checkpoint decodes first.
+    calibrate: bool = False
     # File that `python -m eval trust` has fitted; it turns scores of words into probabilities.
     confidence: NameOrNone = ""
-    # Device on which the checkpoint runs for verification.
+    # Device on which the checkpoint runs for calibration and verification.
     device: Device = "cpu"
     # Manifest of clips of people; an engine is compared with its checkpoint on four of them.
     verify_clips: Name = "tests/data/demo.jsonl"

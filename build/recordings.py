@@ -1,4 +1,4 @@
-"""Read the audio for the verification of engines."""
+"""Read the audio for the verification and the calibration of engines."""
 
 import collections
 import dataclasses

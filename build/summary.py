@@ -45,6 +45,8 @@ def _contents(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"({size_bytes / checkpoint_bytes:.0%}), tokenizer included",
     )
     yield "built with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items())
+    if (clips := manifest.calibration) is not None:
+        yield "calibrated", f"on {clips.clips} clips (SHA-256 {clips.sha256[:16]}…)"
     if fit is not None:
         words = f"{fit.words:,} words of {fit.clips} clips ({', '.join(fit.languages)})"
         yield "confidence", f"{fit.fit}, fitted to {words}, transcribed by {fit.source}"

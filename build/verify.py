@@ -27,8 +27,8 @@ from serve.contract.manifest import Fp8Proof
 from serve.native.runtime import NativeRuntime
 
 _ROUNDING_ADVICE = (
-    "FP16 weights match: build with --precision fp16; to compare on speech of the checkpoint's own "
-    "domain, name recordings with --audio"
+    "FP16 weights match: build with --precision fp16, or with --calibrate for finer INT8 rounding; "
+    "to compare on speech of the checkpoint's own domain, name recordings with --audio"
 )
 _BUILD_ADVICE = (
     "rounding is not the cause: build the engine again; if that fails too, check the checkpoint "

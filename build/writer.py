@@ -28,6 +28,7 @@ from serve.contract.codec import from_json
 from serve.contract.engine import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Calibration,
     Confidence,
     FileFacts,
     LayerError,
@@ -67,6 +68,7 @@ class BuiltEngineFacts:
     quantization: dict[str, LayerError] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of the builder's libraries
     runtime_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 def manifest_of(
@@ -94,6 +96,7 @@ def manifest_of(
         verification=None,
         runtime_options=facts.runtime_options,
         draft=draft_facts(checkpoint),
+        calibration=facts.calibration,
         confidence=read_confidence(build.confidence),
     )
 

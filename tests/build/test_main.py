@@ -246,6 +246,7 @@ def test_help(command, capsys):
     ("runtime", "flag"),
     [
         ("tensorrt_llm", ["--device", "cuda"]),
+        ("tensorrt_llm", ["--calibrate"]),
         ("tensorrt_llm_api", ["--audio", "a.wav"]),
         ("tensorrt_llm_api", ["--draft", "a/draft"]),
     ],

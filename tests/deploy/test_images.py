@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from build.commands import FP8_CLIPS
 from build.config import BuildConfig
+from build.native import CALIBRATE_CLIPS
 from deploy.images import earshot
 from serve.contract.config import load_config
 from serve.contract.server_config import ServerConfig
@@ -67,7 +68,7 @@ def test_the_clips_of_builds_are_copied(path):
     """An image builds engines as the project's folder does, and compares them on the same clips."""
     folders = [Path(source) for sources, _ in copied(path) for source in sources]
     build = BuildConfig()
-    for clips in (build.verify_clips, FP8_CLIPS):
+    for clips in (build.verify_clips, CALIBRATE_CLIPS, FP8_CLIPS):
         assert (ROOT / clips).is_file()
         assert any(Path(clips).is_relative_to(folder) for folder in folders)
 
