@@ -183,10 +183,8 @@ def takes_fp8(
     if not is_hopper_or_later(device):
         return False, "encoder in full precision: this GPU has no FP8"
     if proof is None:
-        return (
-            False,
-            "encoder in full precision: FP8 is not verified; run `python -m build verify`",
-        )
+        advice = "FP8 is not verified; run `python -m build verify`"
+        return False, f"encoder in full precision: {advice}"
     used = "FP8" if proof.holds else "full precision"
     return proof.holds, (
         f"encoder in {used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
