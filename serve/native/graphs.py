@@ -131,13 +131,12 @@ class GraphLoop(EagerLoop):
         # Numbers of rows that have a graph, in ascending order.
         self._row_counts: dict[_StepVariant, list[int]] = {}
         variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
-        for variant, max_rows in (
-            {_StepVariant.DIRECT: slots} if rows == slots else variants
-        ).items():
-            self._row_counts[variant] = [n_rows for n_rows in BUCKETS if n_rows < max_rows] + [
-                max_rows
-            ]
-            for n_rows in reversed(self._row_counts[variant]):
+        if rows == slots:
+            variants = {_StepVariant.DIRECT: slots}
+        for variant, max_rows in variants.items():
+            buckets = [*(n_rows for n_rows in BUCKETS if n_rows < max_rows), max_rows]
+            self._row_counts[variant] = buckets
+            for n_rows in reversed(buckets):
                 layout = None
                 if speculative_step is not None and self._uses_draft(variant):
                     layout = speculative_step.layout_of(range(n_rows))
@@ -212,10 +211,8 @@ class GraphLoop(EagerLoop):
         self._version = slots.version
         columns = [(a.slot, a.first_row, a.count) for a, _ in slots.owners()]
         columns += [(0, 0, 0)] * (slots.slots - len(columns))
-        table = upload(
-            [number for row in zip(*columns, strict=True) for number in row], self._device
-        )
-        self._table.copy_(table.view_as(self._table))
+        numbers = [number for row in zip(*columns, strict=True) for number in row]
+        self._table.copy_(upload(numbers, self._device).view_as(self._table))
 
     def _steps_per_launch(self, n_rows: int, variant: _StepVariant) -> int:
         """Return the number of steps of a launch.

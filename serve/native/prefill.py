@@ -130,12 +130,8 @@ class Prefill:
     def _graph_for(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
     ) -> PrefillBatch | None:
-        fit = (
-            graph_batch
-            for graph_batch in self._graph_batches
-            if graph_batch.holds(spans, logit_indices)
-        )
-        return next((graph_batch for graph_batch in fit if graph_batch in self.replay), None)
+        fitting = (one for one in self._graph_batches if one.holds(spans, logit_indices))
+        return next((one for one in fitting if one in self.replay), None)
 
     def _run_recorded(self, graph_batch: PrefillBatch) -> None:
         self._logits[graph_batch] = self._launch(graph_batch.batch, graph_batch.logit_indices)
