@@ -140,7 +140,7 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
 @pytest.mark.parametrize(
     ("able", "option", "message"),
     [
-        ({}, {"beam_size": 2}, "beam_size = 2, .* has at most 1 rows .* rows of at least 2 "),
+        ({}, {"beam_size": 2}, "beam_size = 2, .* has at most 1 rows .*rows of at least 2 "),
         ({"beam_width": 4}, {"best_of": 5}, "best_of = 5, .* at most 4 rows .* at least 5 "),
         ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
         ({"beam_width": 4, "beam_sizes": (1, 4)}, {"beam_size": 2}, "beam_size = 2, .* 1 or 4"),
