@@ -87,11 +87,6 @@ def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     engine.add_argument(
         "--no-verify", action="store_true", help="do not compare the engine with the checkpoint"
     )
-    engine.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the commands of other programs that the build would run, and build nothing",
-    )
     _add_audio(engine)
 
 

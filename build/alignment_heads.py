@@ -55,7 +55,7 @@ def measure_heads(engine: Engine, recordings: Sequence[VerificationAudio]) -> He
         EndedWindow(
             Job(i, window.features, window.prompt, align_frames=frames[i]),
             SlotAllocation(i, i, 1),
-            JobEvent(i, decoded[i].tokens, "eot"),
+            JobEvent(i, decoded[i], "eot"),
         )
         for i, window in enumerate(windows)
     ]

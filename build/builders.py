@@ -27,7 +27,6 @@ from build.writer import (
 from serve.contract.engine import (
     MEL_FILTERS_FILE,
     TOKENIZER_FILE,
-    Dims,
     Engine,
     open_engine,
     write_mel_filters,
@@ -49,7 +48,6 @@ class EngineBuilder:
             UnavailableError or a CheckpointError if a build would fail.
         compare_command: the command line that compares an engine with its checkpoint.
         check: raises a ConfigError if the builder does not support a config.
-        commands: returns the commands that a build runs; this needs neither library nor GPU.
         native: whether Earshot computes with the weights itself. Only such engines are calibrated
             and verified by `build.verify`, and only they can have a draft decoder.
     """
@@ -58,7 +56,6 @@ class EngineBuilder:
     is_current: Callable[[Engine, Checkpoint, BuildProduct], bool]
     compare_command: str = "python -m eval trtllm-check"
     check: Callable[[BuildProduct], None] = lambda _: None
-    commands: Callable[[Dims, BuildProduct], list[list[str]]] = lambda *_: []
     native: bool = False
 
 
@@ -67,9 +64,7 @@ BUILDERS: dict[RuntimeName, EngineBuilder] = {
     "native": EngineBuilder(
         native.fill, native.is_current, compare_command="python -m build verify", native=True
     ),
-    "tensorrt_llm": EngineBuilder(
-        engines.fill, engines.is_current, check=engines.check, commands=engines.commands
-    ),
+    "tensorrt_llm": EngineBuilder(engines.fill, engines.is_current, check=engines.check),
     "tensorrt_llm_api": EngineBuilder(llm_api.fill, llm_api.is_current, check=llm_api.check),
 }
 

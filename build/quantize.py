@@ -1,7 +1,5 @@
 """Quantize weights to symmetric INT8 with one FP16 scale per output channel."""
 
-import dataclasses
-
 import torch
 
 from serve.contract.engine import LayerError
@@ -10,19 +8,9 @@ QMAX = 127
 _BLOCK = 128  # columns; one product propagates their errors to later columns
 
 
-@dataclasses.dataclass(frozen=True)
-class Quantized:
-    """A matrix as int8 codes (rows, columns) and a float16 scale per row; w ~ codes * scale."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-    def dequantized(self) -> torch.Tensor:
-        """Return the dequantized matrix, float32 (rows, columns)."""
-        return self.codes.float() * self.scale.float()[:, None]
-
-
-def quantize_rows(weight: torch.Tensor) -> Quantized:
+def quantize_rows(
+    weight: torch.Tensor, moment: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row of a finite matrix to int8 with scale max|row| / 127.
 
     The scale is rounded *up* to the next float16, and the codes are computed from that value. No
@@ -32,27 +20,43 @@ def quantize_rows(weight: torch.Tensor) -> Quantized:
 
     Args:
         weight: (rows, columns), any floating dtype.
+        moment: (columns, columns), the sum of x xT over inputs x, positive definite; the error of
+            each column is compensated in later ones, see `_compensated`. None: round to nearest,
+            as with a diagonal moment.
+
+    Returns:
+        The codes, int8 (rows, columns), and the scales, float16 (rows,); weight ~ codes * scale.
     """
     weight = weight.float()
-    scale, divisor = _scales(weight)
-    return Quantized(_codes(weight, divisor[:, None]).to(torch.int8), scale)
+    largest = weight.abs().amax(dim=1)
+    scale = (largest / QMAX).half()
+    scale = torch.where(
+        scale.float() * QMAX < largest,
+        torch.nextafter(scale, torch.full_like(scale, torch.inf)),
+        scale,
+    )
+    divisor = torch.where(scale == 0, 1.0, scale.float())
+    if moment is None:
+        codes = _codes(weight, divisor[:, None])
+    else:
+        codes = _compensated(weight.to(moment.device), divisor.to(moment.device), moment).cpu()
+    return codes.to(torch.int8), scale
 
 
-def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantized:
+def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    return torch.round(weight / divisor).clamp_(-QMAX, QMAX)
+
+
+def _compensated(weight: torch.Tensor, divisor: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
     """Round one column after the other, and compensate each error in the later columns.
 
-    The scales are those of `quantize_rows`. The algorithm minimises the change of the products with
-    the inputs: GPTQ (Frantar et al. 2022, arXiv 2210.17323), columns in descending order of power.
-
-    Args:
-        weight: (rows, columns), finite, any floating dtype.
-        moment: (columns, columns), the sum of x xT over inputs x, positive definite, on the device
-            of the weight. A diagonal moment gives the result of `quantize_rows`.
+    The algorithm minimises the change of the products with the inputs: GPTQ (Frantar et al. 2022,
+    arXiv 2210.17323), columns in descending order of power.
     """
-    weight = weight.float()
-    scale, divisor = _scales(weight)
     order = moment.diagonal().argsort(descending=True, stable=True)
-    factor = _inverse_factor(moment[order][:, order])
+    # The upper Cholesky factor of the inverse; row i propagates an error in column i.
+    lower = torch.linalg.cholesky(moment[order][:, order].double())
+    factor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).float()
     remaining = weight[:, order].T.contiguous()  # columns outermost
     codes = torch.empty_like(remaining)
     for begin in range(0, len(remaining), _BLOCK):
@@ -64,36 +68,13 @@ def quantize_compensated(weight: torch.Tensor, moment: torch.Tensor) -> Quantize
             errors[i] = (column - codes[begin + i] * divisor) / block_factor[i, i]
             block[i + 1 :].addr_(block_factor[i, i + 1 :], errors[i], alpha=-1)
         remaining[end:].addmm_(factor[begin:end, end:].T, errors, alpha=-1)
-    return Quantized(codes[order.argsort()].T.contiguous().to(torch.int8), scale)
+    return codes[order.argsort()].T.contiguous()
 
 
-def _scales(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows' float16 scales, and float32 divisors, which are 1 for rows of zeros."""
-    largest = weight.abs().amax(dim=1)
-    scale = (largest / QMAX).half()
-    scale = torch.where(
-        scale.float() * QMAX < largest,
-        torch.nextafter(scale, torch.full_like(scale, torch.inf)),
-        scale,
-    )
-    return scale, torch.where(scale == 0, 1.0, scale.float())
-
-
-def _codes(weight: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    return torch.round(weight / divisor).clamp_(-QMAX, QMAX)
-
-
-def _inverse_factor(moment: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse; row i propagates an error in column i."""
-    lower = torch.linalg.cholesky(moment.double())
-    factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
-    return factor.float()
-
-
-def layer_error(weight: torch.Tensor, quantized: Quantized) -> LayerError:
+def layer_error(weight: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> LayerError:
     """Measure ||w - w'|| / ||w|| (Frobenius norm; 0 for a zero matrix) and max |w - w'|."""
     weight = weight.float()
-    difference = weight - quantized.dequantized()
+    difference = weight - codes.float() * scale.float()[:, None]
     norm = float(torch.linalg.vector_norm(weight))
     relative = float(torch.linalg.vector_norm(difference)) / norm if norm else 0.0
     return LayerError(relative, float(difference.abs().max()))

@@ -9,9 +9,7 @@ import transformers
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.recordings import VerificationAudio
 from build.tensor_names import source_tensor_name
-from serve.contract.config import RuntimeConfig
 from serve.contract.engine import TokenizerFacts
-from serve.native.threads import Threads
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _hf: Any = transformers  # its annotations are too incomplete for strict checking
@@ -50,19 +48,13 @@ def decode_greedily(
     rules = _hf.generation.WhisperTimeStampLogitsProcessor(
         model.generation_config, begin_index=len(prompt)
     )
-    threads = Threads(RuntimeConfig())
-
-    def follow_load(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        threads.adapt()
-        return scores
-
     # Whisper's own `generate` is a loop over windows, and drops text that the next window repeats.
     # Its base class decodes exactly one window.
     ids: torch.Tensor = _hf.GenerationMixin.generate(
         model,
         encoder_outputs=encoded,
         decoder_input_ids=torch.tensor([prompt], device=model.device),
-        logits_processor=[rules, follow_load],
+        logits_processor=[rules],
         max_new_tokens=min(max_tokens, model.config.max_target_positions - len(prompt)),
     )
     return ids

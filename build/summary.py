@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from build.builders import BUILDERS
 from serve.contract.engine import CheckpointSource, Dims, Draft, Engine, Manifest, tensor_kinds
 
-WORST_SHOWN = 5
 _NUMBERS = ("logits_max_abs", "tokens", "windows")  # the other values are shares
 _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"}
 
@@ -78,8 +77,7 @@ def _measurements(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from ((f"option {key}", str(value)) for key, value in manifest.runtime_options.items())
     errors = manifest.quantization
     if errors:
-        worst = sorted(errors.items(), key=lambda item: -item[1].relative)
         mean = sum(error.relative for error in errors.values()) / len(errors)
-        yield "INT8 error", f"{mean:.3%} relative on average of {len(errors)} matrices; worst:"
-        for name, error in worst[:WORST_SHOWN]:
-            yield "", f"{error.relative:.3%}  max {error.max_abs:.2e}  {name}"
+        worst = max(errors, key=lambda name: errors[name].relative)
+        largest = f"{errors[worst].relative:.3%}, of {worst}"
+        yield "INT8 error", f"{mean:.3%} on average of {len(errors)} matrices; at most {largest}"

@@ -2,7 +2,7 @@
 
 Special token ids come from the added tokens of `tokenizer.json`. Suppress lists and alignment heads
 come from `generation_config.json`, or from `config.json` in older checkpoints. Ids in several files
-must agree. A fact that no file states counts as absent, and a note says so.
+must agree. A fact that no file states counts as absent.
 """
 
 import dataclasses
@@ -32,12 +32,6 @@ MAX_INITIAL_TIMESTAMP_INDEX = 50  # 1.0 s, the default of OpenAI's DecodingOptio
 _MAX_BYTES = 2**20  # maximum size of a JSON file
 _MAX_TOKENIZER_BYTES = 2**24  # Whisper's tokenizer.json has 3 MB
 _CT2_KEYS = {"suppress_ids": "suppress_tokens", "suppress_ids_begin": "begin_suppress_tokens"}
-_DEFAULTS = {  # the end of the note on a missing key
-    "suppress_tokens": "nothing is suppressed by it",
-    "begin_suppress_tokens": "nothing is suppressed by it",
-    "max_initial_timestamp_index": f"OpenAI's default, {MAX_INITIAL_TIMESTAMP_INDEX} (1.0 s)",
-    "alignment_heads": "verifying measures them",
-}
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _OPENAI_ENGLISH_VOCAB = 51_864  # OpenAI's `Whisper.is_multilingual` depends on this, too
 
@@ -158,9 +152,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(folder, tokenizer_json, repair, special, stated_facts)
 
 
-def tokenizer_facts(
-    files: TokenizerFiles, dims: Dims, exact_vocab: bool
-) -> tuple[TokenizerFacts, tuple[str, ...]]:
+def tokenizer_facts(files: TokenizerFiles, dims: Dims, exact_vocab: bool) -> TokenizerFacts:
     """Collect the tokenizer facts of an engine's manifest.
 
     Args:
@@ -168,9 +160,6 @@ def tokenizer_facts(
         dims: the network's sizes, to check ids and heads.
         exact_vocab: whether the last timestamp must be the vocabulary's last token, because the
             tokenizer is not from the checkpoint's folder.
-
-    Returns:
-        The facts, and a sentence for each fact that the files do not state and for each repair.
 
     Raises:
         CheckpointError: a token is missing, two files disagree, or an id is out of range.
@@ -208,13 +197,7 @@ def tokenizer_facts(
     )
     for problem in token_problems(facts, dims):
         raise CheckpointError(f"{files.folder}: {problem}")
-    notes = [files.repair] if files.repair else []
-    notes += [
-        f"the checkpoint states no {key}: {default}"
-        for key, default in _DEFAULTS.items()
-        if getattr(stated, key) is None
-    ]
-    return facts, tuple(notes)
+    return facts
 
 
 def _timestamp_begin(
@@ -279,7 +262,7 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if model.get("type") != "BPE" or not vocabulary or not merges:
         return tokenizer_json, ""
-    merged = ["".join(_pair(merge)) for merge in merges]
+    merged = ["".join(merge).replace(" ", "") for merge in merges]  # a pair, or text "left right"
     longer = {token for token in vocabulary if len(token) > 1 and not token.startswith("<|")}
     missing = [*longer.difference(merged)]
     if len(missing) != 1 or vocabulary[missing[0]] >= vocabulary[merged[0]]:
@@ -291,7 +274,3 @@ def with_first_merge(tokenizer_json: bytes) -> tuple[bytes, str]:
     model["merges"] = [first, *merges]
     repaired = json.dumps(content, ensure_ascii=False).encode()
     return repaired, f"tokenizer.json lacks the first merge, {left!r} + {right!r}: restored"
-
-
-def _pair(merge: Any) -> list[str]:
-    return merge if isinstance(merge, list) else merge.split(" ")

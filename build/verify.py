@@ -25,7 +25,6 @@ from serve.contract.engine import Engine, TokenizerFacts
 from serve.contract.errors import EngineError
 from serve.contract.manifest import Fp8Proof
 from serve.native.runtime import NativeRuntime
-from serve.runtime.protocol import Runtime
 
 _ROUNDING_ADVICE = (
     "FP16 weights match: build with --precision fp16, or with --calibrate for finer INT8 rounding; "
@@ -120,13 +119,15 @@ def verify(
         runtime = NativeRuntime(engine, config)  # first, for its clear errors on a lack of memory
         filters = engine.load_mel_filters()
         windows = _reference(checkpoint, recordings, config.device, filters, bar.update)
-        decoded = _decode(runtime, engine, windows, bar.update)
+        limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
+        end = (engine.manifest.tokenizer.eot,)
+        decoded = decode_windows(runtime, windows, limit, bar.update, end)
         logits = _score(runtime, windows, bar.update)
         runtime.close()
         fp16 = decoded
         if rounded:
             runtime = NativeRuntime(in_precision("fp16", engine, checkpoint), config)
-            fp16 = _decode(runtime, engine, windows, bar.update)
+            fp16 = decode_windows(runtime, windows, limit, bar.update, end)
             runtime.close()
     deviation = _deviation(windows, decoded, fp16, logits)
     _check(deviation, engine)
@@ -155,19 +156,6 @@ def _reference(
         windows.append(_ReferenceWindow(features.cpu(), prompt, tokens, logits))
         on_window()
     return windows
-
-
-def _decode(
-    runtime: Runtime,
-    engine: Engine,
-    windows: Sequence[_ReferenceWindow],
-    on_window: Callable[[], object],
-) -> list[tuple[int, ...]]:
-    """Decode the windows with the runtime; return tokens with end of text if it was reached."""
-    limit = min(MAX_TOKENS, engine.manifest.dims.n_text_ctx - len(windows[0].prompt))
-    eot = engine.manifest.tokenizer.eot
-    decoded = decode_windows(runtime, windows, limit, on_window)
-    return [result.tokens + (eot,) * result.ended for result in decoded]
 
 
 def _score(
@@ -260,8 +248,7 @@ def prove_fp8(
         def decoded(engine: Engine, precision: EncoderPrecision) -> list[Tokens]:
             settings = dataclasses.replace(config, encoder_precision=precision)
             with contextlib.closing(NativeRuntime(engine, settings)) as runtime:
-                results = decode_windows(runtime, windows, on_window=bar.update)
-            return [result.tokens for result in results]
+                return decode_windows(runtime, windows, on_window=bar.update)
 
         full, fp8 = decoded(engine, "full"), decoded(engine, "fp8")
         other = in_precision(

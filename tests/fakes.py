@@ -90,13 +90,12 @@ class FakeRuntime:
         self._waiting: collections.deque[Job] = collections.deque()
         self._slots: list[_Slot] = []
         self._events: list[JobEvent] = []
-        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges()
 
     def submit(self, job: Job) -> None:
         if len(job.prompt) >= self._n_text_ctx or job.options.max_tokens < 1:
             raise OptionError(f"a prompt of {len(job.prompt)} tokens leaves no room")
-        refusal = self.capabilities.refusal_of(job)
-        if refusal is not None:
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         self.jobs.append(job)
         self.log.append(("submit", job.id))
@@ -110,9 +109,10 @@ class FakeRuntime:
             job = self._waiting.popleft()
             play = self._script(job)
             self._slots.append(_Slot(job, play, play.delay))
-            self._count(windows=1)
+            self._gauges.windows += 1
         if self._slots:
-            self._count(steps=1, step_slots=len(self._slots))
+            self._gauges.steps += 1
+            self._gauges.step_slots += len(self._slots)
         for slot in list(self._slots):
             self._step(slot)
         events, self._events = self._events, []
@@ -145,7 +145,7 @@ class FakeRuntime:
         looped = 0 < slot.play.loops == slot.sent + 1 and slot.job.loop_tokens > 0
         tokens = slot.play.tokens[slot.sent : slot.sent + 1]
         slot.sent += len(tokens)
-        self._count(tokens=len(tokens))
+        self._gauges.tokens += len(tokens)
         if tokens and slot.sent < limit and not looped:
             self._events.append(JobEvent(slot.job.id, tokens))
             return
@@ -181,10 +181,6 @@ class FakeRuntime:
         text = [token for token in play.tokens if token < play.text_below]
         alignment = even_alignment(len(text), slot.job.align_frames) if text else None
         self._events.append(JobEvent(slot.job.id, tokens, reason, scores, alignment=alignment))
-
-    def _count(self, **more: int) -> None:
-        changes = {name: getattr(self._gauges, name) + value for name, value in more.items()}
-        self._gauges = dataclasses.replace(self._gauges, **changes)
 
 
 def even_alignment(tokens: int, frames: int) -> Alignment | None:

@@ -83,9 +83,15 @@ def quiescent(transcriber, runtime):
     """Wait until nothing is left anywhere, then check that the transcriber still works."""
     until(lambda: transcriber.stats().pending == 0)
     until(lambda: runtime.gauges().queued + runtime.gauges().busy_slots == 0)
-    # Answering takes a sleep before and after, and with it a check of the invariants.
     transcriber.transcribe(request())
+    until(lambda: nothing_is_kept(transcriber))
     assert transcriber.healthy
+
+
+def nothing_is_kept(transcriber):
+    """Whether no audio, queued window or job is left of requests, which have all ended."""
+    dispatcher = transcriber._dispatcher
+    return not transcriber._decoders._tasks and dispatcher.idle and not dispatcher._long_jobs
 
 
 class TranscriberTests:
@@ -134,4 +140,5 @@ class TranscriberTests:
             stats = transcriber.stats()
             assert stats.pending == 0
             assert stats.accepted == stats.ended
+            assert nothing_is_kept(transcriber)
             assert runtime.closed

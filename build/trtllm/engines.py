@@ -12,6 +12,7 @@ import shlex
 import shutil
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+from typing import Any
 
 from build.checkpoint import Checkpoint
 from build.config import BuildProduct
@@ -20,7 +21,7 @@ from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
 from serve.contract.engine import Dims, Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
-from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, Gpu, find_gpu, limits_of, visible_gpu
+from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, find_gpu, visible_gpu
 from serve.trtllm.release import library_version
 
 BUILDER = "trtllm-build"
@@ -30,7 +31,7 @@ _PROMPT_BESIDE_TEXT = 5  # start of previous text, start of transcript, language
 _STOP_S = 10.0  # time that an interrupted builder gets to end by itself
 
 
-def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> EngineLimits:
+def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Any) -> EngineLimits:
     """Return the limits that the engine is compiled for.
 
     A prompt may have special tokens and n_text_ctx / 2 - 1 tokens of previous text, as in OpenAI's
@@ -40,7 +41,7 @@ def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Gpu) -> 
     return EngineLimits(
         tensorrt_llm=version,
         gpu=gpu.name,
-        compute_capability=gpu.capability,
+        compute_capability=f"{gpu.major}.{gpu.minor}",
         max_batch_size=runtime.slots,
         encoder_batch=runtime.encoder_batch,
         max_beam_width=runtime.tensorrt_llm.beam_width,
@@ -119,12 +120,6 @@ def check(config: BuildProduct) -> None:
         )
 
 
-def commands(dims: Dims, config: BuildProduct) -> list[list[str]]:
-    """Return the commands of both builder runs; they do not depend on the GPU."""
-    limits = planned_limits(dims, config, "1.2", Gpu("any", (0, 0)))
-    return list(commands_for(dims, limits, first_of(config.runtime).device).values())
-
-
 def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -> BuiltEngineFacts:
     """Compile the encoder and the decoder into an engine folder.
 
@@ -144,10 +139,10 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     device = first_of(config.runtime).device
     precision, dims = config.build.precision, checkpoint.dims
     version, gpu = library_version(), find_gpu(device)
-    if precision == "int8" and 10 <= gpu.compute_capability[0] < 12:  # trtllm-build checks it late
+    if precision == "int8" and 10 <= gpu.major < 12:  # trtllm-build checks it late
         raise UnavailableError(
             f"TensorRT-LLM has no INT8 weight-only kernels for {gpu.name} (compute capability "
-            f"{gpu.capability}); build with PRECISION=fp16"
+            f"{gpu.major}.{gpu.minor}); build with PRECISION=fp16"
         )
     if shutil.which(BUILDER) is None:
         raise UnavailableError(
@@ -163,7 +158,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
     for half, command in commands_for(dims, limits, device).items():
         log(shlex.join(command))
         _run(half, command, work, log)
-    limits = built_limits(folder, dims, limits, log)
+    check_built(folder, dims, limits)
     with disk_errors(folder):
         shutil.rmtree(work)
     versions = {"tensorrt_llm": version}
@@ -180,13 +175,7 @@ def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> 
     """
     version, gpu = library_version(), find_gpu(first_of(config.runtime).device)
     planned = planned_limits(checkpoint.dims, config, version, gpu)
-    try:
-        built = limits_of(engine)
-    except EngineError:
-        return False
-    # The builder may have lowered the encoder's batch; another build would lower it again.
-    same_limits = dataclasses.replace(built, encoder_batch=planned.encoder_batch) == planned
-    return same_limits and built.encoder_batch <= planned.encoder_batch
+    return engine.manifest.runtime_options == dataclasses.asdict(planned)
 
 
 def _run(half: str, command: list[str], work: Path, log: Log) -> None:
@@ -211,41 +200,26 @@ def _run(half: str, command: list[str], work: Path, log: Log) -> None:
         )
 
 
-def built_limits(folder: Path, dims: Dims, planned: EngineLimits, log: Log) -> EngineLimits:
-    """Read the limits in the builder's config.json, which may be lower than the planned ones.
+def check_built(folder: Path, dims: Dims, planned: EngineLimits) -> None:
+    """Check that the builder kept the planned limits, which it writes to its config.json.
 
     Raises:
-        EngineError: a half is missing, or does not support a whole window.
+        EngineError: a half is missing, or was built for less.
     """
-    built = {}
     for half, options in flags(dims, planned).items():
         path = folder / ENGINES_FOLDER / half / CONFIG_FILE
         try:
-            built[half] = json.loads(path.read_text(encoding="utf-8"))["build_config"]
-            values = {key: built[half][key] for key in options if key.startswith("max_")}
+            built = json.loads(path.read_text(encoding="utf-8"))["build_config"]
+            limits = {key: (built[key], options[key]) for key in options if key.startswith("max_")}
+            lower = {key: found for key, found in limits.items() if found[0] < found[1]}
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise EngineError(
                 f"{BUILDER} wrote no usable build_config to {path}: {error!r}"
             ) from error
-        for key, value in values.items():
-            if value != options[key]:
-                log(f"{BUILDER} built the {half} with {key} = {value} instead of {options[key]}")
+        for key, (found, expected) in lower.items():
+            raise EngineError(
+                f"{BUILDER} built the {half} with {key} = {found}, expected {expected}; lower "
+                "runtime.slots or runtime.encoder_batch"
+            )
         if not path.with_name(_ENGINE_FILE).is_file():
             raise EngineError(f"{BUILDER} succeeded but wrote no {_ENGINE_FILE} for the {half}")
-    encoder, decoder = built["encoder"], built["decoder"]
-    if encoder["max_input_len"] < 2 * dims.n_audio_ctx or encoder["max_num_tokens"] < (
-        dims.n_audio_ctx
-    ):
-        raise EngineError(
-            f"{BUILDER} built an encoder for {encoder['max_input_len']} frames and "
-            f"{encoder['max_num_tokens']} tokens; expected at least {2 * dims.n_audio_ctx} frames "
-            f"and {dims.n_audio_ctx} tokens, one window"
-        )
-    return dataclasses.replace(
-        planned,
-        max_batch_size=min(encoder["max_batch_size"], decoder["max_batch_size"]),
-        encoder_batch=min(planned.encoder_batch, encoder["max_num_tokens"] // dims.n_audio_ctx),
-        max_beam_width=decoder["max_beam_width"],
-        max_prompt_tokens=decoder["max_input_len"],
-        max_seq_len=decoder["max_seq_len"],
-    )

@@ -11,7 +11,7 @@ would be silently wrong on another generation.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def encoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
 
 def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
     """Make the decoder's config.json."""
-    config = {
+    config: dict[str, Any] = {
         "architecture": "DecoderModel",
         "dtype": "float16",
         "logits_dtype": "float16",
@@ -165,11 +165,9 @@ def decoder_config(dims: Dims, precision: Precision) -> dict[str, Any]:
         "skip_cross_kv": False,
         "quantization": {"quant_algo": _QUANT_ALGO[precision]},
     }
-    # The library's default is 4 x the state.
-    width = (
-        {} if dims.n_text_ffn == 4 * dims.n_text_state else {"intermediate_size": dims.n_text_ffn}
-    )
-    return {**config, **width}
+    if dims.n_text_ffn != 4 * dims.n_text_state:  # the library's default
+        config["intermediate_size"] = dims.n_text_ffn
+    return config
 
 
 def write_checkpoint(
@@ -188,14 +186,14 @@ def write_checkpoint(
     Raises:
         CheckpointError: a tensor is not finite in float16, or the library has no such encoder.
     """
-    halves: dict[str, tuple[dict[str, Any], Callable[[], Tensors]]] = {
-        "encoder": (encoder_config(dims, precision), lambda: encoder_tensors(dims, tensors)),
-        "decoder": (decoder_config(dims, precision), lambda: decoder_tensors(dims, tensors)),
-    }
-    for half, (config, make) in halves.items():
+    for half, config, convert in (
+        ("encoder", encoder_config(dims, precision), encoder_tensors),
+        ("decoder", decoder_config(dims, precision), decoder_tensors),
+    ):
         target = folder / half
         target.mkdir()
         text = json.dumps(config, indent=2) + "\n"
         (target / CONFIG_FILE).write_text(text, encoding="utf-8")
-        converted = {name: finite(tensor, f"{half} {name}") for name, tensor in make().items()}
+        stored = convert(dims, tensors).items()
+        converted = {name: finite(tensor, f"{half} {name}") for name, tensor in stored}
         save_file(converted, target / WEIGHTS_FILE)

@@ -117,7 +117,7 @@ def run_checks(work: Path, checks: Checks, python: str = "") -> None:
     with checks.check("random checkpoint"):
         network = make_checkpoint(work / "checkpoint")
     precisions: tuple[Precision, ...] = ("fp16",)
-    if runtime == "tensorrt_llm" and not 10 <= limits.find_gpu("cuda").compute_capability[0] < 12:
+    if runtime == "tensorrt_llm" and not 10 <= limits.find_gpu("cuda").major < 12:
         precisions = ("fp16", "int8")  # which Blackwell lacks
     for precision in precisions:
         with checks.check(f"{precision}: build"):
@@ -133,7 +133,7 @@ def _find(python: str) -> tuple[RuntimeName, str]:
     uses_llm_api = release.installed_release() >= release.API_RELEASE
     version = release.api_version() if uses_llm_api else release.library_version()
     gpu = limits.find_gpu("cuda")
-    place = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.capability}"
+    place = f"TensorRT-LLM {version} on {gpu.name}, compute capability {gpu.major}.{gpu.minor}"
     return "tensorrt_llm_api" if uses_llm_api else "tensorrt_llm", place
 
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from serve.contract.config import load_config
-from serve.supervisor.control import MAX_CER, reload_request, send_request
+from serve.supervisor.control import MAX_CER, ReloadRequest, send_request
 
 
 def add_parser(commands: Any) -> None:
@@ -42,6 +42,6 @@ def add_parser(commands: Any) -> None:
 
 def _reload(args: argparse.Namespace) -> int:
     config = load_config(args.config)
-    request = reload_request(config, args.engine, args.clips, args.max_cer, args.in_place)
+    request = ReloadRequest(config, args.engine, args.clips, args.max_cer, args.in_place)
     send_request(request, lambda text: print(text, file=sys.stderr, flush=True))
     return 0

@@ -15,7 +15,7 @@ from typing import Any
 from serve.cli.options import add_config
 from serve.contract.config import Config, load_config
 from serve.contract.errors import EarshotError
-from serve.supervisor.control import reload_request
+from serve.supervisor.control import ReloadRequest
 from serve.supervisor.supervisor import Supervisor, running_server
 
 logger = logging.getLogger("earshot")
@@ -117,7 +117,7 @@ def _start(args: argparse.Namespace) -> int:
 def _reload(server: Supervisor, args: argparse.Namespace) -> None:
     """Reload the engine of the current config; the log tells the result."""
     try:
-        server.reload(reload_request(_served(args), args.engine))
+        server.reload(ReloadRequest(_served(args), args.engine))
     except EarshotError as error:
         logger.warning("the current engine stays in use: %s", error)
 

@@ -70,12 +70,6 @@ class Cache:
         """The device of the caches."""
         return self.cross.device
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all caches."""
-        tensors = (self.self_k, self.self_v, self.cross, self.cross_scale)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
 
 @dataclasses.dataclass(frozen=True)
 class DecoderLayer:
@@ -155,18 +149,13 @@ class Decoder:
         shortens = self.device.type == "cpu" and not int8
         return Cache(self_k, self_v, cross, scale, ShortCaches(cross) if shortens else None)
 
-    def slot_bytes(self, cross_kv: CrossPrecision) -> int:
-        """Return the bytes of one slot: a window's keys and values of cross-attention."""
-        dims = self.dims
-        channel_bytes = dims.n_audio_ctx + 4  # int8 values and their scale
-        if cross_kv == "full":
-            channel_bytes = dims.n_audio_ctx * self.dtype.itemsize
-        return 2 * dims.n_text_layer * dims.n_text_state * channel_bytes
-
-    def row_bytes(self) -> int:
-        """Return the bytes of one row: a sequence's keys and values of self-attention."""
-        dims = self.dims
-        return 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx * self.dtype.itemsize
+    def cache_bytes(self, slots: int, rows: int, cross_kv: CrossPrecision) -> int:
+        """Return the bytes of a new cache, without those of short windows."""
+        dims, itemsize = self.dims, self.dtype.itemsize
+        int8_bytes = dims.n_audio_ctx + 4  # of a channel: its values and their scale
+        slot_bytes = int8_bytes if cross_kv == "int8" else dims.n_audio_ctx * itemsize
+        channels = 2 * dims.n_text_layer * dims.n_text_state  # keys and values
+        return channels * (slots * slot_bytes + rows * dims.n_text_ctx * itemsize)
 
     def fill_cross(self, encoded: torch.Tensor, cache: Cache, slots: torch.Tensor) -> None:
         """Project the encoder's output (batch, n_frames, d) into the caches of int64 `slots`.
@@ -221,7 +210,8 @@ class Decoder:
             x = ops.linear_residual(hidden, layer.mlp.fc2, x)
         if queries is not None:  # in an abridged decoder, stand in for the missing layers
             queries |= dict.fromkeys(range(len(queries), self.dims.n_text_layer), query)
-        return ops.logits(x, self._norm, self._logits, logit_indices)
+        logits: torch.Tensor = ops.logits(x, self._norm, self._logits, logit_indices)
+        return logits
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from serve.native.encoders import WindowEncoder
-from serve.native.language_search import LanguageHypothesis
-from serve.native.prefill import Prefill, StartedJob, rows_of
+from serve.native.prefill import Prefill, SlotJob, rows_of
 from serve.native.scheduler import UrgentStepPolicy, WaitingQueue
 from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.stopwatch import Stopwatch
@@ -32,38 +31,20 @@ _BACKLOG = 3  # queued batches at which the encoder goes first, even if more win
 
 
 @dataclasses.dataclass
-class SlotJob:
-    """A job that owns a slot."""
-
-    submitted: Job
-    job: Job  # the submitted job, or its job for another language
-    allocation: SlotAllocation
-    stopwatch: Stopwatch  # times the batch's encoding
-    decode_began: float
-    hypotheses: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
-
-
-@dataclasses.dataclass
 class _EncoderBatch:
     """A batch of windows in the encoder."""
 
-    started: list[StartedJob]  # without cancelled windows
+    started: list[SlotJob]  # without cancelled windows
     features: list[torch.Tensor]  # tensors that the device still reads
     stopwatch: Stopwatch
 
 
-@dataclasses.dataclass(frozen=True)
 class CudaStreams:
     """The streams of a CUDA device; `steps` has the higher priority."""
 
-    steps: torch.cuda.Stream
-    encoder: torch.cuda.Stream
-
-    @staticmethod
-    def of(device: torch.device) -> "CudaStreams":
-        """Create the streams of a device."""
-        first = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        return CudaStreams(first, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        self.steps = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.encoder = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class EncoderScheduler:
@@ -111,8 +92,8 @@ class EncoderScheduler:
         """The number of windows that got a slot so far."""
         self.encode_timers: collections.deque[Stopwatch] = collections.deque()
         """The time of each encoder batch."""
-        self.prefill_timers: collections.deque[Stopwatch] = collections.deque()
-        """The time of each prefill."""
+        self.decode_timers: collections.deque[Stopwatch] = collections.deque()
+        """The time of each prefill; the runtime adds that of its steps."""
 
     def __len__(self) -> int:
         """Return the number of windows that wait for a slot."""
@@ -220,7 +201,10 @@ class EncoderScheduler:
                 self._streams.encoder.wait_stream(stream)
             with torch.cuda.stream(self._streams.encoder):
                 stopwatch = self._launch(features, allocations)
-        started = [StartedJob(*pair) for pair in zip(jobs, allocations, strict=True)]
+        started = [
+            SlotJob(job, job, allocation, stopwatch)
+            for job, allocation in zip(jobs, allocations, strict=True)
+        ]
         self._batches.append(_EncoderBatch(started, features, stopwatch))
         self.encode_timers.append(stopwatch)
         self.windows += len(jobs)
@@ -245,15 +229,14 @@ class EncoderScheduler:
         if self._streams is not None:
             batch.stopwatch.delay(self._streams.steps)
         began = time.perf_counter()
+        for window in batch.started:
+            window.decode_began = began
         self.prefill(batch.started)
-        return [
-            SlotJob(window.job, window.job, window.allocation, batch.stopwatch, began)
-            for window in batch.started
-        ]
+        return batch.started
 
-    def prefill(self, started: Sequence[StartedJob]) -> None:
+    def prefill(self, started: Sequence[SlotJob]) -> None:
         """Prefill the prompts of jobs after their audio is encoded."""
         stopwatch = Stopwatch(self._device, "prompts")
         self._prefill.start(started)
         stopwatch.stop()
-        self.prefill_timers.append(stopwatch)
+        self.decode_timers.append(stopwatch)

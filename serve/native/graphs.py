@@ -44,14 +44,14 @@ class EagerLoop:
     """Advances the slots and reports their state; runs one step at a time, without CUDA graphs.
 
     Args:
-        resources: the network, its caches and its samplers.
+        resources: the network, its caches and its token rules.
     """
 
     def __init__(self, resources: RuntimeResources) -> None:
         self._network = resources.network
         self._cache = resources.cache
         self._state = resources.state
-        self._sampler = resources.sampler
+        self._rules = resources.rules
         self.replay = GraphCache()
         """The recorded graphs, if there are any."""
         self.drafted = self.accepted = 0
@@ -75,7 +75,7 @@ class EagerLoop:
         length = int(positions.max()) + 1
         batch = StepBatch(state.tokens, rows, positions, self._groups, source, False, length)
         logits = self._network.step(batch, self._cache)
-        self._sampler(self._state, self._picks, logits)
+        self._rules.advance(self._state, self._picks, logits)
         self._snapshot = Snapshot(self._state, owners)
         return 1
 
@@ -104,7 +104,7 @@ class GraphLoop(EagerLoop):
     rows in `BUCKETS` and every `_StepVariant`.
 
     Args:
-        resources: the network, its caches and its samplers; all rows are free.
+        resources: the network, its caches and its token rules; all rows are free.
         steps: the number of steps per launch.
         slots: the number of slots.
         speculative_step: the step with a draft for rows without a beam search; None: no draft
@@ -119,7 +119,6 @@ class GraphLoop(EagerLoop):
         speculative_step: SpeculativeStep | None = None,
     ) -> None:
         super().__init__(resources)
-        self._samplers = resources.samplers
         self._steps = steps
         self._device = resources.cache.device
         rows, n_text_ctx = resources.state.tokens.shape
@@ -132,13 +131,12 @@ class GraphLoop(EagerLoop):
         # Numbers of rows that have a graph, in ascending order.
         self._row_counts: dict[_StepVariant, list[int]] = {}
         variants = {_StepVariant.SEVERAL: rows, _StepVariant.SINGLE: slots}
-        for variant, max_rows in (
-            {_StepVariant.DIRECT: slots} if rows == slots else variants
-        ).items():
-            self._row_counts[variant] = [n_rows for n_rows in BUCKETS if n_rows < max_rows] + [
-                max_rows
-            ]
-            for n_rows in reversed(self._row_counts[variant]):
+        if rows == slots:
+            variants = {_StepVariant.DIRECT: slots}
+        for variant, max_rows in variants.items():
+            buckets = [*(n_rows for n_rows in BUCKETS if n_rows < max_rows), max_rows]
+            self._row_counts[variant] = buckets
+            for n_rows in reversed(buckets):
                 layout = None
                 if speculative_step is not None and self._uses_draft(variant):
                     layout = speculative_step.layout_of(range(n_rows))
@@ -163,8 +161,8 @@ class GraphLoop(EagerLoop):
                 continue
             batch = self._batch_of_rows(n_rows, variant)
             logits = self._network.step(batch, self._cache)
-            advance = self._samplers[variant is _StepVariant.SEVERAL]
-            advance(self._state, Picks(batch.rows, batch.rows), logits)
+            picks = Picks(batch.rows, batch.rows, searching=variant is _StepVariant.SEVERAL)
+            self._rules.advance(self._state, picks, logits)
 
     def _batch_of_rows(self, n_rows: int, variant: _StepVariant) -> StepBatch:
         """Make the batch of the first rows' next tokens, as views of the memory of replays."""
@@ -213,10 +211,8 @@ class GraphLoop(EagerLoop):
         self._version = slots.version
         columns = [(a.slot, a.first_row, a.count) for a, _ in slots.owners()]
         columns += [(0, 0, 0)] * (slots.slots - len(columns))
-        table = upload(
-            [number for row in zip(*columns, strict=True) for number in row], self._device
-        )
-        self._table.copy_(table.view_as(self._table))
+        numbers = [number for row in zip(*columns, strict=True) for number in row]
+        self._table.copy_(upload(numbers, self._device).view_as(self._table))
 
     def _steps_per_launch(self, n_rows: int, variant: _StepVariant) -> int:
         """Return the number of steps of a launch.

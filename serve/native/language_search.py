@@ -61,12 +61,9 @@ def score_language(
         # If another language was detected, this is an upper bound for the named one.
         prob = 1.0 if scores.top_language is None else 1.0 - scores.top_language[1]
         return LanguageHypothesis(job, event, None, prob, logprob)
+    translates = _translates(job, facts)
     detected = [hypothesis for hypothesis in earlier if hypothesis.language is not None]
-    same_task = [
-        hypothesis
-        for hypothesis in detected
-        if _translates(hypothesis.job, facts) == _translates(job, facts)
-    ]
+    same_task = [one for one in detected if _translates(one.job, facts) == translates]
     prob = scores.language_prob * (1.0 - sum(hypothesis.prob for hypothesis in same_task))
     scores = dataclasses.replace(scores, language_prob=prob)
     return LanguageHypothesis(

@@ -39,8 +39,7 @@ def plan_memory(
     values_per_position = (
         6 * dims.n_audio_state + dims.n_audio_ffn + 2 * (dims.n_audio_state + dims.n_mels)
     )
-    cache_bytes = slots * sum(decoder.slot_bytes(config.cross_kv) for decoder in decoders)
-    cache_bytes += rows * sum(decoder.row_bytes() for decoder in decoders)
+    cache_bytes = sum(decoder.cache_bytes(slots, rows, config.cross_kv) for decoder in decoders)
     phrase_bytes = slots * Phrasebook.bytes_of_slot()
     sizes = {
         "weights": torch.cuda.memory_allocated(device),

@@ -11,7 +11,7 @@ import torch
 from serve.contract.config import CrossPrecision
 from serve.contract.engine import Dims
 from serve.native.decoder import Decoder
-from serve.native.kernels.choose import Activation, EncoderOps, Ops, torch_only
+from serve.native.kernels.choose import Ops, torch_only
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.weights import Attention, Loader, Mlp, Weights
 
@@ -30,7 +30,7 @@ class EncoderLayer:
     mlp_shift: torch.Tensor  # float32 (d,), after the feed-forward block
 
 
-def _encoder_layers(load: Loader, count: int, ops: EncoderOps[Any]) -> list[EncoderLayer]:
+def _encoder_layers(load: Loader, count: int, ops: Any) -> list[EncoderLayer]:
     """Load the layers, with matrices in the layout of `ops`.
 
     The outputs get no bias. Instead, a layer has the sums of all biases up to its two blocks.
@@ -83,12 +83,15 @@ class Whisper(Decoder):
         normed = ops.norm(x, self._encoder[0].attn.norm)
         # `add_linear_norm` includes the layer norm at the start of the next layer.
         for layer, following in itertools.pairwise(self._encoder):
-            hidden = self._attend_and_widen(ops, layer, x, normed)
+            hidden = self._attend_and_widen(layer, x, normed)
             normed = ops.add_linear_norm(
                 x, hidden, layer.mlp.fc2, layer.mlp_shift, following.attn.norm
             )
-        hidden = self._attend_and_widen(ops, last, x, normed)
-        return ops.add_linear_last_norm(x, hidden, last.mlp.fc2, last.mlp_shift, self._encoder_norm)
+        hidden = self._attend_and_widen(last, x, normed)
+        encoded: torch.Tensor = ops.add_linear_last_norm(
+            x, hidden, last.mlp.fc2, last.mlp_shift, self._encoder_norm
+        )
+        return encoded
 
     @contextlib.contextmanager
     def abridged(self) -> Iterator[None]:
@@ -99,13 +102,10 @@ class Whisper(Decoder):
         finally:
             self._encoder = all_layers
 
-    def _attend_and_widen(
-        self, ops: EncoderOps[Activation], layer: EncoderLayer, x: torch.Tensor, normed: Activation
-    ) -> Activation:
+    def _attend_and_widen(self, layer: EncoderLayer, x: torch.Tensor, normed: Any) -> Any:
         """Compute an encoder layer without its last product.
 
         Args:
-            ops: the operations.
             layer: the weights.
             x: the residual stream, updated in place.
             normed: x after the layer's first layer norm.
@@ -113,6 +113,7 @@ class Whisper(Decoder):
         Returns:
             The output of the layer's first feed-forward matrix.
         """
+        ops = self.ops.encoder
         qkv = ops.linear(normed, layer.attn.qkv)
         attended = ops.encoder_attention(qkv, self.dims.n_audio_head)
         normed = ops.add_linear_norm(x, attended, layer.attn.out, layer.attn_shift, layer.mlp.norm)

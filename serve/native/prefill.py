@@ -14,12 +14,14 @@ import torch
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.batching import TokenSpan, prefill_batch, upload
 from serve.native.kernels.step_batch import StepBatch
+from serve.native.language_search import LanguageHypothesis
 from serve.native.prefill_batch import PrefillBatch, sizes
 from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
 from serve.native.rules.reference_rules import lists_of
 from serve.native.rules.state import NO_DRAFT, NOWHERE, Picks, new_state
 from serve.native.slots import SlotAllocation
+from serve.native.stopwatch import Stopwatch
 from serve.runtime.protocol import Job
 
 # Kernels differ by length: one token, as in language detection; powers of two up to 64; then tiles.
@@ -28,12 +30,16 @@ _SHORT_PROMPTS = (1, 4)
 _SEED_STEP = 7_919  # seed difference between the samples of one window; any number but 0 works
 
 
-@dataclasses.dataclass(frozen=True)
-class StartedJob:
-    """A job with its slot and rows."""
+@dataclasses.dataclass(eq=False)
+class SlotJob:
+    """A job that owns a slot and rows."""
 
-    job: Job
+    submitted: Job
+    job: Job  # the submitted job, or its job for another language
     allocation: SlotAllocation
+    stopwatch: Stopwatch  # times the batch's encoding
+    decode_began: float = 0.0
+    hypotheses: tuple[LanguageHypothesis, ...] = ()  # the earlier hypotheses
 
 
 def rows_of(job: Job) -> int:
@@ -46,7 +52,7 @@ class Prefill:
     """Starts windows after their audio is encoded.
 
     Args:
-        resources: the network, its caches and its samplers.
+        resources: the network, its caches and its token rules.
     """
 
     def __init__(self, resources: RuntimeResources) -> None:
@@ -54,7 +60,6 @@ class Prefill:
         self._cache = resources.cache
         self._state = resources.state
         self._rules = resources.rules
-        self._sampler = resources.sampler
         self._device = resources.network.device
         self._slots = resources.cache.cross.shape[2]
         # CUDA graphs do not track what the draft decoder has computed, so it prefills prompts too.
@@ -66,7 +71,7 @@ class Prefill:
         if resources.graphs:
             self.add_graphs()
 
-    def start(self, started: Sequence[StartedJob]) -> None:
+    def start(self, started: Sequence[SlotJob]) -> None:
         """Write the jobs' prompts and options into their rows, prefill, choose first tokens."""
         self._write(started)
         detecting = [window for window in started if DETECT_LANGUAGE in window.job.prompt]
@@ -103,7 +108,7 @@ class Prefill:
             batch = prefill_batch(self._state.tokens, spans, self._device)
             ends = range(0 if drafted else length - 1, windows * length, 1 if drafted else length)
             logits = self._launch(batch, upload(ends, self._device))
-            self._sampler(self._state, Picks(first, first), logits, drafted=drafted)
+            self._rules.advance(self._state, Picks(first, first), logits, drafted)
 
     def _step(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
@@ -125,12 +130,8 @@ class Prefill:
     def _graph_for(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
     ) -> PrefillBatch | None:
-        fit = (
-            graph_batch
-            for graph_batch in self._graph_batches
-            if graph_batch.holds(spans, logit_indices)
-        )
-        return next((graph_batch for graph_batch in fit if graph_batch in self.replay), None)
+        fitting = (one for one in self._graph_batches if one.holds(spans, logit_indices))
+        return next((one for one in fitting if one in self.replay), None)
 
     def _run_recorded(self, graph_batch: PrefillBatch) -> None:
         self._logits[graph_batch] = self._launch(graph_batch.batch, graph_batch.logit_indices)
@@ -139,7 +140,7 @@ class Prefill:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
         self._state.trusted.fill_(True)
         for picks in graph_batch.picks(draft_length):
-            self._sampler(self._state, picks, self._logits[graph_batch], drafted=True)
+            self._rules.advance(self._state, picks, self._logits[graph_batch], drafted=True)
 
     def _launch(self, batch: StepBatch, logit_indices: torch.Tensor) -> torch.Tensor:
         """Compute a batch with every decoder; return the main decoder's logits."""
@@ -151,7 +152,7 @@ class Prefill:
     def _sot_index(self, job: Job) -> int:
         return job.prompt.index(self._rules.facts.sot)
 
-    def _detect(self, started: Sequence[StartedJob]) -> None:
+    def _detect(self, started: Sequence[SlotJob]) -> None:
         spans = [
             TokenSpan(window.allocation, 0, self._sot_index(window.job) + 1) for window in started
         ]
@@ -159,11 +160,11 @@ class Prefill:
         logits, _ = self._step(spans, ends)
         self._record_start(started, logits)
 
-    def _record_start(self, started: Sequence[StartedJob], logits: torch.Tensor) -> None:
+    def _record_start(self, started: Sequence[SlotJob], logits: torch.Tensor) -> None:
         leaders = upload([window.allocation.first_row for window in started], self._device)
         self._rules.record_start(self._state, leaders, logits, self._candidates(started))
 
-    def _candidates(self, started: Sequence[StartedJob]) -> torch.Tensor | None:
+    def _candidates(self, started: Sequence[SlotJob]) -> torch.Tensor | None:
         """Return the languages allowed for each job, as `TokenRules.record_start` takes them."""
         if not any(window.job.detection.languages for window in started):
             return None
@@ -173,10 +174,10 @@ class Prefill:
         rows = rows.pin_memory() if self._device.type == "cuda" else rows
         return rows.to(self._device, non_blocking=True)
 
-    def _prefill(self, started: Sequence[StartedJob]) -> None:
+    def _prefill(self, started: Sequence[SlotJob]) -> None:
         """Compute the rest of the prompts and the drafts; either all jobs have a draft or none."""
         spans, sot_indices, last_indices = list[TokenSpan](), list[int](), list[int]()
-        without_detection, n_tokens = list[StartedJob](), 0
+        without_detection, n_tokens = list[SlotJob](), 0
         drafts, draft_lengths = list[int](), list[int]()
         for window in started:
             job, end = window.job, len(window.job.prompt)
@@ -206,7 +207,7 @@ class Prefill:
         logit_rows: list[Sequence[int]] = [prompt_rows, *zip(*draft_rows, strict=True)]
         self._choose(graph_batch if len(rows) == len(started) else None, rows, logit_rows, logits)
 
-    def _draft_length(self, window: StartedJob) -> int:
+    def _draft_length(self, window: SlotJob) -> int:
         """Return the number of a job's draft tokens to compute: one less than its limit."""
         job = window.job
         room = min(job.options.max_tokens, self._state.tokens.shape[1] - len(job.prompt)) - 1
@@ -235,9 +236,9 @@ class Prefill:
             self._rules.begin_draft(self._state, row_indices)
         for row_logits in logit_rows:
             picks = Picks(row_indices, upload(row_logits, self._device))
-            self._sampler(self._state, picks, logits, drafted=drafted)
+            self._rules.advance(self._state, picks, logits, drafted)
 
-    def _write(self, started: Sequence[StartedJob]) -> None:
+    def _write(self, started: Sequence[SlotJob]) -> None:
         """Write the jobs' prompts, drafts and options into their rows."""
         context = self._state.tokens.shape[1]
         window_rows = [(window, row) for window in started for row in window.allocation.rows]
@@ -264,7 +265,7 @@ class Prefill:
         begin = self._rules.facts.timestamp_begin
         return max((token for token in prefix if token >= begin), default=0)
 
-    def _root(self, window: StartedJob) -> int:
+    def _root(self, window: SlotJob) -> int:
         """Return the root of the trie of a job's phrases; sampled jobs have no phrases."""
         options, book = window.job.options, self._rules.book
         if options.phrases is None or options.temperature > 0 or book is None:
@@ -272,7 +273,7 @@ class Prefill:
         return book.root(window.allocation.slot, options.phrases)
 
     def _columns(
-        self, window_rows: list[tuple[StartedJob, int]], context: int
+        self, window_rows: list[tuple[SlotJob, int]], context: int
     ) -> dict[str, list[float]]:
         """Return the initial values of the rows' state by field."""
         columns: dict[str, list[float]] = {}

@@ -1,6 +1,8 @@
 """Load an engine's weights and allocate caches and state, once per runtime."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import torch
 
@@ -13,7 +15,6 @@ from serve.native.forced import MAX_PASS_TOKENS
 from serve.native.kernels.choose import Ops, choose
 from serve.native.memory import plan_memory
 from serve.native.network import Whisper
-from serve.native.rules.choose import DraftSampler, Sampler, choose_samplers
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import RowState, new_state
@@ -22,22 +23,15 @@ from serve.speech.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeResources:
-    """A network with its caches, state and samplers, all for the same slots and rows."""
+    """A network with its caches, state and token rules, all for the same slots and rows."""
 
     network: Whisper
     cache: Cache
     state: RowState
-    rules: TokenRules
-    samplers: dict[bool, Sampler]  # samplers by whether any row may use a beam search
-    draft_sampler: DraftSampler  # the sampler of the draft decoder's likeliest tokens
+    rules: TokenRules  # in kernels if the network uses them
     draft: tuple[Decoder, Cache] | None  # the draft decoder, if the engine has one
     graphs: bool  # whether steps are replayed from CUDA graphs
     plan: str  # a description of the GPU's memory; empty on a CPU
-
-    @property
-    def sampler(self) -> Sampler:
-        """The most general sampler: with beam search if there are enough rows for one."""
-        return self.samplers[max(self.samplers)]
 
     @property
     def decoders(self) -> list[tuple[Decoder, Cache]]:
@@ -72,17 +66,19 @@ def load_resources(
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
     if config.cuda_graph:
         check_graphs(device, ops.name)
-    numerals = Tokenizer.open(engine).numerals
-    rules = TokenRules(facts, dims, device, Phrasebook(config.slots, device), numerals)
-    samplers, draft_sampler = choose_samplers(ops.name, rules, rows, {False, rows > config.slots})
+    book, numerals = Phrasebook(config.slots, device), Tokenizer.open(engine).numerals
+    rules_class: Callable[..., TokenRules] = TokenRules
+    if ops.name == "triton":
+        from serve.native.rules.kernel import TritonRules  # noqa: PLC0415 - needs triton
+
+        searching = rows > config.slots
+        rules_class = functools.partial(TritonRules, max_picks=rows, searching=searching)
     caches = (config.slots, rows, config.cross_kv)
     return RuntimeResources(
         network=network,
         cache=network.new_cache(*caches),
         state=new_state(rows, dims.n_text_ctx, device),
-        rules=rules,
-        samplers=samplers,
-        draft_sampler=draft_sampler,
+        rules=rules_class(facts, dims, device, book, numerals),
         draft=None if second is None else (second, second.new_cache(*caches)),
         graphs=config.cuda_graph,
         plan=plan,

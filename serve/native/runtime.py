@@ -7,7 +7,6 @@ windows wait until slots for a whole batch are free; `serve.native.encoder_sched
 Urgent windows get slots first. `serve.native.scheduler` has the further rules for a CPU.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -17,15 +16,14 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.contract.config import KernelsName, RuntimeConfig
+from serve.contract.config import RuntimeConfig
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import DeviceError, OptionError, UnavailableError
 from serve.contract.fields import MAX_BEAMS
 from serve.contract.fresh_thread import run_in_fresh_thread
 from serve.native.alignment import Aligner, EndedWindow
-from serve.native.decoder import Decoder
 from serve.native.device import current, open_device
-from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler, SlotJob
+from serve.native.encoder_scheduler import CudaStreams, EncoderScheduler
 from serve.native.encoders import GraphEncoder, WindowEncoder
 from serve.native.language_search import (
     LanguageHypothesis,
@@ -34,8 +32,8 @@ from serve.native.language_search import (
     next_language_job,
     score_language,
 )
-from serve.native.prefill import Prefill, StartedJob
-from serve.native.resources import load_resources
+from serve.native.prefill import Prefill, SlotJob
+from serve.native.resources import RuntimeResources, load_resources
 from serve.native.rules.state import RowState
 from serve.native.slots import SlotPool
 from serve.native.speculative import open_loop
@@ -73,9 +71,7 @@ class NativeRuntime:
         self._device = device
         self._threads = Threads(config) if device.type == "cpu" else None
         self._slots = SlotPool(config.slots, rows)
-        self._streams = (
-            CudaStreams.of(device) if config.cuda_graph and device.type == "cuda" else None
-        )
+        self._streams = CudaStreams(device) if config.cuda_graph and device.type == "cuda" else None
         load = functools.partial(self._load, engine, config, rows)
         try:
             if device.type == "cpu":
@@ -91,9 +87,8 @@ class NativeRuntime:
             ) from error
         self._running: dict[int, SlotJob] = {}  # by the submitted job's id
         self._own_job_ids = itertools.count(-1, -1)  # ids of the runtime's own jobs
-        self._step_timers: collections.deque[Stopwatch] = collections.deque()
         self._pending_events: list[JobEvent] = []  # events of jobs cancelled since the last poll
-        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges()
         self.capabilities = Capabilities(
             runtime="native",
             timestamps=True,
@@ -134,8 +129,7 @@ class NativeRuntime:
                 resources.network, resources.cache, self._facts, rows, graphs=resources.graphs
             )
         if device.type == "cuda":
-            decoders = [decoder for decoder, _ in resources.decoders]
-            self._warm_up(ops.name, decoders, encoder, prefill)
+            self._warm_up(resources, encoder, prefill)
         self._scheduler = EncoderScheduler(
             encoder, prefill, self._slots, batch, device, streams, concurrent=streams is not None
         )
@@ -148,26 +142,17 @@ class NativeRuntime:
         logger.info("%s", self.description)
 
     def _warm_up(
-        self,
-        kernels: KernelsName,
-        decoders: Sequence[Decoder],
-        encoder: WindowEncoder,
-        prefill: Prefill,
+        self, resources: RuntimeResources, encoder: WindowEncoder, prefill: Prefill
     ) -> None:
         """Compile the GPU's kernels, capture its graphs and allocate their memory."""
         aligners = [self._aligner] if self._aligner else []
-        step_replays = [
-            self._loop.replay,
-            prefill.replay,
-            *(aligner.replay for aligner in aligners),
-        ]
-        warm_ups = [prefill.warm_up, *(aligner.warm_up for aligner in aligners)]
-        if kernels == "triton":
-            from serve.native.kernels.launch import (  # noqa: PLC0415 - needs triton
-                compile_in_parallel,
-            )
+        step_replays = [self._loop.replay, prefill.replay, *(one.replay for one in aligners)]
+        warm_ups = [prefill.warm_up, *(one.warm_up for one in aligners)]
+        if resources.network.ops.name == "triton":
+            from serve.native.kernels import launch  # noqa: PLC0415 - needs triton
 
-            with compile_in_parallel(self._device, *(decoder.abridged() for decoder in decoders)):
+            abridged = (decoder.abridged() for decoder, _ in resources.decoders)
+            with launch.compile_in_parallel(self._device, *abridged):
                 for replay in (encoder.replay, *step_replays):
                     replay.rehearse()
                 for warm_up in warm_ups:
@@ -192,8 +177,7 @@ class NativeRuntime:
             raise OptionError(
                 f"a window has {job.features.shape[-1]} frames; expected at most {N_FRAMES}"
             )
-        refusal = self.capabilities.refusal_of(job)
-        if refusal is not None:
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         self._scheduler.add(job)
 
@@ -283,25 +267,17 @@ class NativeRuntime:
         stopwatch = Stopwatch(self._device, "steps")
         steps, n_slots = self._loop.launch(self._slots), len(self._slots.owners())
         stopwatch.stop()
-        self._step_timers.append(stopwatch)
+        self._scheduler.decode_timers.append(stopwatch)
         if policy:
             policy.record(stopwatch.seconds(), urgent_only=n_slots < self._slots.busy)
-        self._gauges = dataclasses.replace(
-            self._gauges,
-            steps=self._gauges.steps + steps,
-            step_slots=self._gauges.step_slots + steps * n_slots,
-        )
+        self._gauges.steps += steps
+        self._gauges.step_slots += steps * n_slots
 
     def _collect(self) -> list[JobEvent]:
         """End finished jobs and return their events; windows to align get theirs later."""
         snapshot = self._loop.read_snapshot()
-        self._gauges = dataclasses.replace(
-            self._gauges,
-            encode_s=self._gauges.encode_s + total(self._scheduler.encode_timers),
-            decode_s=self._gauges.decode_s
-            + total(self._scheduler.prefill_timers)
-            + total(self._step_timers),
-        )
+        self._gauges.encode_s += total(self._scheduler.encode_timers)
+        self._gauges.decode_s += total(self._scheduler.decode_timers)
         if snapshot is None:
             return []
         finished = snapshot.state.finished.tolist()
@@ -315,7 +291,7 @@ class NativeRuntime:
 
     def _end(self, ended: Sequence[SlotJob], state: RowState) -> list[JobEvent]:
         """Release finished windows, or decode them in another language."""
-        answered, next_jobs = list[EndedWindow](), list[StartedJob]()
+        answered, continued = list[EndedWindow](), list[SlotJob]()
         for running in ended:
             running.hypotheses += (self._hypothesis_of(running, state),)
             next_job = next_language_job(
@@ -326,17 +302,17 @@ class NativeRuntime:
                 answered.append(EndedWindow(answer.job, running.allocation, answer.event))
                 self._release(running)
             else:
-                allocation = self._slots.hand_over(running.job.id, next_job.id)
+                self._slots.hand_over(running.job.id, next_job.id)
                 running.job = next_job
-                next_jobs.append(StartedJob(next_job, allocation))
-        if next_jobs:
-            self._scheduler.prefill(next_jobs)
+                continued.append(running)
+        if continued:
+            self._scheduler.prefill(continued)
         if self._aligner is None or not answered:
             return [window.event for window in answered]
         stopwatch = Stopwatch(self._device, "words")
         events = self._aligner.launch(answered)
         stopwatch.stop()
-        self._step_timers.append(stopwatch)
+        self._scheduler.decode_timers.append(stopwatch)
         return events
 
     def _hypothesis_of(self, running: SlotJob, state: RowState) -> LanguageHypothesis:
@@ -358,7 +334,7 @@ class NativeRuntime:
             began_s=(running.stopwatch.began_s, running.decode_began),
             top_language=top_language if self._facts.multilingual and not detected else None,
         )
-        self._gauges = dataclasses.replace(self._gauges, tokens=self._gauges.tokens + len(sampled))
+        self._gauges.tokens += len(sampled)
         tokens = tuple(sampled[:-1] if reason == "eot" else sampled)
         event = JobEvent(running.submitted.id, tokens, reason, scores)
         return score_language(running.job, event, logprob_sum, running.hypotheses, self._facts)

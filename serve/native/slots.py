@@ -100,16 +100,15 @@ class SlotPool:
         self.version += 1
         return allocation
 
-    def hand_over(self, job_id: int, next_id: int) -> SlotAllocation:
+    def hand_over(self, job_id: int, next_id: int) -> None:
         """Transfer a job's slot and rows to another job, which owns nothing yet.
 
         The new id separates steps that were launched for the first job from later ones.
         """
         owned = self._allocations.get(next_id)
         assert owned is None, f"job {next_id} has {owned} already"
-        self._allocations[next_id] = allocation = self._allocations.pop(job_id)
+        self._allocations[next_id] = self._allocations.pop(job_id)
         self.version += 1
-        return allocation
 
     def release(self, job_id: int) -> None:
         """Free a job's slot and rows, if it owns any."""

@@ -90,7 +90,7 @@ class SpeculativeLoop(EagerLoop):
     Steps use a draft only if every row decodes greedily and is alone in its slot.
 
     Args:
-        resources: the network, its caches and its samplers.
+        resources: the network, its caches and its token rules.
         max_draft: the maximum number of draft tokens of a step.
     """
 

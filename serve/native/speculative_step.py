@@ -2,10 +2,10 @@
 
 The host does not look up the position of each row, so CUDA graphs can record a step. In each step
 the draft decoder first computes the last two known tokens: the previous step may not have computed
-the earlier one. The samplers always run for the full draft. Rows with a rejected draft token, and
-finished rows, stay unchanged until the next step. If a beam search runs as well, rows take single
-steps, which leave gaps in the draft decoder's cache. Later drafts are then worse, but the answers
-are the same.
+the earlier one. The token rules always run for the full draft. Rows with a rejected draft token
+stay unchanged until the next step, and so do finished rows. If a beam search runs as well, rows
+take single steps, which leave gaps in the draft decoder's cache. Later drafts are then worse, but
+the answers are the same.
 """
 
 import dataclasses
@@ -34,36 +34,12 @@ class StepLayout:
     last: torch.Tensor  # int64 (rows,): the tokens of the first step that need logits
     picks: list[Picks]  # for each choice of tokens
 
-    @staticmethod
-    def of(rows: Sequence[int], draft_length: int, device: torch.device) -> "StepLayout":
-        """Make the layout of some rows with `draft_length` draft tokens each."""
-        spans = [(-1, 1), *((i, i + 1) for i in range(1, draft_length)), (0, draft_length + 1)]
-        steps, token_rows, offsets = list[slice](), list[int](), list[int]()
-        for begin, end in spans:
-            tokens = list(itertools.product(rows, range(begin, end)))
-            steps.append(slice(len(token_rows), len(token_rows) + len(tokens)))
-            tokens += [(rows[0], 0)] * (len(tokens) % 2)
-            token_rows += [row for row, _ in tokens]
-            offsets += [offset for _, offset in tokens]
-        row_indices = torch.tensor(rows, device=device)
-        indices = torch.arange(len(rows), device=device)
-        return StepLayout(
-            steps=steps,
-            rows=torch.tensor(token_rows, device=device),
-            offsets=torch.tensor(offsets, device=device),
-            last=indices * 2 + 1,
-            picks=[
-                Picks(row_indices, indices * (draft_length + 1) + index)
-                for index in range(draft_length + 1)
-            ],
-        )
-
 
 class SpeculativeStep:
     """A step with a draft, for rows that are alone in their slots.
 
     Args:
-        resources: the network, its caches and its samplers; the draft decoder's cache has the
+        resources: the network, its caches and its token rules; the draft decoder's cache has the
             prompts.
         count: the number of draft tokens per row.
     """
@@ -73,8 +49,7 @@ class SpeculativeStep:
         self._network = resources.network
         self._cache = resources.cache
         self._state = resources.state
-        self._sampler = resources.samplers[False]
-        self._draft_sampler = resources.draft_sampler
+        self._rules = resources.rules
         self._decoder, self._draft_cache = resources.draft
         self.count = count
         # Tokens per row of the first draft step, of the other draft steps, and of the verification.
@@ -83,7 +58,28 @@ class SpeculativeStep:
 
     def layout_of(self, rows: Sequence[int]) -> StepLayout:
         """Make the layout of a step of some rows."""
-        return StepLayout.of(rows, self.count, self._state.tokens.device)
+        device = self._state.tokens.device
+        spans = [(-1, 1), *((i, i + 1) for i in range(1, self.count)), (0, self.count + 1)]
+        steps, token_rows, offsets = list[slice](), list[int](), list[int]()
+        for begin, end in spans:
+            tokens = list(itertools.product(rows, range(begin, end)))
+            steps.append(slice(len(token_rows), len(token_rows) + len(tokens)))
+            tokens += [(rows[0], 0)] * (len(tokens) % 2)
+            token_rows += [row for row, _ in tokens]
+            offsets += [offset for _, offset in tokens]
+        row_indices = torch.tensor(rows, device=device)
+        indices = torch.arange(len(rows), device=device)
+        first = indices * (self.count + 1)
+        return StepLayout(
+            steps=steps,
+            rows=torch.tensor(token_rows, device=device),
+            offsets=torch.tensor(offsets, device=device),
+            last=indices * 2 + 1,
+            picks=[
+                Picks(row_indices, first + index, searching=False)
+                for index in range(self.count + 1)
+            ],
+        )
 
     def run(self, layout: StepLayout, table: torch.Tensor, length: int) -> None:
         """Run one step.
@@ -99,11 +95,11 @@ class SpeculativeStep:
         for offset, batch in enumerate(drafting, 1):
             logit_indices = layout.last if offset == 1 else None
             logits = self._decoder.step(batch, self._draft_cache, logit_indices)
-            self._draft_sampler(state, layout.picks[0].rows, logits, offset)
+            self._rules.write_draft(state, layout.picks[0].rows, logits, offset)
         logits = self._network.step(verifying, self._cache)
         state.trusted.index_fill_(0, layout.picks[0].rows, True)
         for picks in layout.picks:
-            self._sampler(state, picks, logits, drafted=True)
+            self._rules.advance(state, picks, logits, drafted=True)
 
     def _batches(self, layout: StepLayout, table: torch.Tensor, length: int) -> list[StepBatch]:
         """Make the batches of the decoder steps from the rows' current positions."""
@@ -119,16 +115,7 @@ class SpeculativeStep:
             tokens_per_row = (2, 1, self.count + 1)[kind]
             first, count = token_ranges[kind, :, :rows].unbind()
             groups = SlotGroups(table[0, :rows], first, count, tokens_per_row)
-            token_positions = (layout.rows[step], position[step])
-            batches.append(
-                StepBatch(
-                    state.tokens,
-                    *token_positions,
-                    groups,
-                    None,
-                    tokens_per_row > 1,
-                    length,
-                    tokens_per_row,
-                )
-            )
+            tokens = (state.tokens, layout.rows[step], position[step])
+            lengths = (tokens_per_row > 1, length, tokens_per_row)
+            batches.append(StepBatch(*tokens, groups, None, *lengths))
         return batches

@@ -51,16 +51,6 @@ class Capabilities:
                 return f"{name} = {to_json(value)}{reason}"
         return None
 
-    def refusal_of(self, job: "Job") -> str | None:
-        """Return a message on the first unsupported option of a job; None if all are supported."""
-        if job.align_frames > 0 and not self.words:
-            return f"the runtime {self.runtime} cannot align words with this engine; ask without"
-        if job.detection.languages and not self.languages:
-            return f"the runtime {self.runtime} cannot limit the languages; ask without"
-        if job.options.phrases is not None and not self.phrases:
-            return f"the runtime {self.runtime} cannot boost phrases; ask without"
-        return self.refusal(job.options)
-
     def _unsupported_reason(self, name: str, value: float) -> str | None:
         """Return why the runtime does not support an option's value."""
         if name not in ("beam_size", "best_of"):
@@ -176,18 +166,18 @@ class JobEvent:
     began_s: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Gauges:
     """A runtime's gauges and counters since it started."""
 
-    queued: int  # jobs submitted, not yet encoded
-    busy_slots: int
-    steps: int  # decoder steps run
-    step_slots: int  # busy slots summed over those steps; / steps = mean batch size
-    tokens: int  # tokens sampled
-    windows: int  # windows encoded
-    encode_s: float
-    decode_s: float
+    queued: int = 0  # jobs submitted, not yet encoded
+    busy_slots: int = 0
+    steps: int = 0  # decoder steps run
+    step_slots: int = 0  # busy slots summed over those steps; / steps = mean batch size
+    tokens: int = 0  # tokens sampled
+    windows: int = 0  # windows encoded
+    encode_s: float = 0.0
+    decode_s: float = 0.0
     drafted: int = 0  # draft tokens of the engine's draft decoder
     drafted_right: int = 0  # accepted draft tokens
 
@@ -203,10 +193,9 @@ class Runtime(Protocol):
         """Queue one job, and return at once.
 
         Raises:
-            OptionError: the runtime does not support a search option, words, phrases or a choice
-                of languages (the transcriber has checked the rest), or the prompt leaves no room
-                for a token in the context. Too many max_tokens are no error: the job then ends at
-                the end of the context.
+            OptionError: the runtime does not support a search option (the transcriber has checked
+                the rest), or the prompt leaves no room for a token in the context. Too many
+                max_tokens are no error: the job then ends at the end of the context.
         """
 
     def poll(self, timeout_s: float) -> list[JobEvent]:

@@ -25,15 +25,19 @@ _POLL_S = 0.1  # longest wait at the end
 MAX_CER = 0.25  # character error rate of a new engine on the clips
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ReloadRequest:
-    """A request to replace the engine."""
+    """A request to replace the engine; its paths become absolute."""
 
     config: Config  # the present config; only its `engine` may differ from the server's
-    engine: str  # absolute path of the new engine's folder
-    clips: str  # absolute path of the manifest of clips to transcribe; "" = none
-    max_cer: float  # the highest character error rate on the clips
-    in_place: bool  # whether the old engine ends before the new one starts
+    engine: str = ""  # path of the new engine's folder; "" = the config's
+    clips: str = ""  # path of the manifest of clips to transcribe; "" = none
+    max_cer: float = MAX_CER  # the highest character error rate on the clips
+    in_place: bool = False  # whether the old engine ends before the new one starts
+
+    def __post_init__(self) -> None:
+        self.engine = str(Path(self.engine or self.config.engine).absolute())
+        self.clips = self.clips and str(Path(self.clips).absolute())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +51,6 @@ class ReloadProgress:
 
 Report = Callable[[ReloadProgress], object]
 """A function that receives reports, in any thread."""
-
-
-def reload_request(
-    config: Config,
-    engine: str = "",
-    clips: str = "",
-    max_cer: float = MAX_CER,
-    in_place: bool = False,
-) -> ReloadRequest:
-    """Make a request to load the engine in the folder `engine`; "": the config's engine."""
-    engine = str(Path(engine or config.engine).absolute())
-    clips = str(Path(clips).absolute()) if clips else ""
-    return ReloadRequest(config, engine, clips, max_cer, in_place)
 
 
 @contextlib.contextmanager

@@ -333,7 +333,7 @@ class ActiveRequest:
             alignment=event.alignment,
         )
         # In narrow-band noise, higher temperatures only produce more hallucinations.
-        fixed_temperature = self.plan.fixed_temperature or window.audio.narrow
+        fixed_temperature = self.plan.request.temperature is not None or window.audio.narrow
         decision = judging.decide(attempt, config, fixed_temperature, window.audio.voice_s)
         if self.plan.short_encoder == "auto" and self.encoder_frames(index) != N_FRAMES:
             misses_speech = window.audio.voice and windows.find_uncovered(window.audio, pieces)[1]

@@ -48,7 +48,6 @@ class _AudioTask:
     # Holds the request's audio until it is closed; owned by a worker while `working`.
     windows: Generator[AudioWindow | None, None, None] = dataclasses.field(init=False)
     n_started: int = 0  # windows that are decoded or in decoding
-    n_submitted: int = 0
     working: bool = False  # a worker decodes or frees the audio
     all_decoded: bool = False
     request_ended: bool = False
@@ -56,12 +55,12 @@ class _AudioTask:
     @property
     def n_buffered(self) -> int:
         """The number of windows in memory, which are not submitted yet."""
-        return self.n_started - self.n_submitted
+        return self.n_started - self.active.submitted
 
     @property
     def n_buffered_ahead(self) -> int:
         """The number of buffered windows that count towards the limit of all requests."""
-        return self.n_buffered - (self.n_started > 0 and self.n_submitted == 0)
+        return self.n_buffered - (self.n_started > 0 and self.active.submitted == 0)
 
 
 class AudioDecoderPool:
@@ -118,10 +117,9 @@ class AudioDecoderPool:
             self._queue_if_allowed(task)
 
     def mark_submitted(self, active: ActiveRequest) -> None:
-        """Record that a request's window was submitted, so that the next one can be decoded."""
+        """Decode the next window of a request, if allowed, since one was submitted."""
         with self._lock:
             if (task := self._tasks.get(active.id)) is not None:
-                task.n_submitted += 1
                 self._queue_if_allowed(task)
 
     def release(self, active: ActiveRequest) -> None:
@@ -144,11 +142,6 @@ class AudioDecoderPool:
         for task in to_free:
             task.windows.close()
         self._workers.shutdown(wait=False)
-
-    def held_ids(self) -> set[int]:
-        """Return the ids of the requests with audio in memory, decoded or not."""
-        with self._lock:
-            return set(self._tasks)
 
     def diarize(self, active: ActiveRequest, request: Request) -> tuple[SpeakerTurn, ...]:
         """Return the speaker turns of a request; only one thread at a time may call this.

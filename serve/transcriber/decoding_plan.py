@@ -74,7 +74,6 @@ class DecodingPlan:
     start: tuple[int, ...]
     language: str | None  # code; None: to be detected
     options: DecodingOptions
-    fixed_temperature: bool  # the client chose the temperature: no fallback
     # The request without its audio, for options that need no conversion.
     request: Request = dataclasses.field(default=Request(b""), compare=False)
     words: bool = False  # time words
@@ -186,7 +185,6 @@ def plan_request(
             ),
             **vars(search),
         ),
-        fixed_temperature=request.temperature is not None,
         request=dataclasses.replace(request, audio=b"", known_speaker_references=()),
         words=capabilities.words and (needs_words or request.try_word_timestamps),
         returns_words=request.word_timestamps

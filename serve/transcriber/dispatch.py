@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -84,10 +84,6 @@ class FairQueue(Generic[T]):
 
     def __contains__(self, id: int) -> bool:
         return id in self._waiting
-
-    def __iter__(self) -> Iterator[T]:
-        """Iterate over the items, longest wait first."""
-        return (item for _, item in self._waiting.values())
 
     def add(self, id: int, rank: Rank, item: T) -> None:
         """Queue an item that is not queued yet.
@@ -284,15 +280,6 @@ class Dispatcher:
         self._jobs.clear()
         self._long_jobs = 0
         self._ready.clear()
-
-    def check_invariants(self, pending: set[int]) -> None:
-        """Assert the invariants, given the ids of the pending requests."""
-        assert len(self._jobs) <= self._max_jobs
-        n_long = sum(not decoding.job.urgent for decoding in self._jobs.values())
-        assert n_long == self._long_jobs <= self._max_long_jobs
-        assert all(active.ready and active.id in pending for active in self._ready)
-        for decoding in self._jobs.values():
-            assert decoding.active.ended != (decoding.active.id in pending)
 
     def _features(
         self, windows: list[tuple[AudioWindow, int]]

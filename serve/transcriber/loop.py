@@ -294,7 +294,6 @@ class Transcriber:
         """Run the calls of other threads; if idle, sleep until a call or the next deadline."""
         wait_s = 0.0
         if self._dispatcher.idle:
-            self._check_invariants()
             oldest = self._tracker.oldest()
             wait_s = self._idle_s if oldest is None else oldest.deadline_s - time.monotonic()
             wait_s = min(max(wait_s, 0.0), self._idle_s)
@@ -408,18 +407,6 @@ class Transcriber:
             logger.exception("request %d: its client raised an exception", active.id)
             return False
         return True
-
-    def _check_invariants(self) -> None:
-        """Assert the invariants whenever the device thread is about to sleep.
-
-        A broken invariant stops the server, because the state of all requests may be wrong.
-        """
-        # Read the pool first: `submit` adds a request to the tracker before the pool.
-        held_ids = self._decoders.held_ids()
-        pending, stats = {active.id for active in self._tracker.pending()}, self.stats()
-        assert stats.accepted == stats.ended + stats.pending, str(stats)
-        assert held_ids <= pending, f"audio of the ended requests {held_ids - pending} is kept"
-        self._dispatcher.check_invariants(pending)
 
 
 def _wake_up() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve.contract.errors import EarshotError, shown
-from serve.contract.messages import RequestFailed, RequestFinished, RequestHandle, TranscriberEvent
+from serve.contract.messages import RequestFailed, RequestFinished, TranscriberEvent
 from serve.wire import tensors
 
 logger = logging.getLogger("earshot")
@@ -39,22 +39,11 @@ class Responder:
         self._utils = backend_utils
         self._stream = stream
         self._phases = phases
-        self._lock = threading.Lock()
-        self._handle: RequestHandle | None = None
-        self._send_failed = False  # a response could not be sent; the request should end
 
     @property
     def done(self) -> bool:
         """Return whether the last response has been sent."""
         return self._sender is None
-
-    def set_handle(self, handle: RequestHandle) -> None:
-        """Set the handle that cancels the request if a response cannot be sent."""
-        with self._lock:
-            self._handle = handle
-            send_failed = self._send_failed
-        if send_failed:
-            handle.cancel()
 
     def send_event(self, event: TranscriberEvent) -> None:
         """Send an event of the transcriber as a response, and wait until Triton accepts it."""
@@ -69,11 +58,6 @@ class Responder:
                 self.send(tensors.segment_outputs(event.segment), final=False)
         except Exception as error:
             logger.exception("a response could not be sent")
-            with self._lock:
-                self._send_failed = True
-                handle = self._handle
-            if handle is not None:
-                handle.cancel()
             self.fail(error)
 
     def send(self, outputs: Mapping[str, tensors.Tensor], final: bool = True) -> None:
@@ -92,12 +76,11 @@ class Responder:
 
     def _send(self, response: Any, final: bool) -> None:
         flags = self._utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        with self._lock:
-            sender = self._sender
-            if final:
-                self._sender = None
-            if sender is not None:
-                sender.send(response, flags=flags)
+        sender = self._sender
+        if final:
+            self._sender = None
+        if sender is not None:
+            sender.send(response, flags=flags)
 
 
 class ResponseQueue:

@@ -27,10 +27,8 @@ from serve.trtllm.limits import (
     SequenceLimits,
     check_build,
     check_config,
-    find_gpu,
     limits_of,
 )
-from serve.trtllm.release import library_version
 from serve.trtllm.runtime import (
     LENGTH_PENALTY,
     ExecutorRequest,
@@ -48,7 +46,7 @@ def open_tensorrt_llm(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRunti
         ConfigError: the configuration exceeds the limits that the engine was built for.
     """
     limits = limits_of(engine)
-    check_build(engine, limits, library_version(), find_gpu(config.device))
+    check_build(engine, limits, config.device)
     check_config(limits, config)
     return TensorRTLLMRuntime(engine, CppExecutor(engine, limits, config))
 

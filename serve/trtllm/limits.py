@@ -5,6 +5,7 @@ Nothing here imports `tensorrt_llm`, so a check fails at once and with a clear m
 
 import dataclasses
 import os
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from serve.contract.codec import from_table
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
+from serve.trtllm.release import library_version
 
 ENGINES_FOLDER = "tensorrt_llm"  # in the engine folder; holds encoder/ and decoder/
 CHECKPOINT_FOLDER = "checkpoint"  # in an engine for the LLM API: the Hugging Face folder
@@ -58,21 +60,8 @@ def limits_of(engine: Engine) -> EngineLimits:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-    """The GPU that TensorRT-LLM would use."""
-
-    name: str
-    compute_capability: tuple[int, int]
-
-    @property
-    def capability(self) -> str:
-        """Compute capability as text, such as "9.0"."""
-        return ".".join(map(str, self.compute_capability))
-
-
-def find_gpu(device: str) -> Gpu:
-    """Find the configured GPU.
+def find_gpu(device: str) -> Any:
+    """Return the properties of the configured GPU: `name`, and compute capability `major`.`minor`.
 
     Raises:
         UnavailableError: `device` names no GPU of this machine.
@@ -83,8 +72,7 @@ def find_gpu(device: str) -> Gpu:
             f"TensorRT-LLM needs an NVIDIA GPU, but runtime.device = {device!r} and this machine "
             f"has {count} CUDA devices; expected cuda, or cuda:N with N below their number"
         )
-    major, minor = torch.cuda.get_device_capability(index)
-    return Gpu(torch.cuda.get_device_name(index), (major, minor))
+    return torch.cuda.get_device_properties(index)
 
 
 def visible_gpu(device: str) -> str | None:
@@ -108,17 +96,20 @@ def visible_gpu(device: str) -> str | None:
     return gpus[index]
 
 
-def check_build(engine: Engine, limits: EngineLimits, version: str, gpu: Gpu) -> None:
+def check_build(engine: Engine, limits: EngineLimits, device: str) -> None:
     """Check the version and the GPU that an engine was compiled for; the library would crash later.
 
     Raises:
+        UnavailableError: the library or the GPU is missing.
         EngineError: the version or the GPU differs; the message names both.
     """
-    if (version, gpu.capability) != (limits.tensorrt_llm, limits.compute_capability):
+    version, gpu = library_version(), find_gpu(device)
+    capability = f"{gpu.major}.{gpu.minor}"
+    if (version, capability) != (limits.tensorrt_llm, limits.compute_capability):
         raise EngineError(
             f"engine {engine.path} was compiled by TensorRT-LLM {limits.tensorrt_llm} for compute "
             f"capability {limits.compute_capability} ({limits.gpu}), found {version} and "
-            f"{gpu.capability} ({gpu.name}); {REBUILD} on this machine"
+            f"{capability} ({gpu.name}); {REBUILD} on this machine"
         )
 
 

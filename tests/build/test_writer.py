@@ -13,9 +13,8 @@ import pytest
 from build import native
 from build.builders import build_engine
 from build.config import BuildProduct
-from build.writer import write_manifest
 from serve.contract.engine import MANIFEST_FILE, open_engine
-from serve.contract.errors import EngineError, FileError
+from serve.contract.errors import EngineError
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,16 +152,3 @@ def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
     write_engine(checkpoint, target)
     assert open_engine(target).manifest.precision == "int8"
     assert folders(target) == [target]
-
-
-def test_manifest_is_replaced_or_left(checkpoint, target, monkeypatch):
-    engine = write_engine(checkpoint, target)
-    before = contents(target)
-
-    def replace(source, _):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(FileError, match="Input/output error; nothing was changed"):
-        write_manifest(target, engine.manifest)
-    assert contents(target) == before

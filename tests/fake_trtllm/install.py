@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,6 +94,14 @@ def imported(name):
         return importlib.import_module(name)
 
 
+def write_metadata(folder, name, version, more=""):
+    """Make a package of this version look installed where the folder is in the path."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(head + more)
+
+
 def pretend(monkeypatch, folder, capability):
     """Make the packages in a folder importable, in place of others of the name, and show a GPU."""
     torch.set_num_threads(1)  # the networks are tiny: threads would only wait for each other
@@ -102,8 +111,8 @@ def pretend(monkeypatch, folder, capability):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Stand-in GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capability)
+    gpu = types.SimpleNamespace(name="Stand-in GPU", major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
 
 
 def make_config(**trtllm):

@@ -8,91 +8,35 @@ import dataclasses
 import importlib.util
 import platform
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
 from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
+from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
-from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm, Scaled
-from serve.native.kernels.step_batch import SlotGroups, StepBatch
 
 Tensor = torch.Tensor
-Flow = TypeVar("Flow")
-"""The output of a linear layer between decoder operations; in plain torch a tensor."""
-Activation = TypeVar("Activation")
-"""The input of the encoder's linear layers; in plain torch a tensor."""
-
-
-class DecoderOps(Protocol[Flow]):
-    """The decoder's operations; `reference_ops` documents each."""
-
-    def store(self, matrix: Matrix) -> Matrix: ...
-
-    def embed(
-        self, batch: StepBatch, token_embedding: Tensor, position_embedding: Tensor
-    ) -> Tensor: ...
-
-    def norm_linear(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Flow: ...
-
-    def norm_linear_gelu(self, x: Tensor | Flow, params: Norm, matrix: Matrix) -> Tensor: ...
-
-    def linear_residual(self, x: Tensor, matrix: Matrix, residual: Tensor | Flow) -> Flow: ...
-
-    def finish(self, x: Flow) -> Tensor: ...
-
-    def logits(
-        self, x: Tensor | Flow, params: Norm, matrix: Matrix, logit_indices: Tensor | None = None
-    ) -> Tensor: ...
-
-    def self_attention(
-        self, qkv: Flow, k_cache: Tensor, v_cache: Tensor, batch: StepBatch
-    ) -> Tensor: ...
-
-    def cross_attention(self, q: Flow, cross: CrossKV, groups: SlotGroups) -> Tensor: ...
-
-    def store_cross(
-        self, x: Tensor, slots: Tensor, cache: Tensor, scale: Tensor | None
-    ) -> None: ...
-
-
-class EncoderOps(Protocol[Activation]):
-    """The encoder's operations; `reference_ops` documents each."""
-
-    def prepare(self, matrix: Matrix, norm: Norm | None = None) -> Matrix: ...
-
-    def stem(self, features: Tensor, conv1: Matrix, conv2: Matrix, positions: Tensor) -> Tensor: ...
-
-    def norm(self, x: Tensor, params: Norm) -> Activation: ...
-
-    def linear(self, x: Activation, matrix: Matrix) -> Tensor: ...
-
-    def linear_gelu(self, x: Activation, matrix: Matrix) -> Activation: ...
-
-    def encoder_attention(self, qkv: Tensor, n_head: int) -> Tensor: ...
-
-    def add_linear_norm(
-        self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
-    ) -> Activation: ...
-
-    def add_linear_last_norm(
-        self, x: Tensor, y: Tensor | Activation, matrix: Matrix, shift: Tensor, params: Norm
-    ) -> Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Ops:
-    """The implementation of the operations for one network."""
+    """The implementation of the operations for one network.
+
+    `decoder` and `encoder` are modules or objects with the functions of `reference_ops`, which
+    documents them. Between two operations of one implementation, outputs of linear layers may have
+    another type than a tensor.
+    """
 
     name: KernelsName
     reason: str  # why this implementation was chosen
     dtype: torch.dtype  # of weights and caches
     reads_int8: bool  # whether the decoder's matrices may stay int8
     int8_vocabulary: bool  # whether the vocabulary projection may stay int8
-    decoder: DecoderOps[Any]
-    encoder: EncoderOps[Any]
+    decoder: Any
+    encoder: Any
     fp8: bool = False  # whether the encoder computes products in FP8
     # See `reference_ops.token_probability`.
     token_probability: Callable[[Tensor, Tensor, int], Tensor] = reference_ops.token_probability
@@ -108,9 +52,7 @@ _PLAIN = ("cpu", "float32")  # the device and dtype that plain torch kernels sup
 
 def torch_only(reason: str, dtype: torch.dtype = torch.float32) -> Ops:
     """Return the reference implementation of every operation."""
-    decoder: DecoderOps[Tensor] = reference_ops
-    encoder: EncoderOps[Tensor] = reference_ops
-    return Ops("torch", reason, dtype, False, False, decoder, encoder)
+    return Ops("torch", reason, dtype, False, False, reference_ops, reference_ops)
 
 
 def choose(
@@ -220,19 +162,16 @@ def has_bfloat16() -> bool:
 
 
 def _onednn(kernels: Kernels, dtype: torch.dtype) -> Ops:
-    from serve.native.kernels.onednn import (  # noqa: PLC0415 - loads only if chosen
-        OneDnnOps,
-        has_int8,
-    )
+    from serve.native.kernels import onednn  # noqa: PLC0415 - loads only if chosen
 
-    ops = OneDnnOps(dtype)
+    ops = onednn.OneDnnOps(dtype)
     reason = f"{kernels}: {str(dtype).removeprefix('torch.')}"
-    return Ops("onednn", reason, dtype, False, has_int8(), ops, ops)
+    return Ops("onednn", reason, dtype, False, onednn.has_int8(), ops, ops)
 
 
 def runs_fp8(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the encoder can compute in FP8 on a device with these kernels."""
-    return _kernels_name(kernels, device) == "triton" and _has_tma(device)
+    return _kernels_name(kernels, device) == "triton" and is_hopper_or_later(device)
 
 
 def takes_fp8(
@@ -241,13 +180,11 @@ def takes_fp8(
     """Return whether the encoder computes in FP8 with Triton-language kernels, and why."""
     if precision != "auto":
         return precision == "fp8", f'encoder_precision = "{precision}"'
-    if not _has_tma(device):
+    if not is_hopper_or_later(device):
         return False, "encoder in full precision: this GPU has no FP8"
     if proof is None:
-        return (
-            False,
-            "encoder in full precision: FP8 is not verified; run `python -m build verify`",
-        )
+        advice = "FP8 is not verified; run `python -m build verify`"
+        return False, f"encoder in full precision: {advice}"
     used = "FP8" if proof.holds else "full precision"
     return proof.holds, (
         f"encoder in {used}: FP8 leaves {proof.agreement:.1%} of the text unchanged, "
@@ -255,47 +192,27 @@ def takes_fp8(
     )
 
 
-def _has_tma(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _encoder(device: torch.device, fp8: bool) -> EncoderOps[Any]:
-    if not _has_tma(device):
+def _encoder(device: torch.device, fp8: bool) -> Any:
+    if not is_hopper_or_later(device):
         return reference_ops
-    from serve.native.kernels.encoder import (  # noqa: PLC0415 - needs triton
-        Fp8Encoder,
-        TritonEncoder,
-    )
+    from serve.native.kernels import encoder  # noqa: PLC0415 - needs triton
 
-    if fp8:
-        fp8_encoder: EncoderOps[Scaled] = Fp8Encoder(device)
-        return fp8_encoder
-    fp16_encoder: EncoderOps[Tensor] = TritonEncoder(device)
-    return fp16_encoder
+    return encoder.Fp8Encoder(device) if fp8 else encoder.TritonEncoder(device)
 
 
 def _triton(reason: str, device: torch.device, dims: Dims, rows: int, fp8: bool) -> Ops:
-    from serve.native.kernels.decoder import TritonOps  # noqa: PLC0415 - needs triton
-    from serve.native.kernels.partial_sums import PartialSums  # noqa: PLC0415 - needs triton
-    from serve.native.kernels.probability import (  # noqa: PLC0415 - needs triton
-        token_probability,
-    )
-    from serve.native.kernels.smooth import smooth  # noqa: PLC0415 - needs triton
-    from serve.native.kernels.warp import warp  # noqa: PLC0415 - needs triton
+    from serve.native.kernels import decoder, probability, smooth, warp  # noqa: PLC0415 - as above
 
-    decoder: DecoderOps[Tensor | PartialSums]
-    decoder = TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx)
-    encoder = _encoder(device, fp8)
     return Ops(
         "triton",
         reason,
         torch.float16,
         reads_int8=True,
         int8_vocabulary=True,
-        decoder=decoder,
-        encoder=encoder,
+        decoder=decoder.TritonOps(device, rows, dims.n_text_head, dims.n_audio_ctx),
+        encoder=_encoder(device, fp8),
         fp8=fp8,
-        token_probability=token_probability,
-        warp=warp,
-        smooth=smooth,
+        token_probability=probability.token_probability,
+        warp=warp.warp,
+        smooth=smooth.smooth,
     )

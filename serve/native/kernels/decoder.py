@@ -14,10 +14,11 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.contract.engine import HEAD_DIM
+from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
 from serve.native.kernels.cross import cross_kernel, cross_stream_kernel
-from serve.native.kernels.launch import Overlap, launch
+from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
 from serve.native.kernels.linear import (
     Epilogue,
     EpilogueSteps,
@@ -70,7 +71,7 @@ class TritonOps:
 
     def __init__(self, device: torch.device, rows: int, heads: int, n_keys: int) -> None:
         self._on_gpu = device.type == "cuda"
-        self._overlap = Overlap.of(device)
+        self._overlaps = is_hopper_or_later(device)
         self.processors, self._packs_int8 = 1, False
         if self._on_gpu:
             self.processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -86,6 +87,10 @@ class TritonOps:
             arrived=torch.zeros(self._workspace_tokens * heads, dtype=torch.int32, device=device),
         )
 
+    def _pdl(self, rows: int) -> bool:
+        """Return whether a launch over this many rows overlaps the previous kernel."""
+        return self._overlaps and rows <= MAX_OVERLAPPING_ROWS
+
     def _norm(
         self, x: torch.Tensor, delta: PartialSums | None, params: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +104,7 @@ class TritonOps:
         tensors = (x, added, total, params.weight, params.bias, out)
         scalars = (rows, LAYER_NORM_EPS, width, triton.next_power_of_2(width), parts)
         has_bias = delta is not None and delta.matrix.bias is not None
-        pdl = self._overlap.gains(rows)
+        pdl = self._pdl(rows)
         launch(norm_kernel, rows)(
             *tensors, *scalars, quantized, has_bias, pdl, num_warps=8, launch_pdl=pdl
         )
@@ -112,7 +117,7 @@ class TritonOps:
         convert int8 again. On Hopper, products of up to eight rows read packed INT8 weights (see
         `skinny_gemm`). The results have the same bits.
         """
-        if not self._overlap.possible:
+        if not self._overlaps:
             return matrix
         if is_faster_in_float16(self._max_step_tokens, len(matrix.weight)):
             matrix = dataclasses.replace(matrix, half_weight=matrix.weight.half())
@@ -137,7 +142,7 @@ class TritonOps:
         if params is not None and not (len(x) == 1 and can_normalise(x.shape[1])):
             x, params = self._norm(x, None, params)[1], None
         out = torch.empty((len(x), len(matrix.weight)), dtype=dtype or x.dtype, device=x.device)
-        pdl = self._overlap.gains(len(x))
+        pdl = self._pdl(len(x))
         multiply_skinny(x, matrix, params, residual, gelu, out, self.processors, pdl)
         return out
 
@@ -192,7 +197,7 @@ class TritonOps:
         parts, rows, n_out = x.parts.shape
         out = torch.empty((rows, n_out), dtype=x.dtype, device=x.parts.device)
         epilogue_steps = (x.matrix.scale is not None, x.matrix.bias is not None, gelu)
-        pdl = self._overlap.gains(rows)
+        pdl = self._pdl(rows)
         tensors, scalars = (x.sums, out), (rows, n_out, parts)
         launch(finish_kernel, rows, triton.cdiv(n_out, _FINISH_BLOCK))(
             *tensors, *scalars, *epilogue_steps, _FINISH_BLOCK, pdl, num_warps=4, launch_pdl=pdl
@@ -225,7 +230,7 @@ class TritonOps:
         weight = matrix.weight.view(torch.int16) if packed else matrix.weight
         scalars = (rows, n_out, depth, part)
         tile = (min(part, 256), max(16, triton.next_power_of_2(rows)), 64)
-        pdl = self._overlap.gains(rows)
+        pdl = self._pdl(rows)
         launch(few_rows_kernel, triton.cdiv(n_out, 64), shape[0])(
             x, weight, out, *scalars, *tile, packed, pdl, num_warps=4, launch_pdl=pdl
         )
@@ -250,7 +255,7 @@ class TritonOps:
         scalars = (rows, n_out, depth, part_depth(depth))
         half_weight = matrix.half_weight if is_faster_in_float16(rows, n_out) else None
         if half_weight is None:
-            tile, pdl = choose_tile(rows, n_out, depth), self._overlap.gains(rows)
+            tile, pdl = choose_tile(rows, n_out, depth), self._pdl(rows)
             options = {"num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl}
             tensors = (x, matrix.weight, epilogue, out)
             launch(many_rows_kernel, *tile.grid(rows, n_out))(
@@ -286,7 +291,7 @@ class TritonOps:
         assert source is None or source.is_contiguous()
         assert batch.rows.is_contiguous() and batch.positions.is_contiguous()
         out = torch.empty((n_tokens, heads * head_dim), dtype=qkv.dtype, device=k_cache.device)
-        pdl = self._overlap.gains(n_tokens)
+        pdl = self._pdl(n_tokens)
         inputs = (sums, k_cache, v_cache, batch.rows, batch.positions)
         many_programs = n_tokens * heads >= _SELF_PROGRAMS_PER_PROCESSOR * self.processors
         fitting = (i for i in _SELF_TOKENS_PER_PROGRAM if batch.tokens_per_row % i == 0)
@@ -343,7 +348,7 @@ class TritonOps:
         int8 = cross.k_scale is not None
         k, v = (x.view(torch.int32) if int8 else x for x in (cross.k, cross.v))
         assert k.is_contiguous() and v.is_contiguous()
-        pdl = self._overlap.gains(len(out))
+        pdl = self._pdl(len(out))
         run = _CROSS_RUN[cross.k.dtype]
         config = SplitConfig(
             parts, quantized, int8, pdl, groups.direct, run, triton.cdiv(n_keys, run * RUNS.value)

@@ -8,7 +8,6 @@ launch, a runtime therefore runs its work once inside `compile_in_parallel`, whi
 import concurrent.futures
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import operator
 import os
@@ -20,7 +19,9 @@ import torch
 import triton
 
 _launcher_of = operator.attrgetter("run")  # reading it builds the launcher and loads the kernel
-_MAX_OVERLAPPING_ROWS = 64  # rows; with more, overlapping launches measured slower
+MAX_OVERLAPPING_ROWS = 64
+"""Rows up to which launches overlap the end of the previous kernel (programmatic dependent launch);
+with more, this measured slower."""
 # NOTE: all launchers of a process are modules of one name. When Python loads a launcher's file
 # again, for a kernel with the same argument types, it changes the module that was loaded last. A
 # thread that has not read its `launch` from there yet would get the other kernel's: "function takes
@@ -35,22 +36,6 @@ def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
         return functools.partial(kernel.warmup, grid=grid)
     launcher: Callable[..., Any] = kernel[grid]
     return launcher
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """Whether launches overlap the end of the previous kernel (programmatic dependent launch)."""
-
-    possible: bool
-
-    @staticmethod
-    def of(device: torch.device) -> "Overlap":
-        supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        return Overlap(supported)
-
-    def gains(self, rows: int) -> bool:
-        """Return whether a launch over this many rows is faster with overlap."""
-        return self.possible and rows <= _MAX_OVERLAPPING_ROWS
 
 
 class _Compilers(concurrent.futures.ThreadPoolExecutor):

@@ -1,19 +1,14 @@
 """Compute `TokenRules.write_draft` with a Triton kernel, which reads the logits once."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
-import torch
 import triton
 import triton.language as tl
 
-from serve.native.kernels.launch import launch
-from serve.native.rules.reference_rules import TokenRules
-from serve.native.rules.state import RowState
-
-_BLOCK = 8192  # tokens per iteration
+DRAFT_BLOCK = 8192  # tokens per iteration
 
 
 @triton.jit(do_not_specialize=("offset",))
-def _draft_kernel(
+def draft_kernel(
     logits,
     suppress,
     rows,
@@ -41,19 +36,3 @@ def _draft_kernel(
     token = tl.min(tl.where(best == tl.max(best, 0), likeliest, n_vocab), 0)
     if next_position < n_ctx:
         tl.store(tokens + row * n_ctx + next_position, token.to(tl.int64))
-
-
-class TritonDraftSampler:
-    """A sampler of draft tokens that applies a checkpoint's suppress list."""
-
-    def __init__(self, rules: TokenRules) -> None:
-        self._suppress = rules.suppress
-
-    def write_draft(
-        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, offset: int
-    ) -> None:
-        assert logits.is_contiguous() and rows.is_contiguous()
-        inputs, sizes = (state.tokens, state.position), (logits.shape[1], state.tokens.shape[1])
-        launch(_draft_kernel, len(rows))(
-            logits, self._suppress, rows, *inputs, offset, *sizes, _BLOCK, num_warps=16
-        )

@@ -7,12 +7,16 @@ in order. The program of a search's leader handles the whole search, see `search
 """
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call, no-untyped-def"
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from serve.native.kernels.launch import Overlap, launch
+from serve.native.device import is_hopper_or_later
+from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
+from serve.native.rules.draft_kernel import DRAFT_BLOCK, draft_kernel
 from serve.native.rules.fields import SUMS, WIDEST, RowPointers, SamplingConfig, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
@@ -280,24 +284,23 @@ def _choose_token(
     tl.store(state.position + row, next_position)
 
 
-class TritonSampler:
-    """A sampler that applies a checkpoint's rules on the device.
+class TritonRules(TokenRules):
+    """A checkpoint's token rules in kernels, which read the rows' options on the device.
 
     Args:
-        rules: the checkpoint's rules; `TokenRules.advance` is the reference implementation.
+        arguments: those of `TokenRules`, which is the reference implementation.
         max_picks: the maximum number of picks of a call.
-        searching: whether any row may be part of a beam search; if not, kernels are smaller.
+        searching: whether any row may ever be part of a beam search.
     """
 
-    def __init__(self, rules: TokenRules, max_picks: int, searching: bool) -> None:
-        self._rules = rules
-        n_vocab, device = rules.suppress.shape[0], rules.suppress.device
-        timestamp_begin = rules.facts.timestamp_begin
-        self._text_tiles = triton.cdiv(timestamp_begin, _TILE.value)
-        self._tiles = self._text_tiles + triton.cdiv(n_vocab - timestamp_begin, _TILE.value)
+    def __init__(self, *arguments: Any, max_picks: int, searching: bool) -> None:
+        super().__init__(*arguments)
+        begin, device = self.facts.timestamp_begin, self.suppress.device
+        self._text_tiles = triton.cdiv(begin, _TILE.value)
+        self._tiles = self._text_tiles + triton.cdiv(len(self.suppress) - begin, _TILE.value)
         self._searching = searching
-        self._tables = tables_of(rules.book or Phrasebook(1, device))
-        self._overlap = Overlap.of(device)
+        self._tables = tables_of(self.book or Phrasebook(1, device))
+        self._overlaps = is_hopper_or_later(device)
         self._max_picks, shape = max_picks, (max_picks, self._tiles)
         self._scan = Scan(
             peaks=torch.full((max_picks,), float("-inf"), dtype=torch.float32, device=device),
@@ -307,23 +310,31 @@ class TritonSampler:
             top_ids=torch.empty((*shape, _CANDIDATES_PER_TILE), dtype=torch.int32, device=device),
         )
 
+    def write_draft(
+        self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, offset: int
+    ) -> None:
+        assert logits.is_contiguous() and rows.is_contiguous()
+        inputs, sizes = (state.tokens, state.position), (logits.shape[1], state.tokens.shape[1])
+        launch(draft_kernel, len(rows))(
+            logits, self.suppress, rows, *inputs, offset, *sizes, DRAFT_BLOCK, num_warps=16
+        )
+
     def advance(
         self, state: RowState, picks: Picks, logits: torch.Tensor, drafted: bool = False
     ) -> None:
-        """Compute `TokenRules.advance`; the kernels read the rows' options on the device."""
         n, n_vocab, n_ctx = len(picks.rows), logits.shape[1], state.tokens.shape[1]
         assert logits.is_contiguous() and n <= self._max_picks
-        fields, rules, config = fields_of(state), self._rules, self._config(n, n_ctx, drafted)
-        inputs = (logits, picks.rows, picks.logit_rows, fields, rules.suppress, rules.lists)
+        fields, config = fields_of(state), self._config(n, n_ctx, drafted, picks.searching)
+        inputs = (logits, picks.rows, picks.logit_rows, fields, self.suppress, self.lists)
         launch(_scan_kernel, self._tiles, n)(
             *inputs, self._scan, n_vocab, n_ctx, config, num_warps=4, launch_pdl=config.pdl
         )
-        warps = 4 if self._searching else 1
+        warps = 4 if config.searching else 1
         tensors = (picks.rows, fields, self._scan, self._tables)
         launch(_choose_kernel, n)(*tensors, n_ctx, config, num_warps=warps, launch_pdl=config.pdl)
 
-    def _config(self, picks: int, n_ctx: int, drafted: bool) -> SamplingConfig:
-        facts = self._rules.facts
+    def _config(self, picks: int, n_ctx: int, drafted: bool, searching: bool) -> SamplingConfig:
+        facts = self.facts
         return SamplingConfig(
             eot=facts.eot,
             no_timestamps=facts.no_timestamps,
@@ -333,8 +344,8 @@ class TritonSampler:
             text_tiles=self._text_tiles,
             tiles_padded=triton.next_power_of_2(self._tiles),
             keep=_CANDIDATES_PER_TILE,
-            searching=self._searching,
+            searching=searching and self._searching,
             ctx_padded=triton.next_power_of_2(n_ctx),
             drafted=drafted,
-            pdl=self._overlap.gains(picks),
+            pdl=self._overlaps and picks <= MAX_OVERLAPPING_ROWS,
         )

@@ -3,8 +3,6 @@
 Only the few likeliest tokens of a row are boosted, so that a boost cannot add unspoken words.
 """
 
-import dataclasses
-
 import numpy as np
 import torch
 
@@ -76,21 +74,13 @@ class Phrasebook:
             tensor[root : root + len(values)].copy_(source, non_blocking=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrieSteps:
-    """The effect of tokens on the rows' phrases; both tensors have the tokens' shape."""
-
-    nodes: torch.Tensor  # int64, the node of the row's trie after the token
-    gains: torch.Tensor  # float32, nats added to the score; negative if a boost is taken back
-
-
 def trie_steps(
     book: Phrasebook,
     state: RowState,
     rows: torch.Tensor,
     tokens: torch.Tensor,
     boostable: torch.Tensor,
-) -> TrieSteps:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute how each candidate token would continue the phrases of its row.
 
     Args:
@@ -99,6 +89,10 @@ def trie_steps(
         rows: int64 (m,); a row without phrases keeps its node, and its tokens gain 0.
         tokens: int64 (m, n).
         boostable: bool (m, n), the tokens likely enough to be boosted; others end a match.
+
+    Returns:
+        Two tensors (m, n): int64, the node of the row's trie after the token; and float32, the
+        nats added to its score, negative if a boost is taken back.
     """
     root, node = state.root[rows, None], state.node[rows, None]
     next_edge, continues = _edge(book, node, tokens)
@@ -111,7 +105,7 @@ def trie_steps(
     gains = torch.where(continues, book.gains[next_edge], gains)
     no_phrases = root < 0
     nodes = torch.where(no_phrases, node, nodes.long())
-    return TrieSteps(nodes, gains.masked_fill(no_phrases, 0.0))
+    return nodes, gains.masked_fill(no_phrases, 0.0)
 
 
 def _edge(

@@ -47,7 +47,8 @@ class TokenRules:
     ) -> None:
         self.facts = facts
         self.book = book
-        self.suppress = self._bias(dims.n_vocab, facts.suppress_tokens, device)
+        self.suppress = torch.zeros(dims.n_vocab, device=device)
+        self.suppress[list(facts.suppress_tokens)] = NEG_INF
         lists = (facts.begin_suppress_tokens, numerals)
         self.lists = torch.zeros(dims.n_vocab, dtype=torch.uint8, device=device)
         """Bits of the lists that hold each token."""
@@ -60,12 +61,6 @@ class TokenRules:
         self.languages = sorted(facts.languages.values()) or [facts.sot]
         """Token ids of the languages; start-of-transcript stands in if there are none."""
         self._languages = torch.tensor(self.languages, device=device)
-
-    @staticmethod
-    def _bias(n_vocab: int, ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        bias = torch.zeros(n_vocab, device=device)
-        bias[list(ids)] = NEG_INF
-        return bias
 
     def record_start(
         self,
@@ -173,8 +168,8 @@ class TokenRules:
         if (book := self._book_of(state, rows)) is not None:
             # The chosen token is always likely.
             boostable = torch.ones_like(chosen, dtype=torch.bool)
-            after = trie_steps(book, state, rows, chosen[:, None], boostable[:, None])
-            state.node[rows] = after.nodes[:, 0]
+            nodes, _ = trie_steps(book, state, rows, chosen[:, None], boostable[:, None])
+            state.node[rows] = nodes[:, 0]
         is_timestamp = chosen >= self.facts.timestamp_begin
         state.last_timestamp[rows] = torch.where(is_timestamp, chosen, state.last_timestamp[rows])
         state.finished[rows] = (chosen == self.facts.eot) | (next_position + 1 >= state.limit[rows])
@@ -271,8 +266,8 @@ def _likeliest_boosted(
     likeliest = best_tokens(allowed, LIKELIEST)
     values = allowed.gather(1, likeliest)
     boostable = values >= values[:, :1] - MARGIN
-    boosted = values + trie_steps(book, state, rows, likeliest, boostable).gains
-    return likeliest.gather(1, boosted.argmax(dim=1, keepdim=True))[:, 0]
+    _, gains = trie_steps(book, state, rows, likeliest, boostable)
+    return likeliest.gather(1, (values + gains).argmax(dim=1, keepdim=True))[:, 0]
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -125,8 +125,8 @@ def _candidates(
     sums = values + state.logprob_sum[rows.flatten(), None]
     if book is not None:
         boostable = values >= values[:, :1] - MARGIN
-        after = trie_steps(book, state, rows.flatten(), ids, boostable)
-        sums += after.gains
+        next_nodes, gains = trie_steps(book, state, rows.flatten(), ids, boostable)
+        sums += gains
     sums = sums.nan_to_num_(nan=NEG_INF, neginf=NEG_INF).view(searches, -1)
     order = sums.sort(dim=1, descending=True, stable=True).indices[:, : 2 * beam]
 
@@ -139,8 +139,8 @@ def _candidates(
     tokens = torch.where(alive, ordered(ids), 0)
     boost, nodes = state.boost[parents], state.node[parents]
     if book is not None:
-        boost = torch.where(alive, boost + ordered(after.gains), 0.0)
-        nodes = torch.where(alive, ordered(after.nodes), state.root[parents].clamp_min(0))
+        boost = torch.where(alive, boost + ordered(gains), 0.0)
+        nodes = torch.where(alive, ordered(next_nodes), state.root[parents].clamp_min(0))
     return _Candidates(parents, tokens, sums, alive & (tokens == eot), boost, nodes)
 
 

@@ -116,7 +116,9 @@ _LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the ta
 
 def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     """Make the state of free rows, with greedy decoding and no beam search."""
-    buffer = torch.zeros(_bytes(rows, n_text_ctx), dtype=torch.uint8, device=device)
+    widths = sum(dtype.itemsize for dtype in _TABLES.values())
+    size = _begin_of_tables(rows) + rows * n_text_ctx * widths
+    buffer = torch.zeros(size, dtype=torch.uint8, device=device)
     state = _views_of(buffer, rows, n_text_ctx)
     row_ids = torch.arange(rows, device=device)
     state.source.copy_(row_ids[:, None])
@@ -141,11 +143,6 @@ def _begin_of_tables(rows: int) -> int:
     """Return the aligned offset of the tables, after the tensors of one number per row."""
     size = rows * sum(dtype.itemsize for dtype in _LAYOUT.values())
     return size + -size % 16
-
-
-def _bytes(rows: int, n_text_ctx: int) -> int:
-    widths = sum(dtype.itemsize for dtype in _TABLES.values())
-    return _begin_of_tables(rows) + rows * n_text_ctx * widths
 
 
 def _views_of(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
@@ -173,3 +170,4 @@ class Picks:
 
     rows: torch.Tensor  # int64 (m,); `NO_ROW` = none
     logit_rows: torch.Tensor  # int64 (m,): the row of the logits that each row reads
+    searching: bool = True  # whether a row may be in a beam search; kernels without it are smaller

@@ -2,23 +2,21 @@
 
 import dataclasses
 import json
-import shlex
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from build.__main__ import main as build_main
 from build.builders import up_to_date
-from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct, load_config
 from build.trtllm import engines as trtllm_build
-from build.trtllm.engines import check, commands, commands_for, planned_limits
+from build.trtllm.engines import check, commands_for, planned_limits
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.runtimes import TrtllmConfig
-from serve.trtllm.limits import Gpu, limits_of
+from serve.trtllm.limits import limits_of
 from tests.fake_trtllm.install import (
     DIMS,
     HERE,
@@ -27,9 +25,16 @@ from tests.fake_trtllm.install import (
     install,
     make_checkpoint,
     make_config,
+    write_metadata,
 )
 
-HOPPER = Gpu("H", (9, 0))
+HOPPER = SimpleNamespace(name="H", major=9, minor=0)
+
+
+def commands(dims, config):
+    """The commands of both builder runs."""
+    limits = planned_limits(dims, config, "1.2", HOPPER)
+    return list(commands_for(dims, limits, config.runtime.device).values())
 
 
 def parse(monkeypatch, words):
@@ -90,21 +95,6 @@ def test_the_builder_sees_only_the_gpu_that_is_configured(monkeypatch, device, s
         commands(dims_of("tiny"), BuildProduct(runtime=RuntimeConfig(device="cuda:2")))
 
 
-def test_dry_run_prints_the_commands_and_touches_nothing(tmp_path, capsys):
-    """Needs no library and no GPU; the bundled checkpoint stands for any."""
-    config = tmp_path / "c.toml"
-    engine = tmp_path / "engine"
-    config.write_text(f'engine = "{engine}"\n[build]\nruntime = "tensorrt_llm"\n')
-    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    shown = [shlex.split(line) for line in lines if line.startswith("trtllm-build ")]
-    assert shown == commands(open_checkpoint(BuildProduct().build.checkpoint).dims, BuildProduct())
-    assert "--max_num_tokens 6000" in lines[-2]
-    assert not engine.exists()
-    config.write_text("")
-    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 2
-
-
 def test_an_encoder_batch_beyond_the_slots_is_refused():
     config = BuildProduct(runtime=RuntimeConfig(slots=4, encoder_batch=8))
     with pytest.raises(ConfigError, match=r"encoder_batch = 8 exceeds runtime\.slots = 4"):
@@ -152,26 +142,19 @@ def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
     assert not current(precision="int8")
     assert not current(make_config(beam_width=2).runtime)
     assert not current(dataclasses.replace(config.runtime, slots=8))
-    assert current(dataclasses.replace(config.runtime, encoder_batch=2))
     assert not current(dataclasses.replace(config.runtime, encoder_batch=1))
 
 
-def test_a_lower_token_budget_than_asked_is_told_and_recorded(fake, tmp_path):
+def test_an_engine_that_was_built_for_less_is_refused(fake, tmp_path):
     planned = planned_limits(DIMS, make_config(), "1.2.1", HOPPER)
-    checkpoint, log = make_checkpoint(), []
-    target = tmp_path / "engine"
-    compile_engine(checkpoint, make_config(), "fp16", target)
-    path = target / "tensorrt_llm/encoder/config.json"
+    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine")
+    trtllm_build.check_built(tmp_path / "engine", DIMS, planned)
+    path = tmp_path / "engine/tensorrt_llm/encoder/config.json"
     config = json.loads(path.read_text())
     config["build_config"]["max_num_tokens"] = 1600
     path.write_text(json.dumps(config))
-    limits = trtllm_build.built_limits(target, DIMS, planned, log.append)
-    assert limits.encoder_batch == 1
-    assert log == ["trtllm-build built the encoder with max_num_tokens = 1600 instead of 3000"]
-    config["build_config"]["max_input_len"] = 1500
-    path.write_text(json.dumps(config))
-    with pytest.raises(EngineError, match="1500 frames"):
-        trtllm_build.built_limits(target, DIMS, planned, log.append)
+    with pytest.raises(EngineError, match="built the encoder with max_num_tokens = 1600, expected"):
+        trtllm_build.check_built(tmp_path / "engine", DIMS, planned)
 
 
 def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, monkeypatch):
@@ -231,11 +214,7 @@ def test_an_absent_library_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["1.3.0", "0.20.0"])
 def test_another_release_is_refused(tmp_path, monkeypatch, version):
-    info = tmp_path / f"tensorrt_llm-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
-    )
+    write_metadata(tmp_path, "tensorrt-llm", version)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UnavailableError, match=f"{version} is installed; expected 1.2, the last"):
         compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")

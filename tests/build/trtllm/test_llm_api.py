@@ -8,19 +8,18 @@ import sys
 import pytest
 from safetensors.torch import load_file, save_file
 
-from build.__main__ import main as build_main
 from build.builders import build_engine, check, up_to_date
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct, load_config
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
+from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE
 from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
 from serve.runtime.loader import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.release import api_version
 from tests.checkpoints import NANO, write_ct2, write_openai
 from tests.fake_hub import FakeHub
-from tests.fake_trtllm.install import HERE, OnThread, copy_engine
+from tests.fake_trtllm.install import HERE, OnThread, copy_engine, write_metadata
 
 CUDA = RuntimeConfig(device="cuda")
 
@@ -77,24 +76,6 @@ def test_up_to_date_until_something_changes(checkpoint, tmp_path):
     assert not fresh()
 
 
-def test_by_command_line_without_library_or_gpu(checkpoint, tmp_path, capsys):
-    engine = tmp_path / "engine"
-    config = tmp_path / "c.toml"
-    config.write_text(
-        f'engine = "{engine}"\n[build]\ncheckpoint = "{checkpoint.path}"\n'
-        'runtime = "tensorrt_llm_api"\nprecision = "fp16"\n'
-    )
-    assert build_main(["engine", "--config", str(config)]) == 0
-    assert "tensorrt_llm_api, FP16 weights" in capsys.readouterr().out
-    assert build_main(["engine", "--config", str(config), "--if-stale"]) == 0
-    assert "is up to date" in capsys.readouterr().out
-    assert open_engine(engine).manifest.runtime == "tensorrt_llm_api"
-    assert build_main(["engine", "--config", str(config), "--dry-run"]) == 2
-    assert "'tensorrt_llm_api' runs none" in capsys.readouterr().err
-    assert build_main(["engine", "--config", str(config), "--precision", "int8"]) == 2
-    assert "without quantisation; build with PRECISION=fp16" in capsys.readouterr().err
-
-
 def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     def refused(source, words):
         opened = open_checkpoint(str(source))
@@ -109,9 +90,12 @@ def test_what_the_library_could_not_load_is_refused(checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match="is an OpenAI checkpoint"):
         copy_engine(opened, tmp_path / "engine")
     refused(write_ct2(source, tmp_path / "ct2"), "is a CTranslate2 checkpoint")
-    named = BuildConfig(runtime="tensorrt_llm_api", precision="fp16", tokenizer=str(source))
-    with pytest.raises(ConfigError, match="uses the checkpoint's own"):
-        check(BuildProduct(build=named))
+    for words, options in (
+        ("uses the checkpoint's own", {"precision": "fp16", "tokenizer": str(source)}),
+        ("without quantisation; build with PRECISION=fp16", {"precision": "int8"}),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check(BuildProduct(build=BuildConfig(runtime="tensorrt_llm_api", **options)))
     (source / "preprocessor_config.json").unlink()
     refused(source, r"has no preprocessor_config\.json")
     (source / "processor_config.json").write_text("{}")  # where newer transformers put it
@@ -141,11 +125,7 @@ def pretend(tmp_path, monkeypatch):
     """Install a version."""
 
     def pretend(version):
-        info = tmp_path / f"tensorrt_llm-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {version}\n"
-        )
+        write_metadata(tmp_path, "tensorrt-llm", version)
         shutil.copytree(HERE / "api" / "tensorrt_llm", tmp_path / "tensorrt_llm")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)

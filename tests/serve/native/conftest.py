@@ -74,10 +74,10 @@ def kernels():
         pytest.fail(
             "triton is not installed; on a machine without a GPU: pip install triton==3.6.0"
         )
-    if not ON_GPU:  # triton reads this when it is imported, and transformers imports it
-        os.environ["TRITON_INTERPRET"] = "1"
+    if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        os.environ["TRITON_INTERPRET"] = "1"  # triton reads this when transformers imports it
         loaded = [n for n in sys.modules if n.split(".")[0] == "triton" and "._C" not in n]
         for name in loaded:
             del sys.modules[name]
-    names = ("kernels.decoder", "rules.kernel", "kernels.encoder", "rules.draft_kernel")
+    names = ("kernels.decoder", "rules.kernel", "kernels.encoder")
     return tuple(importlib.import_module(f"serve.native.{name}") for name in names)

@@ -64,12 +64,9 @@ class Choice:
     def __init__(self):
         self.searching = []
 
-    def advance(self, searching=False):
-        def advance(state, picks, logits):
-            self.searching.append(searching)
-            state.position.add_(1)
-
-        return advance
+    def advance(self, state, picks, logits):
+        self.searching.append(picks.searching)
+        state.position.add_(1)
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +76,13 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Copied)
 
 
-def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20):
+def graph_loop(monkeypatch, slots, rows, nbytes=1 << 20, turns_of=lambda state: None):
     """A loop of up to 4 steps a launch, with its network and choice; `nbytes`: of the cache."""
     cpu = torch.device("cpu")
     monkeypatch.setattr(RowState, "pinned", lambda self: new_state(rows, 16, cpu))
-    network, choice = Network(), Choice()
-    state = new_state(rows, 16, cpu)
-    advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(
-        network=network, cache=Cache(nbytes), state=state, samplers=advances, sampler=None
-    )
-    loop = GraphLoop(parts, 4, slots)
+    network, choice, state = Network(), Choice(), new_state(rows, 16, cpu)
+    parts = SimpleNamespace(network=network, cache=Cache(nbytes), state=state, rules=choice)
+    loop = GraphLoop(parts, 4, slots, turns_of(state))
     loop.replay.record(None)
     return loop, network, choice
 
@@ -184,15 +177,8 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
     network = Network()
     encoder = GraphEncoder(network, [(network, Cache())] * 2, 6)
     encoder.replay.record(None)
-    assert [encoder.batch_of(waiting) for waiting in (1, 2, 3, 4, 5, 6, 50)] == [
-        1,
-        2,
-        2,
-        4,
-        4,
-        6,
-        6,
-    ]
+    batches = {1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 6, 50: 6}
+    assert {waiting: encoder.batch_of(waiting) for waiting in batches} == batches
     windows = [torch.full((DIMS.n_mels, 3000), float(i)) for i in range(2)]
     encoder.encode(windows, [7, 3])
     assert network.batches == [(2, 1500, [7, 3])] * 2  # for each decoder
@@ -202,18 +188,13 @@ def test_graphs_encode_short_windows_as_silence_behind_them_would_be():
     network = Network()
     encoder = GraphEncoder(network, [(network, Cache())], 2)
     encoder.replay.record(None)
-    assert [encoder.frames_of(frames) for frames in (2, 1000, 1002, 2600)] == [
-        1000,
-        1000,
-        1500,
-        3000,
-    ]
+    padded = {2: 1000, 1000: 1000, 1002: 1500, 2600: 3000}
+    assert {frames: encoder.frames_of(frames) for frames in padded} == padded
     filled, seen = [], network.encode
     network.fill_cross = lambda encoded, *_: filled.append(encoded)
     network.encode = lambda features: seen(features) + 1
-    encoder.encode(
-        [torch.full((DIMS.n_mels, 1000), 5.0), torch.full((DIMS.n_mels, 400), 7.0)], [0, 1]
-    )
+    windows = [torch.full((DIMS.n_mels, n), mel) for n, mel in ((1000, 5.0), (400, 7.0))]
+    encoder.encode(windows, [0, 1])
     assert filled[0].shape[:2] == (2, DIMS.n_audio_ctx)
     assert filled[0][:, :500].unique().tolist() == [6.0, 8.0]
     assert filled[0][:, 500:].unique().tolist() == [SILENCE + 1]
@@ -236,26 +217,15 @@ class Turns:
 
 
 def test_windows_that_do_not_search_take_turns_and_guesses_are_counted(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(RowState, "pinned", lambda self: new_state(50, 16, cpu))
-    network, choice, state = Network(), Choice(), new_state(50, 16, cpu)
-    state.finished.fill_(False)
-    turns = Turns(state)
-    advances = {searching: choice.advance(searching) for searching in (False, True)}
-    parts = SimpleNamespace(
-        network=network, cache=Cache(), state=state, samplers=advances, sampler=None
-    )
-    loop = GraphLoop(parts, 4, 10, turns)
-    loop.replay.record(None)
+    loop, network, choice = graph_loop(monkeypatch, 10, 50, turns_of=Turns)
+    turns = loop._speculative_step
+    turns.state.finished.fill_(False)
     single, mixed = busy([1, 1, 1], 10, 50), busy([1, 5], 10, 50)
     for _ in range(4):
         assert loop.launch(single) == 1
         loop.read_snapshot()
     assert turns.spans == [4] * 4 and not network.feeds
-    assert (loop.drafted, loop.accepted) == (
-        2 * 3 * 3,
-        2 * 3 * 1,
-    )  # of three snapshots two follow one
+    assert (loop.drafted, loop.accepted) == (18, 6)  # of three snapshots two follow one
     loop.discard_launched()
     for _ in range(3):
         loop.launch(mixed)

@@ -112,13 +112,6 @@ def test_a_named_language_is_not_doubted(runtime, windows, prompt, checkpoint):
 
 
 @pytest.mark.nightly
-def test_tries_share_the_encoders_work(runtime, windows, prompt):
-    encoded = runtime.gauges().windows
-    run(runtime, [job_of(windows, prompt, i, detection=ALL) for i in range(2)])
-    assert runtime.gauges().windows - encoded == 2
-
-
-@pytest.mark.nightly
 def test_a_window_that_tries_another_language_can_be_cancelled(engine, windows, prompt):
     runtime, polls = NativeRuntime(engine, CONFIG), 1
     runtime.submit(job_of(windows, prompt, 0))
@@ -233,9 +226,7 @@ def test_the_likelier_text_of_a_named_and_of_the_own_language_stays(own, languag
     again = next_language_job(translated[0].job, translated, FACTS, -1)
     tries = tried(again, event_of("eot", 11, 0.9), own, translated)
     assert next_language_job(translated[0].job, tries, FACTS, -2) is None
-    assert best_hypothesis(tries, FACTS).language == 11, (
-        "a translation says nothing of its language"
-    )
+    assert best_hypothesis(tries, FACTS).language == 11, "its text says nothing of the language"
 
 
 def test_an_unsure_own_language_is_told_by_its_text():

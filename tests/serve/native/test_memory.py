@@ -28,11 +28,8 @@ class Network:
     dims: Dims = DIMS
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cuda"))
 
-    def slot_bytes(self, cross_kv):
-        return {"full": 24 * 2**20, "int8": 12 * 2**20}[cross_kv]
-
-    def row_bytes(self):
-        return 8 * 2**20
+    def cache_bytes(self, slots, rows, cross_kv):
+        return (slots * {"full": 24, "int8": 12}[cross_kv] + rows * 8) * 2**20
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from serve.supervisor.control import reload_request, send_request
+from serve.supervisor.control import ReloadRequest, send_request
 from serve.wire.client import TritonClient
 from tests.serving import audio_file
 
@@ -29,7 +29,7 @@ def exchange(tmp_path):
                 lines.append(json.dumps({"file": f"{seed}.flac", "text": text}))
         (tmp_path / "clips.jsonl").write_text("\n".join(lines))
         clips = str(tmp_path / "clips.jsonl")
-        send_request(reload_request(config, str(engine), clips, **options), said.append)
+        send_request(ReloadRequest(config, str(engine), clips, **options), said.append)
         return said
 
     return exchange

@@ -8,14 +8,14 @@ import pytest
 from serve.contract.config import Config
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
 from serve.contract.server_config import ServerConfig
-from serve.supervisor.control import reload_request, send_request
+from serve.supervisor.control import ReloadRequest, send_request
 from serve.supervisor.reload_checks import ReloadClip, check_reload, error_rate, read_clips
 
 CONFIG = Config()
 
 
 def order(config=CONFIG, engine="engines/none"):
-    return reload_request(config, str(engine))
+    return ReloadRequest(config, str(engine))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ WINDOWS = len(list(cut([LONG.audio])))  # of the long one
 
 
 def make_active(id, **plan):
-    plan = DecodingPlan((1,), "en", DecodingOptions(), False, **plan)
+    plan = DecodingPlan((1,), "en", DecodingOptions(), **plan)
     return ActiveRequest(id, plan, print, 0.0, 1e9)
 
 
@@ -48,6 +48,11 @@ class Harness:
 
     def record(self, active, news):
         self.said.append((active.id, news))
+
+    def submit(self, active):
+        """As the device thread does with a request's next window."""
+        active.submitted += 1
+        self.intake.mark_submitted(active)
 
     def settle(self):
         """Wait until the workers have nothing more that they may do."""
@@ -79,7 +84,7 @@ def test_a_request_is_decoded_only_so_far_ahead(harness):
     harness.settle()
     assert len(harness.said) == LOOK_AHEAD
     for taken in range(1, WINDOWS - LOOK_AHEAD + 1):
-        harness.intake.mark_submitted(active)
+        harness.submit(active)
         harness.settle()
         assert len(harness.said) == LOOK_AHEAD + taken
     starts = [window.start_s for _, window in harness.said]
@@ -116,7 +121,7 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
     while taken < 5 * WINDOWS:
         until(lambda: len(harness.said) > taken)  # noqa: B023 - at once
         id, _ = harness.said[taken]
-        harness.intake.mark_submitted(requests[id])
+        harness.submit(requests[id])
         taken += 1
         assert len(harness.said) - taken <= 5 + MAX_AHEAD
     for each in requests:

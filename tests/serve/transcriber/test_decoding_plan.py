@@ -140,16 +140,8 @@ def test_what_the_runtime_cannot_do_is_refused(plan, lacks, options, name):
 @pytest.mark.parametrize(
     ("able", "option", "message"),
     [
-        (
-            {},
-            {"beam_size": 2},
-            "beam_size = 2, but a window has at most 1 rows .* runtime.rows of at least 2 ",
-        ),
-        (
-            {"beam_width": 4},
-            {"best_of": 5},
-            "best_of = 5, but a window has at most 4 rows .* runtime.rows of at least 5 ",
-        ),
+        ({}, {"beam_size": 2}, "beam_size = 2, .* has at most 1 rows .*rows of at least 2 "),
+        ({"beam_width": 4}, {"best_of": 5}, "best_of = 5, .* at most 4 rows .* at least 5 "),
         ({}, {"patience": 2.0}, "patience = 2.0, but the runtime fake .*; expected 1.0"),
         ({"beam_width": 4, "beam_sizes": (1, 4)}, {"beam_size": 2}, "beam_size = 2, .* 1 or 4"),
         ({"beam_width": 4, "beam_sizes": (4,)}, {}, "beam_size = 1, which .*; expected 4"),
@@ -228,13 +220,12 @@ def test_doubtful_words_are_marked_where_words_are_told_and_the_engine_can_say(p
 
 def test_a_plan_says_what_was_asked(plan):
     made = plan(language="Spanish", temperature=0.5, max_tokens=7, timestamps=False)
-    assert (made.language, made.fixed_temperature) == ("es", True)
+    assert made.language == "es"
     assert made.options.temperature == 0.5
     assert made.options.max_tokens == 7
     assert made.options.timestamps is False
     made = plan(config=TranscriberConfig(temperatures=(0.2, 0.4)))
-    assert (made.language, made.fixed_temperature) == (None, False)
-    assert DETECT_LANGUAGE in made.start
+    assert made.language is None and DETECT_LANGUAGE in made.start
     assert made.options.temperature == 0.2
 
 

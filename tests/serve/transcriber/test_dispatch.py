@@ -32,7 +32,7 @@ def make(script=lambda job: Play(), **capabilities):
 
 def make_active(id, windows, prompt_tokens=1, priority="file", samples=10):
     options = DecodingOptions(max_tokens=10)
-    plan = DecodingPlan((1,) * prompt_tokens, "en", options, False)
+    plan = DecodingPlan((1,) * prompt_tokens, "en", options)
     made = ActiveRequest(id, plan, print, 0.0, 1e9, priority=priority)
     audio = [torch.full((samples,), id + i / 100).numpy() for i in range(windows)]
     for i, part in enumerate(audio):
@@ -58,7 +58,6 @@ def test_windows_of_long_requests_leave_slots_free(slots, free):
     assert not any(job.urgent for job in runtime.jobs)
     # Where slots are few none is left free, and as many windows wait in the runtime.
     assert len(runtime.jobs) == slots - free
-    dispatcher.check_invariants({1})
 
 
 def test_a_runtime_that_puts_short_ones_first_has_long_ones_waiting():
@@ -98,12 +97,10 @@ def test_while_somebody_streams_live_text_alone_is_urgent(monkeypatch):
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("serve.transcriber.dispatch.time", clock)
     dispatcher, runtime = make(lambda job: Play(delay=10**9), max_windows=8, urgent_first=True)
-    pending = set(range(1, 30))
 
     def come(id, priority):
         dispatcher.enqueue(make_active(id, windows=1, priority=priority))
         dispatcher.submit_windows()
-        dispatcher.check_invariants(pending)
 
     come(1, "live")
     for id in range(2, 20):

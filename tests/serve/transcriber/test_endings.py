@@ -25,7 +25,7 @@ from serve.transcriber import audio_decoder_pool, request_tracker
 from serve.transcriber.decoding_plan import DecodingPlan
 from serve.transcriber.dispatch import Dispatcher
 from serve.transcriber.request_tracker import RequestTracker
-from tests.fakes import CAPABILITIES, Echo, FakeRuntime
+from tests.fakes import Echo, FakeRuntime
 from tests.harness import (
     FOREVER,
     WAIT_S,
@@ -201,22 +201,6 @@ class TestEndings(TranscriberTests):
         quiescent(transcriber, runtime)
         assert collections.Counter(ending(*each) for each in sent) == endings, "news after the end"
 
-    def test_cancelling_frees_the_slots(self, start, tokenizer):
-        def script(job):
-            stuck = "stuck" in tokenizer.decode(job.prompt)
-            return Echo(tokenizer, delay=FOREVER if stuck else 0)(job)
-
-        transcriber, runtime = start(script)
-        stuck = Client().send(transcriber, request("stuck", audio=noise(300.0)))
-        # One slot is left for short requests.
-        until(lambda: runtime.gauges().busy_slots == CAPABILITIES.max_windows - 1)
-        stuck.handle.cancel()
-        stuck.handle.cancel()
-        assert isinstance(stuck.error, CancelledError)
-        assert transcriber.transcribe(request("after")).text == "after"
-        assert transcriber.stats().cancelled == 1
-        quiescent(transcriber, runtime)
-
     def test_a_request_that_takes_too_long_ends_with_an_error(self, start, tokenizer):
         transcriber, runtime = start(Echo(tokenizer, delay=FOREVER), request_timeout_s=0.5)
         client = Client().send(transcriber, request("stuck"))
@@ -332,7 +316,7 @@ def test_busy_time_is_that_with_something_pending(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(request_tracker, "time", clock_of(lambda: now[0]))
     ledger = RequestTracker(TranscriberConfig())
-    plan = DecodingPlan((1,), "en", DecodingOptions(), False)
+    plan = DecodingPlan((1,), "en", DecodingOptions())
 
     def end(active):
         ledger.remove(active, "ok")

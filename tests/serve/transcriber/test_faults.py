@@ -164,17 +164,6 @@ class TestTheRuntimesFault(TranscriberTests):
         assert "illegal memory access" in str(client.error)
         until(lambda: not transcriber.healthy)
 
-    def test_a_broken_invariant_ends_the_server(self, start, echo, monkeypatch, caplog):
-        transcriber, _ = start(echo)
-        monkeypatch.setattr(
-            "serve.transcriber.audio_decoder_pool.AudioDecoderPool.held_ids", lambda _: {99}
-        )
-        Client().send(transcriber, request())  # the check is before the next sleep
-        until(lambda: not transcriber.healthy)
-        with pytest.raises(DeviceError, match=r"audio of the ended requests \{99\} is kept"):
-            transcriber.submit(request(), Client())
-        assert "Traceback" in caplog.text
-
 
 class TestAHangingRuntime(TranscriberTests):
     """A poll that does not return harms no caller for ever, and is reported."""

@@ -144,11 +144,6 @@ class TestWindows(TranscriberTests):
         assert [(o.beam_size, o.best_of) for o in found] == [(4, 1), (1, 4), (5, 1), (1, 2)]
         assert [o.length_penalty for o in found] == [1.0, 1.0, 0.5, 0.5]
 
-    def test_a_chosen_temperature_is_the_only_one(self, start, tokenizer):
-        transcriber, runtime = start(Echo(tokenizer, **UNSURE))
-        transcriber.transcribe(request(temperature=0.3))
-        assert [job.options.temperature for job in runtime.jobs] == [0.3]
-
     def test_the_language_of_the_first_window_is_that_of_the_rest(self, start, tokenizer):
         spanish = tokenizer.facts.languages["es"]
         transcriber, runtime = start(Echo(tokenizer, delay=5))

@@ -8,12 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serve.contract.errors import (
-    AudioError,
-    EarshotError,
-    OptionError,
-    OverloadedError,
-)
+from serve.contract.errors import AudioError, EarshotError, OptionError, OverloadedError
 from serve.contract.messages import Request, RequestFailed, RequestFinished
 from serve.speech.tokenizer import Tokenizer
 from serve.triton import metrics

@@ -17,7 +17,7 @@ from serve.contract.messages import Phase, Request, RequestFinished, SegmentRead
 from serve.wire import tensors
 from tests import fake_triton
 from tests.serving import SEGMENT, TRANSCRIPT
-from tests.waits import WAIT_S, wait_until
+from tests.waits import WAIT_S
 
 MODEL = Path(__file__).parents[3] / "serve/triton/model_repository/whisper/1/model.py"
 
@@ -28,7 +28,6 @@ class Backend:
     def __init__(self):
         self.started = []
         self.priorities = []
-        self.cancelled = []
         self.refusal = None
         self.closed = False
 
@@ -37,10 +36,6 @@ class Backend:
             raise self.refusal
         self.started.append((inputs, on_event))
         self.priorities.append(priority)
-        return self
-
-    def cancel(self):
-        self.cancelled.append(self)
 
     def close(self):
         self.closed = True
@@ -174,14 +169,6 @@ def test_tensors_are_copied_because_tritons_memory_ends_with_execute(start, back
     start().execute([fake_triton.Request(SAMPLES=samples)])
     samples[:] = 1.0
     assert not backend.started[0][0]["SAMPLES"].any()
-
-
-def test_a_request_whose_answer_cannot_be_sent_is_cancelled(start, backend):
-    request = asked(segments=True)
-    start().execute([request])
-    request.sender.ended = True  # Triton takes nothing more
-    backend.started[0][1](SegmentReady(SEGMENT))
-    wait_until(lambda: backend.cancelled, "it goes on for nobody")
 
 
 def test_the_interpreter_changes_threads_sooner_than_a_decoder_step_takes(start):

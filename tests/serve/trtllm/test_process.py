@@ -23,7 +23,7 @@ from serve.supervisor.supervisor import free_ports, running_server
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import llm_api
 from serve.wire.client import TritonClient
-from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api
+from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api, write_metadata
 from tests.runtimes import TRTLLM, run, samples_job
 
 LACKS = (
@@ -56,11 +56,8 @@ def packages(tmp_path_factory):
     """What the other environment has, besides torch and transformers, or seems to have."""
     folder = tmp_path_factory.mktemp("packages")
     needs = "Requires-Dist: torch>=2\nRequires-Dist: numpy<3.0.0,>=2.0.0\n"
-    for name, version, more in (("tensorrt-llm", "1.4.0rc1", needs), ("numpy", "2.4.1", "")):
-        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (info / "METADATA").write_text(head + more)
+    write_metadata(folder, "tensorrt-llm", "1.4.0rc1", needs)
+    write_metadata(folder, "numpy", "2.4.1")
     (folder / "tensorrt_llm").symlink_to(HERE / "api" / "tensorrt_llm")
     (folder / "sitecustomize.py").write_text(SITE)
     return folder

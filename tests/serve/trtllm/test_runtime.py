@@ -113,8 +113,6 @@ def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
     penalties = {(s.beam_width, s.top_k, s.length_penalty) for s in found if s.top_p is None}
     assert penalties == {(1, 1, None), (3, None, 1.0)}
     assert [s.beam_width for s in found] == [1, 3, 1, 1, 3], "a probe and a sample have no beam"
-    with pytest.raises(OptionError, match=r"^beam_size = 2, which .*; expected 1 or 3$"):
-        runtime.submit(make_job(5, beam_size=2))
     runtime.close()
 
 
@@ -237,10 +235,7 @@ def altered(engine, tmp_path, **options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"tensorrt_llm": "1.2.0"},
-            r"TensorRT-LLM 1\.2\.0 .*, found 1\.2\.1 and 9\.0 ",
-        ),
+        ({"tensorrt_llm": "1.2.0"}, r"TensorRT-LLM 1\.2\.0 .*, found 1\.2\.1 and 9\.0 "),
         ({"max_windows": 3}, "runtime_options: unknown key 'max_windows'; .*; build it again"),
     ],
 )

@@ -16,13 +16,11 @@ from triton.runtime.jit import JITFunction
 from serve.native.kernels.decoder import TritonOps
 from serve.native.kernels.encoder import Fp8Encoder, TritonEncoder
 from serve.native.kernels.flash import flash_attention
-from serve.native.kernels.launch import Overlap
 from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm
 from serve.native.kernels.smooth import smooth
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.kernels.warp import warp
-from serve.native.rules.kernel import TritonSampler
-from serve.native.rules.reference_rules import TokenRules
+from serve.native.rules.kernel import TritonRules
 from serve.native.rules.state import new_state
 from tests.serve.native.rules.rows import DIMS, FACTS, picks_of
 
@@ -134,13 +132,13 @@ def thinnest(ops):
         assert isinstance(ops.logits(x, norm, ops.store(words)), torch.Tensor)
 
 
-def choice(searching, drafted, overlap):
+def choice(searching, drafted, overlaps):
     """The choice of the next token of three rows."""
     cpu = torch.device("cpu")
     state = new_state(3, DIMS.n_text_ctx, cpu)
-    chooser = TritonSampler(TokenRules(FACTS, DIMS, cpu), 3, searching)
-    chooser._overlap = overlap
-    chooser.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
+    rules = TritonRules(FACTS, DIMS, cpu, max_picks=3, searching=searching)
+    rules._overlaps = overlaps
+    rules.advance(state, picks_of(3), torch.zeros(3, DIMS.n_vocab), drafted)
 
 
 def encoder():
@@ -156,7 +154,7 @@ def encoder():
 def main(capability):
     compile_only(capability)
     ops = TritonOps(torch.device("cpu"), 600, HEADS, KEYS)
-    ops._on_gpu, ops._overlap = True, Overlap(capability >= 90)  # as its launches would be there
+    ops._on_gpu, ops._overlaps = True, capability >= 90  # as its launches would be there
     ops._packs_int8 = capability == 90
     for ops.processors in (1, 100):
         layer(ops, 2, multi_token=False, source=False, int8=True)
@@ -172,8 +170,8 @@ def main(capability):
     ops.store_cross(x, slots, cache, torch.zeros(1, 2, 2, HEADS, 64))
     size = torch.tensor([9, 9])
     warp(smooth(torch.zeros(2, 3, 9, KEYS), size, size, 1e-30), size - 9, size, size)
-    choice(searching=False, drafted=True, overlap=ops._overlap)
-    choice(searching=True, drafted=False, overlap=ops._overlap)
+    choice(searching=False, drafted=True, overlaps=ops._overlaps)
+    choice(searching=True, drafted=False, overlaps=ops._overlaps)
     if capability == 90:
         encoder()
         thinnest(ops)

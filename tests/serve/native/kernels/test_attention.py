@@ -39,6 +39,19 @@ def check_self_attention(ops, qkv, caches, feed):
     return got
 
 
+def check_single_steps(ops, random, pairs, dtype, source=None, tokens_per_row=1):
+    """The bits of (row, position) pairs fed at once are those of each alone."""
+    feed = feed_of(*zip(*pairs, strict=True), source=source, multi_token=True)
+    feed = dataclasses.replace(feed, tokens_per_row=tokens_per_row)
+    qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
+    caches = self_caches(random, 5, dtype)
+    together = check_self_attention(ops, qkv, caches, feed)
+    for i, (row, position) in enumerate(pairs):
+        one = feed_of([row], [position], source=source)
+        alone = ops.self_attention(qkv[i : i + 1].clone(), *caches, one)
+        assert torch.equal(alone[0], together[i]), (row, position)
+
+
 def own_rows(rows):
     """The table of rows that each have their own past."""
     table = torch.arange(rows, dtype=torch.int32, device=DEVICE)
@@ -81,15 +94,7 @@ def test_several_positions_of_a_row_are_the_bits_of_single_steps(ops, random, tr
     source = own_rows(5) if traced else None
     if traced:
         source[0, :100] = 4
-    rows, positions = zip(*pairs, strict=True)
-    feed = feed_of(rows, positions, source=source, multi_token=True)
-    qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
-    caches = self_caches(random, 5, dtype)
-    together = check_self_attention(ops, qkv, caches, feed)
-    for i, (row, position) in enumerate(pairs):
-        one = feed_of([row], [position], source=source)
-        alone = ops.self_attention(qkv[i : i + 1].clone(), *caches, one)
-        assert torch.equal(alone[0], together[i]), (row, position)
+    check_single_steps(ops, random, pairs, dtype, source=source)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,16 +105,7 @@ def test_feeds_that_share_a_reading_are_the_bits_of_single_steps(ops, random, ea
     ops.processors = 1  # so that these are many
     begins = {3: 0, 0: 30, 1: 126, 4: CTX - each}
     pairs = [(row, begin + i) for row, begin in begins.items() for i in range(each)]
-    feed = dataclasses.replace(
-        feed_of(*zip(*pairs, strict=True), multi_token=True), tokens_per_row=each
-    )
-    qkv = random(len(pairs), 3 * D, dtype=dtype, spread=0.5)
-    caches = self_caches(random, 5, dtype)
-    together = check_self_attention(ops, qkv, caches, feed)
-    for i, (row, position) in enumerate(pairs):
-        one = feed_of([row], [position])
-        alone = ops.self_attention(qkv[i : i + 1].clone(), *caches, one)
-        assert torch.equal(alone[0], together[i]), (row, position)
+    check_single_steps(ops, random, pairs, dtype, tokens_per_row=each)
 
 
 def cross_of(ops, random, slots, dtype, int8):
@@ -136,28 +132,18 @@ def check_cross_attention(ops, q, cross, groups):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [True, False])
-def test_cross_attention_of_one_feed_a_slot(ops, random, int8, dtype):
-    """Slots in any order, a free one, and a feed without an owner."""
-    cross, q = (
-        cross_of(reference_ops, random, 3, dtype, int8),
-        random(4, D, dtype=dtype, spread=0.5),
-    )
-    for groups in (groups_of((0, 0, 1)), groups_of((2, 3, 1), (1, 9, 0), (0, 0, 1), (1, 1, 1))):
-        for _ in range(2):  # the counters are zero again
-            check_cross_attention(ops, q, cross, groups)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [True, False])
-def test_cross_attention_of_several_feeds_a_slot(ops, random, int8, dtype):
-    """Beams, a prompt longer than a tile, one token, a free slot, feeds without an owner."""
+def test_cross_attention(ops, random, int8, dtype):
+    """Slots in any order, a free one, feeds without an owner, beams, more tokens than a tile."""
     cross = cross_of(reference_ops, random, 4, dtype, int8)
     q = random(40, D, dtype=dtype, spread=0.5)
-    groups = groups_of(
-        (3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3), (2, 28, 1), (2, 30, 2), max_count=30
-    )
-    for _ in range(2):  # the counters are zero again
-        check_cross_attention(ops, q, cross, groups)
+    several = ((3, 35, 5), (0, 2, 21), (1, 0, 0), (1, 24, 3), (2, 28, 1), (2, 30, 2))
+    for groups in (
+        groups_of((0, 0, 1)),
+        groups_of((2, 3, 1), (1, 9, 0), (0, 0, 1), (1, 1, 1)),
+        groups_of(*several, max_count=30),
+    ):
+        for _ in range(2):  # the counters are zero again
+            check_cross_attention(ops, q, cross, groups)
 
 
 @pytest.mark.gpu

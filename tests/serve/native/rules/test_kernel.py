@@ -90,6 +90,22 @@ def same(mine, twin, step):
         assert torch.equal(mine.best_tokens[row, :end], twin.best_tokens[row, :end]), (step, row)
 
 
+class Both:
+    """The kernels and the rules, and the state of so many rows for each; `more`: of the rules."""
+
+    def __init__(self, kernels, rows, *more, facts=FACTS, searching=True):
+        arguments = (facts, VOCAB, DEVICE, *more)
+        self.kernels = kernels[1].TritonRules(*arguments, max_picks=rows, searching=searching)
+        self.rules = TokenRules(*arguments)
+        self.mine, self.twin = (new_state(rows, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+        self.states = (self.mine, self.twin)
+
+    def advance(self, step, picks, logits, drafted=False):
+        self.rules.advance(self.twin, picks, logits, drafted)
+        self.kernels.advance(self.mine, picks, logits.contiguous(), drafted)
+        same(self.mine, self.twin, step)
+
+
 def picks_of(state, first, rows):
     """These rows, a line of the logits each; at first a slot's all read its leader's."""
     rows = torch.tensor(rows, device=DEVICE)
@@ -101,16 +117,12 @@ def picks_of(state, first, rows):
 
 @pytest.mark.parametrize("steps", [2, *nightly(14)])
 def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
-    rules = TokenRules(FACTS, VOCAB, DEVICE, numerals=(30, 31, 33))
-    chooser = kernels[1].TritonSampler(rules, 18, searching=True)
-    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    mixed(mine), mixed(twin)
+    both = Both(kernels, 18, None, (30, 31, 33))  # numerals
+    mixed(both.mine), mixed(both.twin)
     order = [*range(6, 18), 0, 1, 2, 3, 4, 5]  # picks need not stand as rows do
+    twin = both.twin
     for step, logits in enumerate(steps_of(steps)):
-        picks = picks_of(twin, step == 0, order)
-        rules.advance(twin, picks, logits)
-        chooser.advance(mine, picks, logits)
-        same(mine, twin, step)
+        both.advance(step, picks_of(twin, step == 0, order), logits)
     said = twin.tokens[:, len(PROMPT) :]
     assert not set(said[17].tolist()) & {30, 31, 33} and set(said.flatten().tolist()) & {30, 31, 33}
     if steps > 2:
@@ -121,52 +133,43 @@ def test_the_choice_equals_the_rules_step_by_step(kernels, steps):
 
 
 def test_a_blank_comes_first_where_the_row_lets_it(kernels):
-    rules = TokenRules(FACTS, VOCAB, DEVICE)
-    chooser = kernels[1].TritonSampler(rules, 5, searching=True)
-    mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    blank, _ = FACTS.begin_suppress_tokens
-    for state in (mine, twin):
+    both, (blank, _) = Both(kernels, 5), FACTS.begin_suppress_tokens
+    for state in both.states:
         start(state, 0)
         start(state, 1, lists=0)
         start(state, 2, timestamps=True, lists=0)
         start(state, 3, beam=2, lists=0)
     for step, logits in enumerate(steps_of(2, rows=5)):
         logits[:, blank] = 20.0
-        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
-            advance(state, picks_of(twin, step == 0, list(range(5))), logits)
-        same(mine, twin, step)
-    first = twin.tokens[:4, len(PROMPT)].tolist()
+        both.advance(step, picks_of(both.twin, step == 0, list(range(5))), logits)
+    first = both.twin.tokens[:4, len(PROMPT)].tolist()
     assert [token == blank for token in first] == [False, True, False, True]
 
 
 def test_a_guess_is_the_likeliest_token_that_is_not_suppressed(kernels):
     """Of equals the first; behind the last place there is none."""
-    rules = TokenRules(FACTS, VOCAB, DEVICE)
-    guesser = kernels[3].TritonDraftSampler(rules)
-    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    both = Both(kernels, 18)
+    mine, twin = both.states
     rows = torch.tensor([4, 0, 17, 9], device=DEVICE)
     generator = torch.Generator().manual_seed(3)
-    for state in (mine, twin):
+    for state in both.states:
         state.position[rows] = torch.tensor([3, 0, VOCAB.n_text_ctx - 3, 40], device=DEVICE)
     for ahead in (1, 2, 3):
         logits = torch.randn((4, VOCAB.n_vocab), generator=generator)
         logits[0, list(FACTS.suppress_tokens)] = 50.0
         logits[1, [3000, 70, 2500]] = 9.0
         logits = logits.to(DEVICE)
-        guesser.write_draft(mine, rows, logits, ahead)
-        rules.write_draft(twin, rows, logits, ahead)
+        both.kernels.write_draft(mine, rows, logits, ahead)
+        both.rules.write_draft(twin, rows, logits, ahead)
     assert torch.equal(mine.tokens, twin.tokens)
     assert twin.tokens[0, 1:4].tolist() == [70, 70, 70]
-    guesser.write_draft(mine, rows, torch.full_like(logits, float("nan")), 1)
+    both.kernels.write_draft(mine, rows, torch.full_like(logits, float("nan")), 1)
     assert ((mine.tokens >= 0) & (mine.tokens < VOCAB.n_vocab)).all()
     assert twin.tokens[17].count_nonzero() == 2 and not twin.tokens[[1, 5]].any()
 
 
 def test_loops_end_where_the_rules_end_them(kernels):
-    rules = TokenRules(FACTS, VOCAB, DEVICE)
-    chooser = kernels[1].TritonSampler(rules, 8, searching=True)
-    mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    stamps = FACTS.timestamp_begin
+    both, stamps = Both(kernels, 8), FACTS.timestamp_begin
     # By row: what it said in 23 tokens, and how many repeated ones are too many.
     said = {
         0: ([300] * 23, 16),
@@ -177,7 +180,7 @@ def test_loops_end_where_the_rules_end_them(kernels):
         5: ([300, 301, 302] * 8, 0),  # may
         6: ([300, 301] * 12, 16),  # and 7: a search
     }
-    for state in (mine, twin):
+    for state in both.states:
         for row, (tokens, need) in said.items():
             start(state, row, beam=2 if row == 6 else 1, limit=60)
             for one in (6, 7) if row == 6 else (row,):
@@ -187,73 +190,56 @@ def test_loops_end_where_the_rules_end_them(kernels):
     follow = [300, 302, stamps + 23, 302, 311, 302, 301, 301]
     for step, logits in enumerate(steps_of(2, rows=8)):
         logits[range(8), follow if step == 0 else 320] += 40.0
-        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
-            advance(state, picks_of(state, False, list(range(8))), logits)
-        same(mine, twin, step)
-    assert twin.finished.tolist() == [True, True, True, False, False, False, True, True]
-    assert int(twin.best_length[6]) == 25
+        both.advance(step, picks_of(both.twin, False, list(range(8))), logits)
+    assert both.twin.finished.tolist() == [True, True, True, False, False, False, True, True]
+    assert int(both.twin.best_length[6]) == 25
 
 
 def test_a_draft_is_followed_as_the_rules_follow_it(kernels):
-    rules = TokenRules(FACTS, VOCAB, DEVICE)
-    rows = [0, 1, 2, 3, 4, 17]
+    both, rows = Both(kernels, 18, searching=False), [0, 1, 2, 3, 4, 17]
     guide = new_state(18, VOCAB.n_text_ctx, DEVICE)
     mixed(guide)
     for logits in steps_of(4):
-        rules.advance(guide, picks_of(guide, False, rows), logits[:6])
-    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    for state in (mine, twin):
+        both.rules.advance(guide, picks_of(guide, False, rows), logits[:6])
+    for state in both.states:
         mixed(state)
         for kept, row in enumerate(rows):
             at = int(state.prompt_len[row])
             state.tokens[row, at : at + 4] = guide.tokens[row, at : at + 4]
             state.tokens[row, at + kept] += 1  # beyond the draft of the last
-        rules.begin_draft(state, torch.tensor(rows, device=DEVICE))
-    chooser = kernels[1].TritonSampler(rules, 8, searching=False)
+        both.rules.begin_draft(state, torch.tensor(rows, device=DEVICE))
     for step, logits in enumerate(steps_of(5)):
         picks = Picks(
             *(torch.tensor(x, device=DEVICE) for x in ([*rows, NO_ROW, NO_ROW], range(8)))
         )
-        rules.advance(twin, picks, logits[:6], drafted=True)
-        chooser.advance(mine, picks, logits[:6].contiguous(), drafted=True)
-        same(mine, twin, step)
-    advanced = twin.position[rows] + 1 - twin.prompt_len[rows]
+        both.advance(step, picks, logits[:6], drafted=True)
+    advanced = both.twin.position[rows] + 1 - both.twin.prompt_len[rows]
     assert advanced.tolist() == [1, 2, 3, 4, 5, 5]
 
 
 @pytest.mark.nightly
 def test_a_beam_without_a_continuation_stays_without(kernels):
-    rules = TokenRules(FACTS, VOCAB, DEVICE)
-    mine, twin = (new_state(5, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    start(mine, 0, beam=5), start(twin, 0, beam=5)
-    chooser = kernels[1].TritonSampler(rules, 5, searching=True)
+    both = Both(kernels, 5)
+    start(both.mine, 0, beam=5), start(both.twin, 0, beam=5)
     logits = torch.full((5, VOCAB.n_vocab), -math.inf, device=DEVICE)
     for step in range(3):
         logits[:, [11, 12, 13]] = torch.tensor([2.0, 3.1, 1.3 + step], device=DEVICE)
-        picks = picks_of(twin, step == 0, list(range(5)))
-        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
-            advance(state, picks, logits)
-        same(mine, twin, step)
-        assert int(twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)
+        both.advance(step, picks_of(both.twin, step == 0, list(range(5))), logits)
+        assert int(both.twin.logprob_sum.isfinite().sum()) == (3 if step == 0 else 5)
 
 
 @pytest.mark.nightly
 def test_an_empty_hypothesis_is_kept_where_there_is_no_other(kernels):
-    rules = TokenRules(dataclasses.replace(FACTS, begin_suppress_tokens=()), VOCAB, DEVICE)
-    mine, twin = (new_state(8, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
-    chooser = kernels[1].TritonSampler(rules, 8, searching=True)
-    for state in (mine, twin):
+    both = Both(kernels, 8, facts=dataclasses.replace(FACTS, begin_suppress_tokens=()))
+    for state in both.states:
         for row, length_penalty in ((0, 1.0), (2, 0.0), (4, -0.5), (6, 1.0)):
             start(state, row, beam=2, length_penalty=length_penalty, needed=1 + row // 6)
     logits = torch.full((8, VOCAB.n_vocab), -20.0, device=DEVICE)
     logits[:, 11], logits[:, FACTS.eot] = 5.0, 4.0
     for step in range(2):
-        picks = picks_of(twin, step == 0, list(range(8)))
-        for advance, state in ((rules.advance, twin), (chooser.advance, mine)):
-            advance(state, picks, logits)
-        same(mine, twin, step)
+        both.advance(step, picks_of(both.twin, step == 0, list(range(8))), logits)
         logits[:, FACTS.eot] = 6.0
-    assert twin.best_length[[0, 2, 4, 6]].tolist() == [0, 1, 0, 1]
+    assert both.twin.best_length[[0, 2, 4, 6]].tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.nightly
@@ -264,20 +250,15 @@ def test_phrases_are_boosted_as_the_rules_boost_them(kernels):
         build_trie([((30, 31, 32), 6.0), ((31, 30), 3.0), ((33,), 2.0), ((30, 31), 1.0)]),
         build_trie([((33, 33, 30), 9.0), ((33, 30, 31, 32), 4.0)]),
     ]
-    rules = TokenRules(FACTS, VOCAB, DEVICE, book)
-    mine, twin = (new_state(18, VOCAB.n_text_ctx, DEVICE) for _ in range(2))
+    both = Both(kernels, 18, book)
     roots = [book.root(slot, trie) for slot, trie in enumerate(lists)]
-    for state in (mine, twin):
+    for state in both.states:
         mixed(state)
         for rows, root in (([0, 1, 4], roots[1]), (range(6, 11), roots[0]), ([15, 16], roots[1])):
             state.root[list(rows)], state.node[list(rows)] = root, root
-    chooser = kernels[1].TritonSampler(rules, 18, searching=True)
-    been = set()
+    been, twin = set(), both.twin
     for step, logits in enumerate(steps_of(12)):
-        picks = picks_of(twin, step == 0, list(range(18)))
-        rules.advance(twin, picks, logits)
-        chooser.advance(mine, picks, logits)
-        same(mine, twin, step)
+        both.advance(step, picks_of(twin, step == 0, list(range(18))), logits)
         been |= set(twin.node[twin.root >= 0].tolist())
     assert len(been) > 8
     assert twin.boost[6:11].any() and not twin.boost[[2, 3, 11, 12, 17]].any()

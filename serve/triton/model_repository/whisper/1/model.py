@@ -88,13 +88,11 @@ class TritonPythonModel:
                 on_event = functools.partial(self._responses.put, responder)
                 key = parameters.get(tensors.KEY_PARAMETER)
                 priority = parameters.get(tensors.PRIORITY_PARAMETER, "file")
-                handle = self._backend.start(inputs, on_event, key, priority)
+                self._backend.start(inputs, on_event, key, priority)
             except Exception as error:  # one request must not affect others
                 if not isinstance(error, EarshotError):
                     logger.exception("a request failed")
                 responder.fail(error)
-            else:
-                responder.set_handle(handle)
 
     def finalize(self) -> None:
         """Finish the accepted requests and stop."""
