@@ -48,7 +48,8 @@ from serve.speech.meter import AudioLimits, ignore, never, too_slow
 LIMITS_BYTES = 1 << 12  # maximum bytes of a file's limits
 HEAD = struct.Struct("=IQ")  # a `MessageType`, and the peak bytes of memory used by the file so far
 STATUS = struct.Struct("=i")  # -n is signal n
-BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
+MESSAGE_VALUES = 10_922 * COLUMNS
+"""Maximum float32 values of a message: 2 s of mono audio; a socket holds two messages."""
 
 # Address space that decoding a file may add to the file's own size. An hour of MP4 has an index of
 # 10 MB, a cover image a few MB; the libraries are loaded before.
@@ -181,7 +182,7 @@ class _DecodeTask:
         Raises:
             EarshotError: see `decode`.
         """
-        head, block = bytearray(HEAD.size), np.empty(BLOCK_SAMPLES, np.float32)
+        head, block = bytearray(HEAD.size), np.empty(MESSAGE_VALUES, np.float32)
         while True:
             count = self._receive(head, block, stopped)
             if self._refusal is not None:

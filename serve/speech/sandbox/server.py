@@ -19,7 +19,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -29,6 +29,7 @@ from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
 from serve.speech.audio import BLOCK_VALUES
+from serve.speech.channels import regroup
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client
 
@@ -164,67 +165,34 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         os._exit(status)
 
 
-class _SampleWriter:
-    """A buffer that sends a file's samples in messages of the maximum size."""
+def _decode(file: AudioFile, results: socket.socket, limits: AudioLimits) -> None:
+    """Decode a file, and send its samples and warnings and how it ended; see `client`."""
+    first_kb, hung_up, samples_kind = _peak_kb(), select.poll(), client.MessageType.SAMPLES
+    hung_up.register(results, 0)
 
-    def __init__(self, results: socket.socket) -> None:
-        self._socket = results
-        self._block = np.empty(client.BLOCK_SAMPLES, np.float32)
-        self._count = 0  # unsent samples in the block
-        self._kind = client.MessageType.SAMPLES
-        self._first_kb = _peak_kb()
-        self._hung_up = select.poll()
-        self._hung_up.register(results, 0)
+    def send(kind: client.MessageType, content: bytes | memoryview = b"") -> None:
+        used_kb = max(0, _peak_kb() - first_kb)
+        results.sendmsg([client.HEAD.pack(kind, used_kb * 1024), content])
 
-    def client_gone(self) -> bool:
-        """Return whether the client has closed the socket."""
-        return bool(self._hung_up.poll(0))
+    def warn(text: str) -> None:
+        send(client.MessageType.WARNING, text.encode())
 
-    def write(self, samples: Samples) -> None:
-        """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
-        max_samples = client.BLOCK_SAMPLES
-        if samples.ndim > 1:
-            self._kind = client.MessageType.COLUMNS
-            max_samples -= max_samples % samples.shape[1]
-        samples = samples.reshape(-1)
-        while len(samples):
-            part = samples[: max_samples - self._count]
-            self._block[self._count : self._count + len(part)] = part
-            self._count += len(part)
-            samples = samples[len(part) :]
-            if self._count == max_samples:
-                self._flush()
+    def values() -> Iterator[Samples]:
+        nonlocal samples_kind
+        for block in sources.decode(file, limits, lambda: bool(hung_up.poll(0)), warn):
+            if block.ndim > 1:  # (n, COLUMNS), as all other blocks
+                samples_kind = client.MessageType.COLUMNS
+            yield block.reshape(-1)
 
-    def warn(self, text: str) -> None:
-        """Send a warning about the file."""
-        self._send(client.MessageType.WARNING, text.encode())
-
-    def end(self, kind: client.MessageType, text: str = "") -> None:
-        """Send the buffered samples and the final message."""
-        self._flush()
-        self._send(kind, text.encode())
-
-    def _flush(self) -> None:
-        if self._count:
-            self._send(self._kind, self._block[: self._count].data)
-            self._count = 0
-
-    def _send(self, kind: client.MessageType, data: bytes | memoryview) -> None:
-        used_kb = max(0, _peak_kb() - self._first_kb)
-        self._socket.sendmsg([client.HEAD.pack(kind, used_kb * 1024), data])
-
-
-def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
-    results = _SampleWriter(to)
     _limit_this_process(len(file), limits)
     try:
-        for samples in sources.decode(file, limits, results.client_gone, results.warn):
-            results.write(samples)
-        results.end(client.MessageType.WHOLE)
+        for block in regroup(values(), client.MESSAGE_VALUES):
+            send(samples_kind, block.data)
+        send(client.MessageType.WHOLE)
     except (AudioError, OptionError) as error:
-        results.end(client.MessageType.ERROR, f"{type(error).__name__} {error}")
+        send(client.MessageType.ERROR, f"{type(error).__name__} {error}".encode())
     except MemoryError:
-        results.end(client.MessageType.NO_MEMORY)
+        send(client.MessageType.NO_MEMORY)
     except CancelledError:
         pass
 
