@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from serve.contract.engine import LayerError
+from serve.contract.manifest import LayerError
 
 QMAX = 127
 _BLOCK = 128  # columns; one product propagates their errors to later columns

@@ -10,7 +10,7 @@ from build.checkpoint import HF_DIMS, Checkpoint
 from build.recordings import VerificationAudio
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import TokenizerFacts
+from serve.contract.manifest import TokenizerFacts
 from serve.native.threads import Threads
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 

@@ -23,22 +23,19 @@ from safetensors.torch import save, save_file
 
 from build.writer import disk_errors, file_facts, write_manifest
 from serve.contract.config import Precision
-from serve.contract.engine import (
+from serve.contract.engine import MEL_FILTERS_FILE, N_FREQUENCIES, Engine, tensor_specs
+from serve.contract.errors import ConfigError
+from serve.contract.manifest import (
     FORMAT_VERSION,
     HEAD_DIM,
-    MEL_FILTERS_FILE,
-    N_FREQUENCIES,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     CheckpointSource,
     Dims,
     Draft,
-    Engine,
     Manifest,
     TokenizerFacts,
-    tensor_specs,
 )
-from serve.contract.errors import ConfigError
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501

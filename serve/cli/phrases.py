@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
     from serve.transcriber.prompts import split_weight, trie_of  # noqa: PLC0415 - loads torch
 
     config = load_config(args.config)
-    tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
+    tokenizer = Tokenizer(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected one phrase per line").splitlines()
     phrases = [line for line in lines if line.strip()]
     trie = trie_of(tuple(phrases), tokenizer)

@@ -22,23 +22,14 @@ from safetensors.torch import load_file, save
 
 from serve.contract.config import Precision
 from serve.contract.errors import EngineError, UnavailableError
-from serve.contract.manifest import FORMAT_VERSION as FORMAT_VERSION
-from serve.contract.manifest import HEAD_DIM as HEAD_DIM
-from serve.contract.manifest import MANIFEST_FILE as MANIFEST_FILE
-from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
-from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
-from serve.contract.manifest import Calibration as Calibration
-from serve.contract.manifest import CheckpointSource as CheckpointSource
-from serve.contract.manifest import Confidence as Confidence
-from serve.contract.manifest import Dims as Dims
-from serve.contract.manifest import Draft as Draft
-from serve.contract.manifest import FileFacts as FileFacts
-from serve.contract.manifest import Fp8Proof as Fp8Proof
-from serve.contract.manifest import LayerError as LayerError
-from serve.contract.manifest import Manifest as Manifest
-from serve.contract.manifest import TokenizerFacts as TokenizerFacts
-from serve.contract.manifest import manifest_to_json as manifest_to_json
-from serve.contract.manifest import read_manifest
+from serve.contract.manifest import (
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Dims,
+    Draft,
+    Manifest,
+    read_manifest,
+)
 
 MEL_FILTERS_FILE = "mel_filters.safetensors"
 N_FREQUENCIES = 201  # of a Fourier transform over 400 samples

@@ -77,7 +77,7 @@ def load_resources(
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
     if config.cuda_graph:
         check_graphs(device, ops.name)
-    numerals = Tokenizer.open(engine).numerals
+    numerals = Tokenizer(engine).numerals
     rules = TokenRules(facts, dims, device, Phrasebook(config.slots, device), numerals)
     samplers, draft_sampler = choose_samplers(ops.name, rules, rows, {False, rows > config.slots})
     caches = (config.slots, rows, config.cross_kv)

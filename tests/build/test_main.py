@@ -9,7 +9,8 @@ import pytest
 from build import verify
 from build.__main__ import main
 from serve.contract.codec import to_json
-from serve.contract.engine import MANIFEST_FILE, open_engine
+from serve.contract.engine import open_engine
+from serve.contract.manifest import MANIFEST_FILE
 from tests.checkpoints import (
     NANO,
     edit_json,

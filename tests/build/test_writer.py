@@ -14,8 +14,9 @@ from build import native
 from build.builders import build_engine
 from build.config import BuildProduct
 from build.writer import write_manifest
-from serve.contract.engine import MANIFEST_FILE, open_engine
+from serve.contract.engine import open_engine
 from serve.contract.errors import EngineError, FileError
+from serve.contract.manifest import MANIFEST_FILE
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]

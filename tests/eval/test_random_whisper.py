@@ -3,8 +3,8 @@
 import pytest
 
 from eval.random_whisper import PUBLISHED, published_shape, random_engine
-from serve.contract.engine import Dims
 from serve.contract.errors import ConfigError
+from serve.contract.manifest import Dims
 
 
 def test_special_tokens_are_those_of_every_published_large_v3():

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
-from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
+from serve.contract.manifest import Dims, Fp8Proof
 from serve.native.kernels import reference_ops
 from serve.native.kernels.reference_ops import CrossKV, Matrix, Norm, Scaled
 from serve.native.kernels.step_batch import SlotGroups, StepBatch

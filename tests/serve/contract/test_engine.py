@@ -12,16 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import serve.contract.engine
 from serve.contract.engine import (
-    MANIFEST_FILE,
     MEL_FILTERS_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    CheckpointSource,
-    Dims,
-    Draft,
     Engine,
     checked_meanwhile,
-    manifest_to_json,
     mel_filters,
     open_engine,
     scale_name,
@@ -29,7 +22,16 @@ from serve.contract.engine import (
     write_mel_filters,
 )
 from serve.contract.errors import EngineError, UnavailableError
-from serve.contract.manifest import read_manifest
+from serve.contract.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    CheckpointSource,
+    Dims,
+    Draft,
+    manifest_to_json,
+    read_manifest,
+)
 from tests.tiny_engine import make_engine
 
 DIMS = Dims(80, 1500, 128, 2, 1, 256, 51865, 448, 64, 1, 2, 512)
