@@ -12,7 +12,6 @@ from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.keys import (
     ENVIRONMENT,
-    LIMITS,
     add_key,
     expire_key,
     hash_of,
@@ -78,7 +77,7 @@ def add_parser(commands: Any) -> None:
 
 def _new_key(args: argparse.Namespace) -> int:
     key = new_key()
-    limits = {name: getattr(args, name) for name in (*LIMITS, "expires")}
+    limits = {name: getattr(args, name) for name in (*_LIMITS, "expires")}
     if args.file is not None:
         add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
     elif any(limit is not None for limit in limits.values()):
@@ -90,12 +89,12 @@ def _new_key(args: argparse.Namespace) -> int:
 
 
 def _list_keys(args: argparse.Namespace) -> int:
-    columns = ("name", "sha256", *LIMITS, "expires")
-    rows: list[tuple[str, ...]] = [columns]
+    rows: list[tuple[str, ...]] = [("name", "sha256", *_LIMITS, "expires")]
     for name, key in read_keys(args.file).items():
-        limits = tuple(f"{limit:g}" if limit else "-" for limit in key.limits)
+        limits = [getattr(key, limit) for limit in _LIMITS]
+        shown = (f"{limit:g}" if limit else "-" for limit in limits)
         end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
-        rows.append((name, f"{key.sha256[:8]}…", *limits, end))
+        rows.append((name, f"{key.sha256[:8]}…", *shown, end))
     print_table(rows)
     return 0
 

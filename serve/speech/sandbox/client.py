@@ -321,16 +321,13 @@ class _ForkServerClient:
     def _control_socket(self) -> socket.socket:
         if self._control is None:
             try:
-                self._control, child_socket = socket.socketpair(
-                    socket.AF_UNIX, socket.SOCK_SEQPACKET
-                )
+                self._control, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._control.settimeout(_SEND_S)
+                with server:
+                    self._process = _spawn(server.fileno())
             except OSError as error:
-                raise UnavailableError(
-                    f"cannot create a socket for decoding audio: {error}; try again"
-                ) from error
-            self._control.settimeout(_SEND_S)
-            with child_socket:
-                self._process = _spawn(child_socket.fileno())
+                message = f"cannot start {sys.executable}: {error}; try again"
+                raise UnavailableError(message) from error
         return self._control
 
     def _end(self) -> None:
@@ -353,16 +350,13 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
     if libraries is not None:
         environment[_LIBRARIES] = libraries
     code = _BOOTSTRAP.format(path=path, descriptor=descriptor)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # stdout is for transcripts
-            pass_fds=[descriptor],
-        )
-    except OSError as error:
-        raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,  # stdout is for transcripts
+        pass_fds=[descriptor],
+    )
 
 
 @contextlib.contextmanager
