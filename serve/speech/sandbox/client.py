@@ -137,46 +137,46 @@ def decode(
         UnavailableError: the decoder's process cannot be started or reached, or was ended.
         DeadlineError: the decoder's process does not respond.
     """
-    with contextlib.closing(_DecodeTask(audio, limits, warn)) as file:
-        file.begin(audio)
-        while (block := file.next(stopped)) is not None:
+    with contextlib.ExitStack() as opened:
+        file = _DecodeTask(audio, limits, opened)
+        opened.callback(_memory.remove, file)
+        while (block := file.next(stopped, warn)) is not None:
             yield block
 
 
 class _DecodeTask:
-    """A file in decoding."""
+    """A file in decoding.
 
-    def __init__(self, audio: Bytes, limits: AudioLimits, warn: Callable[[str], None]) -> None:
-        self._size, self._limits, self._warn = len(audio), limits, warn
+    Args:
+        audio: the file, which is sent to the sandbox server.
+        limits: its limits.
+        opened: gets the descriptors of this side; closing them ends the file's process.
+
+    Raises:
+        UnavailableError: the operating system refuses a descriptor or a process.
+    """
+
+    def __init__(self, audio: Bytes, limits: AudioLimits, opened: contextlib.ExitStack) -> None:
+        self._size, self._limits = len(audio), limits
         self._refusal: EarshotError | None = None
-        self._open = contextlib.ExitStack()  # closing it ends the file's process
-        self._results: socket.socket
-        self._status: int
-
-    def begin(self, audio: Bytes) -> None:
-        """Send the file to the sandbox server.
-
-        Raises:
-            UnavailableError: the operating system refuses a descriptor or a process.
-        """
         try:
             with contextlib.ExitStack() as child_side:
                 self._results, results = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._open.enter_context(self._results)
+                opened.enter_context(self._results)
                 child_side.enter_context(results)
                 self._results.settimeout(_CANCEL_CHECK_S)
                 self._status, status = os.pipe()
-                self._open.callback(os.close, self._status)
+                opened.callback(os.close, self._status)
                 child_side.callback(os.close, status)
                 file = child_side.enter_context(_descriptor(audio))
-                _server.send(self._limits, [file, results.fileno(), status])
+                _server.send(limits, [file, results.fileno(), status])
         except OSError as error:
             raise UnavailableError(
                 f"cannot pass the audio to the decoder's process: {error}; try again, or send "
                 "16-bit WAV, which needs no such process"
             ) from error
 
-    def next(self, stopped: Callable[[], bool]) -> Samples | None:
+    def next(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Samples | None:
         """Return the next samples; None at the end.
 
         Raises:
@@ -206,18 +206,13 @@ class _DecodeTask:
             if kind == MessageType.ERROR:
                 name, _, message = text.partition(" ")
                 raise ERRORS[name](message)
-            self._warn(text)
+            warn(text)
 
     def refuse(self, error: EarshotError) -> None:
         """End the decoding with an error; callable from any thread."""
         self._refusal = error
         with contextlib.suppress(OSError):
             self._results.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End the file's process if it is still running."""
-        _memory.remove(self)
-        self._open.close()
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
         """Receive a message into two buffers; return its bytes, or 0 if the process has ended."""
