@@ -122,22 +122,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         elif option.choices == SWITCH_CHOICES:
             arguments |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH_CHOICES)}
         group.add_argument(flag, default=option.default, help=meaning, **arguments)
-    group.add_argument(
-        "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
-    )
-    group.add_argument(
-        "--known-speaker",
-        dest="known_speakers",
-        type=_known_speaker,
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="with --diarize: 2 to 10 s of a voice; may be repeated",
+    add = group.add_argument
+    add("--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off")
+    voice = "with --diarize: 2 to 10 s of a voice; may be repeated"
+    add(
+        "--known-speaker", type=_voice, action="append", default=[], metavar="NAME=FILE", help=voice
     )
     _add_table(group, "--option", _SETTABLE, "any other option; may be repeated")
-    group.add_argument(
-        "--help-options", action=_PrintOptions, nargs=0, help="list the NAMEs of --option and --cue"
-    )
+    names = "list the NAMEs of --option and --cue"
+    add("--help-options", action=_PrintOptions, nargs=0, help=names)
 
 
 def add_cue_options(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +180,7 @@ def codes(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-def _known_speaker(text: str) -> tuple[str, str]:
+def _voice(text: str) -> tuple[str, str]:
     """Return the speaker's name, and the file as a data URL."""
     name, equals, file = text.partition("=")
     if not (name and equals and file):
@@ -199,7 +192,7 @@ def _known_speaker(text: str) -> tuple[str, str]:
 def request_of(audio: bytes, args: argparse.Namespace) -> Request:
     """Make the request of the arguments; options are fields of the same name."""
     options = {name: value for name, value in vars(args).items() if name in OPTIONS}
-    if args.known_speakers:
-        names, references = zip(*args.known_speakers, strict=True)
+    if args.known_speaker:
+        names, references = zip(*args.known_speaker, strict=True)
         options |= {"known_speaker_names": names, "known_speaker_references": references}
     return Request(audio, **options)

@@ -34,14 +34,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("start", help=title, description=__doc__)
     parser.set_defaults(run=_start)
     add_config(parser)
-    parser.add_argument(
-        "--open", action="store_true", help="turn authentication off, like server.open = true"
-    )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        help="write the server's log to this file; with several engines to FILE.0, FILE.1",
-    )
+    add = parser.add_argument
+    add("--open", action="store_true", help="turn authentication off, like server.open = true")
+    log = "write the server's log to this file; with several engines to FILE.0, FILE.1"
+    add("--log", type=Path, help=log)
 
 
 class _Signals:
