@@ -124,10 +124,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, default=option.default, help=meaning, **arguments)
     add = group.add_argument
     add("--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off")
-    voice = "with --diarize: 2 to 10 s of a voice; may be repeated"
-    add(
-        "--known-speaker", type=_voice, action="append", default=[], metavar="NAME=FILE", help=voice
-    )
+    clip = "with --diarize: 2 to 10 s of a voice; may be repeated"
+    add("--known-speaker", type=_voice, action="append", default=[], metavar="NAME=FILE", help=clip)
     _add_table(group, "--option", _SETTABLE, "any other option; may be repeated")
     names = "list the NAMEs of --option and --cue"
     add("--help-options", action=_PrintOptions, nargs=0, help=names)
