@@ -3,7 +3,7 @@
     engine.json           the manifest
     weights.safetensors   the tensors listed by `tensor_specs`
     tokenizer.json        byte-level BPE for the `tokenizers` library
-    mel_filters.safetensors   the filterbank of the log-mel spectrogram; old engines lack it
+    mel_filters.safetensors   the filterbank of the log-mel spectrogram
 
 build writes the folder; serve opens it and checks every file.
 """
@@ -211,22 +211,13 @@ class Engine:
         """Load the log-mel filterbank: float32 (n_mels, N_FREQUENCIES), on the CPU.
 
         Raises:
-            EngineError: the file cannot be read or has other content, or an old engine lacks the
-                file and transformers is not installed.
+            EngineError: the file cannot be read or has other content.
         """
-        path, n_mels = self.path / MEL_FILTERS_FILE, self.manifest.dims.n_mels
-        if MEL_FILTERS_FILE not in self.manifest.files:
-            try:
-                return mel_filters(n_mels)
-            except UnavailableError as error:
-                raise EngineError(
-                    f"{self.path} lacks {MEL_FILTERS_FILE}, as engines of old builds do, and "
-                    "transformers, which makes it, is not installed; build the engine again"
-                ) from error
+        path = self.path / MEL_FILTERS_FILE
         with _reading(path):
             filters = load_file(path)["mel_filters"]
         actual = WeightSpec(tuple(filters.shape), filters.dtype)
-        expected = WeightSpec((n_mels, N_FREQUENCIES), torch.float32)
+        expected = WeightSpec((self.manifest.dims.n_mels, N_FREQUENCIES), torch.float32)
         if actual != expected:
             raise EngineError(f"{path} has {actual}; expected {expected}; build the engine again")
         return filters

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 import serve.contract.engine
 from serve.contract.engine import (
     MEL_FILTERS_FILE,
-    Engine,
     checked_meanwhile,
     mel_filters,
     open_engine,
@@ -203,11 +202,6 @@ def engine(tmp_path):
     return engine
 
 
-def without_mel_filters(engine):
-    """As engines were before they kept their filters."""
-    return Engine(engine.path, dataclasses.replace(engine.manifest, files={}))
-
-
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_mel_filters_equal_those_of_transformers_to_the_bit(n_mels):
     from transformers import WhisperFeatureExtractor
@@ -226,15 +220,8 @@ def test_a_built_engine_is_read_without_transformers(nano_engine, monkeypatch):
     assert torch.equal(engine.load_mel_filters(), expected)
 
 
-def test_an_engine_from_before_gets_its_filters_from_transformers(engine):
-    (engine.path / MEL_FILTERS_FILE).unlink()
-    assert torch.equal(without_mel_filters(engine).load_mel_filters(), mel_filters(80))
-
-
-def test_without_transformers_an_engine_from_before_has_to_be_built_again(engine, monkeypatch):
+def test_without_transformers_no_filters_are_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.audio_utils", None)
-    with pytest.raises(EngineError, match="build the engine again"):
-        without_mel_filters(engine).load_mel_filters()
     with pytest.raises(UnavailableError, match="transformers, which is not installed"):
         mel_filters(80)
 
