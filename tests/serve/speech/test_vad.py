@@ -10,7 +10,6 @@ import pytest
 from faster_whisper import vad as peer
 from faster_whisper.utils import get_assets_path
 
-from serve.contract.errors import EarshotError
 from serve.contract.messages import SpeechOptions
 from serve.speech import audio, vad
 from serve.speech.features import SAMPLE_RATE
@@ -153,13 +152,7 @@ def test_the_rewritten_model_computes_what_the_published_one_does():
         np.testing.assert_allclose(np.concatenate(found), published, atol=5e-5)
 
 
-def test_the_model_is_the_one_whose_source_is_stated(monkeypatch, tmp_path):
-    assert hashlib.sha256(vad.MODEL.read_bytes()).hexdigest() == vad.MODEL_SHA256
-    folder = vad.MODEL.parent
-    assert vad.MODEL_SHA256 in (folder / "README.md").read_text(encoding="utf-8")
+def test_the_model_is_the_one_whose_source_is_stated():
+    folder, digest = vad.MODEL.parent, hashlib.sha256(vad.MODEL.read_bytes()).hexdigest()
+    assert digest in (folder / "README.md").read_text(encoding="utf-8")
     assert (folder / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
-    damaged = tmp_path / "model.onnx"
-    damaged.write_bytes(vad.MODEL.read_bytes()[:-1])
-    monkeypatch.setattr(vad, "MODEL", damaged)
-    with pytest.raises(EarshotError, match="is damaged; expected the file with SHA-256 8cbe"):
-        VadModel(damaged)
