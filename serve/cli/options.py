@@ -5,13 +5,14 @@ import base64
 import functools
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from serve.cli.outputs import print_table
 from serve.contract.codec import nearest
 from serve.contract.config import OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
-from serve.contract.files import read_bytes
+from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Request
 from serve.contract.options import SWITCH_CHOICES, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -38,17 +39,18 @@ def server_url(config: Config, scheme: str) -> str:
     return f"{scheme}{secure}://{server_address(config, config.server.http_port)}"
 
 
-def api_key() -> str | None:
-    """Return the API key of the environment, or None.
+def api_key(file: Path | None = None) -> str | None:
+    """Return the API key in a file, or that of the environment, or None.
 
     Raises:
+        FileError: the file cannot be read.
         ConfigError: the key cannot be sent in an HTTP header.
     """
-    key = os.environ.get("EARSHOT_API_KEY")
+    key = os.environ.get("EARSHOT_API_KEY") if file is None else read_text(file).strip()
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            "EARSHOT_API_KEY has characters that are not printable ASCII; expected a key that "
-            "`python -m serve keys new` printed"
+            f"{file or 'EARSHOT_API_KEY'} has characters that are not printable ASCII; expected a "
+            "key that `python -m serve keys new` printed"
         )
     return key
 

@@ -16,7 +16,6 @@ from typing import Any
 from serve.cli.options import api_key, codes, server_url
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, shown
-from serve.contract.files import read_text
 from serve.gateway.observe.log import LogRateLimiter
 from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language, script_of
 from serve.wyoming.bridge import Bridge
@@ -59,10 +58,9 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config) if args.config else Config()
     url = args.server if args.server is not None else server_url(config, "http")
     host, port = _address(args.listen, args.open)
-    key = (api_key() or "") if args.key_file is None else read_text(args.key_file).strip()
     languages = args.languages or config.transcriber.languages or tuple(LANGUAGE_NAMES)
     settings = BridgeSettings(
-        SpeechApiClient(url, key, config.transcriber.request_timeout_s),
+        SpeechApiClient(url, api_key(args.key_file), config.transcriber.request_timeout_s),
         tuple(_code(language, "--languages") for language in languages),
         _code(args.language, "--language") if named_language(args.language) else None,
         _IDLE_S,

@@ -91,7 +91,8 @@ def _session(model: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # it would keep the memory of the longest block
-    return onnxruntime.InferenceSession(model.read_bytes(), options, providers=["CPUExecutionProvider"])
+    data, providers = model.read_bytes(), ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(data, options, providers=providers)
 
 
 class VadState:

@@ -146,4 +146,4 @@ def test_a_key_that_is_none(tmp_path, capsys):
     path.write_text("a\nb\n")
     server = ["--server", "http://127.0.0.1:9", "--key-file", str(path)]
     assert main(["wyoming", *server]) == 2
-    assert "the API key has invalid characters" in capsys.readouterr().err
+    assert f"{path} has characters that are not printable" in capsys.readouterr().err
