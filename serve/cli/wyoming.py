@@ -39,12 +39,8 @@ def add_parser(commands: Any) -> None:
     add("--open", action="store_true", help="allow clients of other machines, without keys")
     add("--key-file", type=Path, help="file with only an API key; default: EARSHOT_API_KEY")
     add("--language", help="language if a client names none; default, and auto: detected")
-    add(
-        "--languages",
-        type=codes,
-        metavar="CODE,CODE,…",
-        help="languages for clients; default: transcriber.languages, else all of Whisper's",
-    )
+    languages = "languages for clients; default: transcriber.languages, else all of Whisper's"
+    add("--languages", type=codes, metavar="CODE,CODE,…", help=languages)
 
 
 def _run(args: argparse.Namespace) -> int:
