@@ -125,18 +125,17 @@ def test_language_spellings(tokenizer: Tokenizer, language: str, code: str):
 
 @pytest.mark.parametrize(
     ("language", "message"),
-    [("englsh", "'englsh' is unknown; expected a code"), ("", "'' is unknown; expected a code")],
+    [
+        ("englsh", "'englsh' is unknown; expected a code"),
+        ("", "'' is unknown; expected a code"),
+        ("cantonese", "'cantonese' is not among this engine's 2"),
+    ],
 )
-def test_unknown_languages(tokenizer: Tokenizer, language: str, message: str):
-    with pytest.raises(OptionError, match=message):
-        tokenizer.prompt_ids(language, "transcribe", True)
-
-
-def test_a_language_that_this_engine_lacks(tmp_path: Path):
+def test_languages_that_an_engine_lacks(tmp_path: Path, language: str, message: str):
     tokenizer = Tokenizer(make_engine(tmp_path, codes=["en", "es"]))
     assert tokenizer.languages == {"en", "es"}
-    with pytest.raises(OptionError, match="'cantonese' is not among this engine's 2"):
-        tokenizer.prompt_ids("cantonese", "transcribe", True)
+    with pytest.raises(OptionError, match=message):
+        tokenizer.prompt_ids(language, "transcribe", True)
 
 
 def test_partial_characters_do_not_break(tokenizer: Tokenizer):
