@@ -185,9 +185,11 @@ def read_config(path: str | Path, kind: type[C]) -> C:
 
 
 def table_of(config: Config) -> dict[str, Any]:
-    """Return a config as a TOML table, without the field that a file may not set."""
+    """Return serve's sections of a config as a TOML table."""
     table = dataclasses.asdict(config)
-    del table["runtime"]["kernels"]  # only tests and the bench set it
+    for section in OTHER_SECTIONS:
+        table.pop(section, None)
+    del table["runtime"]["kernels"]  # only tests and the bench set it; a file may not
     return table
 
 
