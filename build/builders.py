@@ -24,14 +24,9 @@ from build.writer import (
     staged,
     write_manifest,
 )
-from serve.contract.engine import (
-    MEL_FILTERS_FILE,
-    TOKENIZER_FILE,
-    Engine,
-    open_engine,
-    write_mel_filters,
-)
+from serve.contract.engine import MEL_FILTERS_FILE, Engine, open_engine, write_mel_filters
 from serve.contract.errors import ConfigError, EngineError
+from serve.contract.manifest import TOKENIZER_FILE
 from serve.contract.runtimes import RuntimeName
 
 

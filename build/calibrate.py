@@ -20,8 +20,9 @@ from build.clips import load_clips
 from build.recordings import VerificationAudio, read_recording
 from build.tensor_names import source_tensor_name
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Calibration, mel_filters, tensor_kinds
+from serve.contract.engine import mel_filters, tensor_kinds
 from serve.contract.files import read_bytes
+from serve.contract.manifest import Calibration
 from serve.native.device import open_device
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 

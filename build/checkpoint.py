@@ -30,15 +30,15 @@ from build.known_checkpoints import ORIGINALS
 from build.tensor_names import Naming, source_tensor_name
 from build.tokenizer_facts import read_json, read_tokenizer_files, tokenizer_facts
 from serve.contract.codec import from_table
-from serve.contract.engine import (
+from serve.contract.engine import tensor_kinds
+from serve.contract.errors import CheckpointError, MissingCheckpointError, shown
+from serve.contract.manifest import (
     TOKENIZER_FILE,
     CheckpointSource,
     Dims,
     TokenizerFacts,
-    tensor_kinds,
+    dims_problems,
 )
-from serve.contract.errors import CheckpointError, MissingCheckpointError, shown
-from serve.contract.manifest import dims_problems
 from serve.speech.features import N_FRAMES
 
 HF_DIMS = {  # our field: Hugging Face's key in config.json

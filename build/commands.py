@@ -16,8 +16,9 @@ from build.draft import with_draft
 from build.recordings import VerificationAudio, read_recording, recordings_of
 from build.summary import summary
 from build.writer import write_manifest
-from serve.contract.engine import Engine, TokenizerFacts, manifest_to_json, open_engine
+from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import ConfigError, EngineError
+from serve.contract.manifest import TokenizerFacts, manifest_to_json
 from serve.native.kernels.choose import runs_fp8
 
 # If runtime.encoder_precision = "auto" and the device supports FP8, FP8 is verified on this

@@ -52,9 +52,9 @@ def read_ct2(path: Path) -> tuple[dict[str, Any], Tensors]:
         path: the file.
 
     Returns:
-        The network's sizes by the names of `serve.contract.engine.Dims`, None if the tensors do not
-        show one; and the tensors by the names of `build.tensor_names`, with stacked matrices split
-        and INT8 expanded to float16.
+        The network's sizes by the names of `serve.contract.manifest.Dims`, None if the tensors do
+        not show one; and the tensors by the names of `build.tensor_names`, with stacked matrices
+        split and INT8 expanded to float16.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or is not Whisper.

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 
 from build.checkpoint import Checkpoint, Network, open_network
-from serve.contract.engine import Dims, Draft
 from serve.contract.errors import CheckpointError
+from serve.contract.manifest import Dims, Draft
 
 _DRAFT_SIZES = ("n_text_layer", "n_text_ffn")  # all other sizes must equal the checkpoint's
 

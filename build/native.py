@@ -16,15 +16,8 @@ from build.draft import draft_facts, engine_tensors
 from build.quantize import layer_error, quantize_rows
 from build.writer import BuiltEngineFacts, Log, disk_errors, finite
 from serve.contract.config import Precision
-from serve.contract.engine import (
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    Calibration,
-    Engine,
-    LayerError,
-    scale_name,
-    tensor_kinds,
-)
+from serve.contract.engine import Engine, scale_name, tensor_kinds
+from serve.contract.manifest import TOKENIZER_FILE, WEIGHTS_FILE, Calibration, LayerError
 
 CALIBRATE_CLIPS = "tests/data/human/calibration.jsonl"  # manifest of the calibration clips
 

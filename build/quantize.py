@@ -2,7 +2,7 @@
 
 import torch
 
-from serve.contract.engine import LayerError
+from serve.contract.manifest import LayerError
 
 QMAX = 127
 _BLOCK = 128  # columns; one product propagates their errors to later columns

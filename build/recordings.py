@@ -5,9 +5,9 @@ import dataclasses
 from pathlib import Path
 
 from build.clips import load_clips
-from serve.contract.engine import TokenizerFacts
 from serve.contract.errors import AudioError, ConfigError
 from serve.contract.files import read_bytes, read_text
+from serve.contract.manifest import TokenizerFacts
 from serve.contract.messages import Samples
 from serve.speech.audio import decode, join_blocks
 from serve.speech.features import WINDOW_S

@@ -9,7 +9,7 @@ import transformers
 from build.checkpoint import HF_DIMS, Checkpoint
 from build.recordings import VerificationAudio
 from build.tensor_names import source_tensor_name
-from serve.contract.engine import TokenizerFacts
+from serve.contract.manifest import TokenizerFacts
 from serve.speech.features import WINDOW_SAMPLES, log_mel
 
 _hf: Any = transformers  # its annotations are too incomplete for strict checking

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 
 from build.builders import BUILDERS
-from serve.contract.engine import CheckpointSource, Dims, Draft, Engine, Manifest, tensor_kinds
+from serve.contract.engine import Engine, tensor_kinds
+from serve.contract.manifest import CheckpointSource, Dims, Draft, Manifest
 
 _NUMBERS = ("logits_max_abs", "tokens", "windows")  # the other values are shares
 _PRECISIONS = {"int8": "INT8 weights per output channel", "fp16": "FP16 weights"}

@@ -21,9 +21,9 @@ from build.native import in_precision
 from build.recordings import VerificationAudio, read_recording
 from build.reference import decode_greedily, features_of, load_reference, prompt_of
 from serve.contract.config import EncoderPrecision, Precision, RuntimeConfig
-from serve.contract.engine import Engine, TokenizerFacts
+from serve.contract.engine import Engine
 from serve.contract.errors import EngineError
-from serve.contract.manifest import Fp8Proof
+from serve.contract.manifest import Fp8Proof, TokenizerFacts
 from serve.native.runtime import NativeRuntime
 
 _ROUNDING_ADVICE = (

@@ -25,7 +25,10 @@ from build.checkpoint import Checkpoint
 from build.config import BuildConfig
 from build.draft import draft_facts
 from serve.contract.codec import from_json
-from serve.contract.engine import (
+from serve.contract.engine import sha256_of
+from serve.contract.errors import CheckpointError, EngineError
+from serve.contract.files import partial_folder, read_text, sync, write_text
+from serve.contract.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     Calibration,
@@ -34,10 +37,7 @@ from serve.contract.engine import (
     LayerError,
     Manifest,
     manifest_to_json,
-    sha256_of,
 )
-from serve.contract.errors import CheckpointError, EngineError
-from serve.contract.files import partial_folder, read_text, sync, write_text
 
 Log = Callable[[str], None]
 """A function that is called with each line of a builder's log."""

@@ -28,8 +28,9 @@ from build.config import BuildConfig, BuildProduct
 from build.writer import disk_errors
 from eval.record import Say, missing_packages
 from serve.contract.config import Precision
-from serve.contract.engine import HEAD_DIM, Dims, Engine
+from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, UnavailableError
+from serve.contract.manifest import HEAD_DIM, Dims
 from serve.speech.languages import LANGUAGE_NAMES
 
 TIMESTAMPS = 1501

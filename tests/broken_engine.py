@@ -6,15 +6,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from serve.contract.engine import (
-    MANIFEST_FILE,
-    WEIGHTS_FILE,
-    FileFacts,
-    manifest_to_json,
-    open_engine,
-    scale_name,
-    sha256_of,
-)
+from serve.contract.engine import open_engine, scale_name, sha256_of
+from serve.contract.manifest import MANIFEST_FILE, WEIGHTS_FILE, FileFacts, manifest_to_json
 
 
 def break_engine(source: str, target: Path, layer: str, factor: float) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from serve.contract.engine import DETECT_LANGUAGE, Confidence, Engine
+from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import AudioError, DeviceError, EarshotError, OptionError
+from serve.contract.manifest import Confidence
 from serve.contract.messages import (
     Alignment,
     Request,

@@ -105,7 +105,7 @@ class TranscriberTests:
     @pytest.fixture(scope="class")
     @classmethod
     def tokenizer(cls, engine):
-        return Tokenizer.open(engine)
+        return Tokenizer(engine)
 
     @pytest.fixture
     def echo(self, tokenizer):

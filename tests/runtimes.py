@@ -165,7 +165,7 @@ def api_engine(checkpoint, folder):
 
 def job_maker(engine, audio_of, stamped):
     """A maker of jobs; `audio_of`: features or samples of a generator; `stamped`: timestamps."""
-    tokenizer = Tokenizer.open(engine)
+    tokenizer = Tokenizer(engine)
 
     def job(id, key=None, language="en", timestamps=stamped, prompt="", **options):
         audio = audio_of(torch.Generator().manual_seed(id if key is None else key))

@@ -7,13 +7,11 @@ from safetensors.torch import save
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
-from serve.contract.engine import (
+from serve.contract.engine import MEL_FILTERS_FILE, N_FREQUENCIES, Engine
+from serve.contract.manifest import (
     FORMAT_VERSION,
-    MEL_FILTERS_FILE,
-    N_FREQUENCIES,
     CheckpointSource,
     Dims,
-    Engine,
     FileFacts,
     Manifest,
     TokenizerFacts,

@@ -19,8 +19,9 @@ from build.config import BuildProduct
 from build.trtllm.weights import CONFIG_FILE, write_checkpoint
 from build.writer import BuiltEngineFacts, Log, disk_errors
 from serve.contract.devices import first_of
-from serve.contract.engine import Dims, Engine
+from serve.contract.engine import Engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
+from serve.contract.manifest import Dims
 from serve.trtllm.limits import ENGINES_FOLDER, EngineLimits, find_gpu, visible_gpu
 from serve.trtllm.release import library_version
 

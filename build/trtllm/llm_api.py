@@ -11,8 +11,9 @@ from build.checkpoint import Checkpoint, folder_files
 from build.config import BuildProduct
 from build.hub import GENERATION_CONFIG, PROCESSOR_CONFIGS
 from build.writer import BuiltEngineFacts, Log, disk_errors, finite
-from serve.contract.engine import MEL_FILTERS_FILE, TOKENIZER_FILE, Engine, sha256_of
+from serve.contract.engine import MEL_FILTERS_FILE, Engine, sha256_of
 from serve.contract.errors import CheckpointError, ConfigError
+from serve.contract.manifest import TOKENIZER_FILE
 from serve.trtllm.limits import CHECKPOINT_FOLDER
 
 _FORMATS = {"openai": "an OpenAI checkpoint", "ct2": "a CTranslate2 checkpoint"}

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from build.writer import finite
 from serve.contract.config import Precision
-from serve.contract.engine import HEAD_DIM, Dims
 from serve.contract.errors import CheckpointError
+from serve.contract.manifest import HEAD_DIM, Dims
 
 Tensors = dict[str, torch.Tensor]
 

@@ -30,6 +30,7 @@ from serve.contract.codec import to_json
 from serve.contract.config import Precision
 from serve.contract.errors import AudioError, ConfigError, UnavailableError
 from serve.contract.files import read_bytes
+from serve.contract.manifest import MANIFEST_FILE
 from serve.contract.messages import Request, Transcript
 
 CACHE = Path(".cache") / "ctranslate2"
@@ -417,8 +418,6 @@ def key_of(name: str, config: EvaluationProduct) -> str:
         EarshotError: the checkpoint is not to be had.
         FileError: a file cannot be read.
     """
-    from serve.contract.engine import MANIFEST_FILE  # noqa: PLC0415 - loads torch, which is not a peer's
-
     spec, settings = specs(config)[name], config.eval
     facts = [name, settings.threads, settings.concurrency, settings.tell_language]
     facts += [config.runtime.device]

@@ -16,7 +16,7 @@ from torch.utils import benchmark
 
 from eval.bench.table import Measurement
 from serve.contract.config import CrossPrecision, Precision, RuntimeConfig
-from serve.contract.engine import HEAD_DIM, Dims, Manifest
+from serve.contract.manifest import HEAD_DIM, Dims, Manifest
 from serve.native.kernels.choose import compute_dtype
 
 PROMPT_TOKENS = 4  # start, language, task, no timestamps

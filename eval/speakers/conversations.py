@@ -26,10 +26,10 @@ from eval.long.compose import at_level, faded, noise
 from eval.record import made_once, write_text
 from serve.contract.errors import ConfigError
 from serve.contract.files import read_text
-from serve.contract.messages import Samples
+from serve.contract.messages import Samples, SpeechOptions
 from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
-from serve.speech.vad import SpeechFilter, VadModel, VadOptions
+from serve.speech.vad import SpeechFilter, VadModel
 
 T = TypeVar("T")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
@@ -129,7 +129,7 @@ def to_stm(name: str, utterances: Iterable[Utterance]) -> str:
 CACHE = Path(".cache") / "speakers"
 MIN_SPEECH_S = 8.0  # of a speaker's clips together; a speaker with less is not drawn
 
-_SPEECH = VadOptions(min_silence=SAMPLE_RATE // 4, pad=0, min_speech=0)
+_SPEECH = SpeechOptions(vad_min_speech_s=0.0, vad_min_silence_s=0.25, vad_pad_s=0.0)
 # Voice activity tells so late that speech begins and ends: the median of clips by their level.
 _LATE = round(0.09 * SAMPLE_RATE)
 _MARGIN = SAMPLE_RATE // 10  # of a clip that is heard around its speech

@@ -24,8 +24,9 @@ from build.config import BuildConfig, BuildProduct
 from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint, write_processor
 from eval.record import Check, ReportSection, Result, Run, Say, facts, versions
 from serve.contract.config import Precision, RuntimeConfig
-from serve.contract.engine import Engine, TokenizerFacts, mel_filters
+from serve.contract.engine import Engine, mel_filters
 from serve.contract.errors import EarshotError
+from serve.contract.manifest import TokenizerFacts
 from serve.contract.runtimes import RuntimeName, TrtllmConfig
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from build.clips import Clip
 from eval.record import Check, ReportSection, Table, Text
-from serve.contract.engine import Confidence
 from serve.contract.errors import EarshotError
+from serve.contract.manifest import Confidence
 from serve.contract.messages import Transcript
 from serve.speech.judging import confidence_of, log_odds
 from serve.speech.text import normalize_text

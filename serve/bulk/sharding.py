@@ -160,10 +160,6 @@ def keep_or_compare(output: BulkOutput, settings: dict[str, Any]) -> None:
     name = f"{output.folder}/run.json"
     settings = json.loads(to_json(settings))
     if not store.exists(name):
-        if output.done():
-            raise ConfigError(
-                f"{output.folder} has transcripts without run.json; choose another --output"
-            )
         store.write(name, to_json(settings, indent=2).encode())
         return
     kept = from_json(dict[str, Any], store.read(name), name, advice="choose another --output")

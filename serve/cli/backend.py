@@ -2,18 +2,13 @@
 
 import argparse
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from serve.cli.options import api_key, server_address
 from serve.contract.config import Config
 from serve.contract.errors import UnavailableError
-from serve.contract.messages import Request, RequestFinished, Transcript
-
-if TYPE_CHECKING:  # loaded only by the backend that uses it
-    from serve.wire.client import TritonClient
+from serve.contract.messages import Request, RequestFinished, SegmentReady, Transcript
 
 Transcribe = Callable[[Request, Callable[[float], None]], Transcript]
 """Transcribes a request and reports progress: seconds of audio that have been transcribed."""
@@ -43,7 +38,7 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
             state = client.state(ANSWER_S)
             if state == "ready":
                 print(f"using the server at {address}", file=sys.stderr)
-                yield functools.partial(_through, client)
+                yield lambda request, report: _last_of(client.stream(request), report)
                 return
         if state != "absent":
             raise UnavailableError(
@@ -61,10 +56,11 @@ def open_backend(config: Config, args: argparse.Namespace) -> Iterator[Transcrib
         )
 
 
-def _through(
-    client: "TritonClient", request: Request, report: Callable[[float], None]
+def _last_of(
+    events: Iterator[SegmentReady | RequestFinished], report: Callable[[float], None]
 ) -> Transcript:
-    for event in client.stream(request):
+    """Return the answer at the end of a stream, and report the end of each segment before it."""
+    for event in events:
         if isinstance(event, RequestFinished):
             return event.transcript
         report(event.segment.end)

@@ -38,34 +38,16 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add_config(parser)
     add = parser.add_argument
-    add(
-        "--input",
-        required=True,
-        metavar="PATH",
-        help="folder, s3://…, or JSONL with a `file` in each line, relative to the JSONL file",
-    )
+    source = "folder, s3://…, or JSONL with a `file` in each line, relative to the JSONL file"
+    add("--input", required=True, metavar="PATH", help=source)
     add("--output", required=True, metavar="FOLDER", help="a path or s3://…")
-    add(
-        "--format",
-        default="jsonl",
-        metavar="FORMAT,…",
-        help=f"shard format: {', '.join(SHARDS)}; "
-        f"also a file per recording: {', '.join(TEXTS)}; default: %(default)s",
-    )
-    add(
-        "--shard-files",
-        type=int,
-        default=SHARD_FILES,
-        metavar="N",
-        help="files in a shard, the unit that is saved or repeated; default: %(default)s",
-    )
+    formats = f"shard format: {', '.join(SHARDS)}; also a file per recording: {', '.join(TEXTS)}"
+    add("--format", default="jsonl", metavar="FORMAT,…", help=f"{formats}; default: %(default)s")
+    size = "files in a shard, the unit that is saved or repeated; default: %(default)s"
+    add("--shard-files", type=int, default=SHARD_FILES, metavar="N", help=size)
     add("--address", metavar="HOST:PORT", help="address of a Ray cluster; default: this machine")
-    add(
-        "--cpus",
-        type=int,
-        metavar="N",
-        help="CPU cores for each engine; default: runtime.threads, else at most 4; on a GPU 1",
-    )
+    cpus = "CPU cores for each engine; default: runtime.threads, else at most 4; on a GPU 1"
+    add("--cpus", type=int, metavar="N", help=cpus)
     add_cue_options(parser)
     add_options(parser)
 

@@ -1,4 +1,4 @@
-"""`python -m serve jobs`: let the running server transcribe audio in the background."""
+"""Let the running server transcribe audio in the background."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ _FORM_FIELDS: dict[str, Fields] = {  # options with other names as form fields
 
 def add_parser(commands: Any) -> None:
     title = "let the running server transcribe audio in the background"
-    parser = commands.add_parser("jobs", help=title, description=f"{title.capitalize()}.")
+    parser = commands.add_parser("jobs", help=title, description=__doc__)
     jobs = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = _add(jobs, "submit", _submit, "send files or URLs; print the id of each job")
     submit.usage = "%(prog)s --config TOML [options] [FILE ...]"
@@ -64,15 +64,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _add(jobs: Any, name: str, run: Any, title: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = jobs.add_parser(
-        name,
-        help=title,
-        description=title,
-        allow_abbrev=False,  # --mode, a former flag, must not become --model
-    )
-    command.add_argument(
-        "--config", required=True, metavar="TOML", help="the config of the running server"
-    )
+    # Without abbreviations: --mode, a former flag, must not become --model.
+    command: argparse.ArgumentParser
+    command = jobs.add_parser(name, help=title, description=title, allow_abbrev=False)
+    config = "the config of the running server"
+    command.add_argument("--config", required=True, metavar="TOML", help=config)
 
     def ask(args: argparse.Namespace) -> int:
         with open_api(load_config(args.config)) as api:
@@ -121,8 +117,8 @@ def _fields(args: argparse.Namespace) -> Fields:
         if value == option.default:
             continue
         fields |= _FORM_FIELDS.get(name) or {name: _text(value)}
-    if args.known_speakers:
-        names, references = zip(*args.known_speakers, strict=True)
+    if args.known_speaker:
+        names, references = zip(*args.known_speaker, strict=True)
         fields["known_speaker_names[]"] = list(names)
         fields["known_speaker_references[]"] = list(references)
     return fields

@@ -1,4 +1,4 @@
-"""`python -m serve keys`: create, list, revoke and expire API keys, and show their usage."""
+"""Create, list, revoke and expire API keys, and show their usage."""
 
 import argparse
 import datetime
@@ -12,7 +12,6 @@ from serve.contract.config import load_config
 from serve.contract.errors import ConfigError, FileError
 from serve.contract.keys import (
     ENVIRONMENT,
-    LIMITS,
     add_key,
     expire_key,
     hash_of,
@@ -34,15 +33,9 @@ _LIMITS: dict[str, tuple[type, str]] = {
 
 def add_parser(commands: Any) -> None:
     title = "create, list, revoke and expire API keys, and show their usage"
-    parser = commands.add_parser("keys", help=title, description=f"{title.capitalize()}.")
+    parser = commands.add_parser("keys", help=title, description=__doc__)
     keys = parser.add_subparsers(metavar="COMMAND", required=True)
-    new = keys.add_parser(
-        "new",
-        help="create a key",
-        description="Create an API key and print it once. Only its hash is kept: in --file, which "
-        "a running server reads again, or printed as a line for the environment variable "
-        f"{ENVIRONMENT}.",
-    )
+    new = keys.add_parser("new", help="create a key", description=_new_key.__doc__)
     new.set_defaults(run=_new_key)
     new.add_argument("--name", required=True, help="the key's owner; a label of the metrics")
     new.add_argument("--file", type=Path, help="TOML file of keys, named by server.keys_file")
@@ -52,24 +45,19 @@ def add_parser(commands: Any) -> None:
 
     every = keys.add_parser("list", help="list the keys of a file, with limits and expiry")
     every.set_defaults(run=_list_keys)
-    revoked = keys.add_parser(
-        "revoke", help="remove a key from a file, which a running server reads again"
-    )
+    title = "remove a key from a file, which a running server reads again"
+    revoked = keys.add_parser("revoke", help=title)
     revoked.set_defaults(run=lambda args: _changed_key(revoke_key, args.file, args.name))
     expired = keys.add_parser("expire", help="set the time at which a key expires")
     expired.set_defaults(run=lambda args: _changed_key(expire_key, args.file, args.name, args.at))
     expired.add_argument("--at", required=True, metavar="TIME", help=_TIMES)
+    written = "TOML file that `keys new` wrote"
     for command in (every, revoked, expired):
-        command.add_argument(
-            "--file", type=Path, required=True, help="TOML file that `keys new` wrote"
-        )
+        command.add_argument("--file", type=Path, required=True, help=written)
     for command in (revoked, expired):
         command.add_argument("--name", required=True, help="the key's owner")
-    usage = keys.add_parser(
-        "usage",
-        help="show the usage of all keys, by day (UTC) and model",
-        description="Show the usage of all keys, by day (UTC) and model, from server.usage_file.",
-    )
+    title = "show the usage of all keys, by day (UTC) and model"
+    usage = keys.add_parser("usage", help=title, description=_print_usage.__doc__)
     usage.set_defaults(run=_print_usage)
     usage.add_argument("--config", required=True, metavar="TOML", help="has server.usage_file")
     for flag, default in (("--start", "the first of this month"), ("--end", "today")):
@@ -77,8 +65,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _new_key(args: argparse.Namespace) -> int:
+    """Create an API key and print it once.
+
+    Only its hash is kept: in --file, which a running server reads again, or printed as a line for
+    the environment variable EARSHOT_API_KEYS.
+    """
     key = new_key()
-    limits = {name: getattr(args, name) for name in (*LIMITS, "expires")}
+    limits = {name: getattr(args, name) for name in (*_LIMITS, "expires")}
     if args.file is not None:
         add_key(args.file, args.name, {"sha256": hash_of(key), **limits})
     elif any(limit is not None for limit in limits.values()):
@@ -90,17 +83,18 @@ def _new_key(args: argparse.Namespace) -> int:
 
 
 def _list_keys(args: argparse.Namespace) -> int:
-    columns = ("name", "sha256", *LIMITS, "expires")
-    rows: list[tuple[str, ...]] = [columns]
+    rows: list[tuple[str, ...]] = [("name", "sha256", *_LIMITS, "expires")]
     for name, key in read_keys(args.file).items():
-        limits = tuple(f"{limit:g}" if limit else "-" for limit in key.limits)
+        limits = [getattr(key, limit) for limit in _LIMITS]
+        shown = (f"{limit:g}" if limit else "-" for limit in limits)
         end = f"{key.expires} (expired)" if key.expired else key.expires or "-"
-        rows.append((name, f"{key.sha256[:8]}…", *limits, end))
+        rows.append((name, f"{key.sha256[:8]}…", *shown, end))
     print_table(rows)
     return 0
 
 
 def _print_usage(args: argparse.Namespace) -> int:
+    """Show the usage of all keys, by day (UTC) and model, from server.usage_file."""
     config = load_config(args.config)
     path = Path(config.server.usage_file)
     if not config.server.usage_file:

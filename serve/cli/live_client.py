@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from serve.contract.codec import to_json
 from serve.contract.errors import DeadlineError, EarshotError, UnavailableError, from_response
 from serve.contract.messages import Samples
 from serve.gateway.live.events import Event
+from serve.speech.channels import regroup
 from serve.speech.rate import SAMPLE_RATE
 
 _WIRE_RATE = 24_000  # Hz, of 16-bit samples
@@ -153,9 +155,6 @@ def _pieces(blocks: Iterable[Samples]) -> Iterator[bytes]:
     """Yield the audio and the final silence as 16-bit samples, one message each."""
     resampler = soxr.ResampleStream(SAMPLE_RATE, _WIRE_RATE, 1, dtype="float32")
     quiet = np.zeros(round(_QUIET_S * SAMPLE_RATE), np.float32)
-    pending, size = np.zeros(0, np.float32), round(_PIECE_S * _WIRE_RATE)
-    for block in (*blocks, quiet):
-        pending = np.concatenate([pending, resampler.resample_chunk(block)])
-        while len(pending) >= size:
-            yield (pending[:size].clip(-1, 1) * 32767).astype("<i2").tobytes()
-            pending = pending[size:]
+    resampled = map(resampler.resample_chunk, itertools.chain(blocks, [quiet]))
+    for piece in regroup(resampled, round(_PIECE_S * _WIRE_RATE)):
+        yield (piece.clip(-1, 1) * 32767).astype("<i2").tobytes()

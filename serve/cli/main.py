@@ -42,12 +42,8 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(metavar="COMMAND", required=True)
     for command in (start, reload, transcribe, bulk, live, jobs, shadow, wyoming, keys, phrases):
         command.add_parser(commands)
-    listing = commands.add_parser(
-        "tensors",
-        help="list the inputs and outputs of the Triton models",
-        description="List the inputs and outputs of the Triton models, as KServe v2 tensors.",
-    )
-    listing.set_defaults(run=_tensors)
+    title = "list the inputs and outputs of the Triton models, as KServe v2 tensors"
+    commands.add_parser("tensors", help=title, description=title).set_defaults(run=_tensors)
     return root
 
 

@@ -5,13 +5,14 @@ import base64
 import functools
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from serve.cli.outputs import print_table
 from serve.contract.codec import nearest
 from serve.contract.config import OPTIONS, Config
 from serve.contract.errors import ConfigError, OptionError, shown
-from serve.contract.files import read_bytes
+from serve.contract.files import read_bytes, read_text
 from serve.contract.messages import Request
 from serve.contract.options import SWITCH_CHOICES, Option, parse
 from serve.speech.cues import CUE_OPTIONS, CueOptions, check_bounds
@@ -38,17 +39,18 @@ def server_url(config: Config, scheme: str) -> str:
     return f"{scheme}{secure}://{server_address(config, config.server.http_port)}"
 
 
-def api_key() -> str | None:
-    """Return the API key of the environment, or None.
+def api_key(file: Path | None = None) -> str | None:
+    """Return the API key in a file, or that of the environment, or None.
 
     Raises:
+        FileError: the file cannot be read.
         ConfigError: the key cannot be sent in an HTTP header.
     """
-    key = os.environ.get("EARSHOT_API_KEY")
+    key = os.environ.get("EARSHOT_API_KEY") if file is None else read_text(file).strip()
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            "EARSHOT_API_KEY has characters that are not printable ASCII; expected a key that "
-            "`python -m serve keys new` printed"
+            f"{file or 'EARSHOT_API_KEY'} has characters that are not printable ASCII; expected a "
+            "key that `python -m serve keys new` printed"
         )
     return key
 
@@ -122,22 +124,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         elif option.choices == SWITCH_CHOICES:
             arguments |= {"nargs": "?", "const": "on", "metavar": "|".join(SWITCH_CHOICES)}
         group.add_argument(flag, default=option.default, help=meaning, **arguments)
-    group.add_argument(
-        "--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off"
-    )
-    group.add_argument(
-        "--known-speaker",
-        dest="known_speakers",
-        type=_known_speaker,
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="with --diarize: 2 to 10 s of a voice; may be repeated",
-    )
+    add = group.add_argument
+    add("--no-vad", dest="vad", action="store_const", const="off", help="same as --vad=off")
+    clip = "with --diarize: 2 to 10 s of a voice; may be repeated"
+    add("--known-speaker", type=_voice, action="append", default=[], metavar="NAME=FILE", help=clip)
     _add_table(group, "--option", _SETTABLE, "any other option; may be repeated")
-    group.add_argument(
-        "--help-options", action=_PrintOptions, nargs=0, help="list the NAMEs of --option and --cue"
-    )
+    names = "list the NAMEs of --option and --cue"
+    add("--help-options", action=_PrintOptions, nargs=0, help=names)
 
 
 def add_cue_options(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +180,7 @@ def codes(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
-def _known_speaker(text: str) -> tuple[str, str]:
+def _voice(text: str) -> tuple[str, str]:
     """Return the speaker's name, and the file as a data URL."""
     name, equals, file = text.partition("=")
     if not (name and equals and file):
@@ -199,7 +192,7 @@ def _known_speaker(text: str) -> tuple[str, str]:
 def request_of(audio: bytes, args: argparse.Namespace) -> Request:
     """Make the request of the arguments; options are fields of the same name."""
     options = {name: value for name, value in vars(args).items() if name in OPTIONS}
-    if args.known_speakers:
-        names, references = zip(*args.known_speakers, strict=True)
+    if args.known_speaker:
+        names, references = zip(*args.known_speaker, strict=True)
         options |= {"known_speaker_names": names, "known_speaker_references": references}
     return Request(audio, **options)

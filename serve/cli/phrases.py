@@ -1,4 +1,7 @@
-"""`python -m serve phrases`: show the tokens of phrases, and which phrases do not help."""
+"""Show the weight and the tokens of each phrase of a file, and which are too common to help.
+
+The tokens are those of an engine's tokenizer.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -16,20 +19,12 @@ _SHORT = 2  # characters; boosting so short a phrase may insert it anywhere
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "phrases",
-        help="show the tokens of phrases, and which phrases are too common to help",
-        description="Show the weight and the tokens of each phrase of a file with an engine's "
-        "tokenizer, and which phrases are too common to help.",
-    )
+    title = "show the tokens of phrases, and which phrases are too common to help"
+    parser = commands.add_parser("phrases", help=title, description=__doc__)
     parser.set_defaults(run=_run)
     add_config(parser)
-    parser.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help=f'one phrase per line, at most {MAX_PHRASES}; "Karenina^2" has weight 2, others 1',
-    )
+    lines = f'one phrase per line, at most {MAX_PHRASES}; "Karenina^2" has weight 2, others 1'
+    parser.add_argument("file", type=Path, metavar="FILE", help=lines)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -38,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     from serve.transcriber.prompts import split_weight, trie_of  # noqa: PLC0415 - loads torch
 
     config = load_config(args.config)
-    tokenizer = Tokenizer.open(open_engine(args.engine or config.engine))
+    tokenizer = Tokenizer(open_engine(args.engine or config.engine))
     lines = read_text(args.file, "expected one phrase per line").splitlines()
     phrases = [line for line in lines if line.strip()]
     trie = trie_of(tuple(phrases), tokenizer)

@@ -11,9 +11,8 @@ def add_parser(commands: Any) -> None:
     title = "show what the running server's shadow monitor found"
     parser = commands.add_parser("shadow", help=title, description=__doc__)
     parser.set_defaults(run=_run)
-    parser.add_argument(
-        "--config", required=True, metavar="TOML", help="the config of the running server"
-    )
+    config = "the config of the running server"
+    parser.add_argument("--config", required=True, metavar="TOML", help=config)
 
 
 def _run(args: argparse.Namespace) -> int:

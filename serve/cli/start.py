@@ -1,4 +1,10 @@
-"""`python -m serve start`: run a server in the foreground."""
+"""Run Triton Inference Server and the gateway in front of it until Ctrl-C or SIGTERM.
+
+The server then finishes the accepted requests; a second Ctrl-C stops it at once. A process that
+fails is restarted. SIGHUP reads the config again and reloads its engine, like `python -m serve
+reload`. If the terminal closes, the server stops as on SIGTERM. The exit status is 1 if an accepted
+request was not answered.
+"""
 
 import argparse
 import contextlib
@@ -24,25 +30,14 @@ _WATCH_INTERVAL_S = 0.5
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "start",
-        help="run the server in the foreground",
-        description="Run Triton Inference Server and the gateway in front of it until Ctrl-C or "
-        "SIGTERM. The server then finishes the accepted requests; a second Ctrl-C stops it at "
-        "once. A process that fails is restarted. SIGHUP reads the config again and reloads its "
-        "engine, like `python -m serve reload`. If the terminal closes, the server stops as on "
-        "SIGTERM. The exit status is 1 if an accepted request was not answered.",
-    )
+    title = "run the server in the foreground"
+    parser = commands.add_parser("start", help=title, description=__doc__)
     parser.set_defaults(run=_start)
     add_config(parser)
-    parser.add_argument(
-        "--open", action="store_true", help="turn authentication off, like server.open = true"
-    )
-    parser.add_argument(
-        "--log",
-        type=Path,
-        help="write the server's log to this file; with several engines to FILE.0, FILE.1",
-    )
+    add = parser.add_argument
+    add("--open", action="store_true", help="turn authentication off, like server.open = true")
+    log = "write the server's log to this file; with several engines to FILE.0, FILE.1"
+    add("--log", type=Path, help=log)
 
 
 class _Signals:

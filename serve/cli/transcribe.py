@@ -1,4 +1,8 @@
-"""`python -m serve transcribe`: transcribe audio files."""
+"""Transcribe files through the config's server if it runs, else in this process.
+
+If a file fails, it is reported, the others continue, and the exit status is 1. With --output, the
+same command continues after an interruption.
+"""
 
 import argparse
 import sys
@@ -25,40 +29,20 @@ from serve.speech.raw import with_header
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "transcribe",
-        usage="%(prog)s --config TOML [options] FILE ...",
-        help="transcribe audio files",
-        description="Transcribe files through the config's server if it runs, else in this "
-        "process. If a file fails, it is reported, the others continue, and the exit status is "
-        "1. With --output, the same command continues after an interruption.",
-    )
+    title, usage = "transcribe audio files", "%(prog)s --config TOML [options] FILE ..."
+    parser = commands.add_parser("transcribe", usage=usage, help=title, description=__doc__)
     parser.set_defaults(run=_run)
     add_config(parser)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="audio, a folder, or - for standard input"
-    )
-    formats = get_args(Format)
-    parser.add_argument(
-        *("--format",), choices=formats, default="text", metavar="FORMAT", help=", ".join(formats)
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="write a file for each, such as talk.srt for talk.mp3, unless it exists",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="with --output: also transcribe files that have one"
-    )
-    parser.add_argument(
-        "--in-process", action="store_true", help="do not look for a server; implied by --engine"
-    )
-    parser.add_argument(
-        "--audio-type",
-        metavar="TYPE",
-        help="type of raw samples: 'audio/L16; rate=16000; channels=1'",
-    )
+    add, formats = parser.add_argument, get_args(Format)
+    add("files", nargs="+", metavar="FILE", help="audio, a folder, or - for standard input")
+    known = ", ".join(formats)
+    add("--format", choices=formats, default="text", metavar="FORMAT", help=known)
+    output = "write a file for each, such as talk.srt for talk.mp3, unless it exists"
+    add("--output", type=Path, metavar="FOLDER", help=output)
+    add("--again", action="store_true", help="with --output: also transcribe files that have one")
+    add("--in-process", action="store_true", help="do not look for a server; implied by --engine")
+    raw = "type of raw samples: 'audio/L16; rate=16000; channels=1'"
+    add("--audio-type", metavar="TYPE", help=raw)
     add_cue_options(parser)
     add_options(parser)
 

@@ -16,7 +16,6 @@ from typing import Any
 from serve.cli.options import api_key, codes, server_url
 from serve.contract.config import Config, load_config
 from serve.contract.errors import ConfigError, shown
-from serve.contract.files import read_text
 from serve.gateway.observe.log import LogRateLimiter
 from serve.speech.languages import LANGUAGE_NAMES, language_code, named_language, script_of
 from serve.wyoming.bridge import Bridge
@@ -40,12 +39,8 @@ def add_parser(commands: Any) -> None:
     add("--open", action="store_true", help="allow clients of other machines, without keys")
     add("--key-file", type=Path, help="file with only an API key; default: EARSHOT_API_KEY")
     add("--language", help="language if a client names none; default, and auto: detected")
-    add(
-        "--languages",
-        type=codes,
-        metavar="CODE,CODE,…",
-        help="languages for clients; default: transcriber.languages, else all of Whisper's",
-    )
+    languages = "languages for clients; default: transcriber.languages, else all of Whisper's"
+    add("--languages", type=codes, metavar="CODE,CODE,…", help=languages)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -59,10 +54,9 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args.config) if args.config else Config()
     url = args.server if args.server is not None else server_url(config, "http")
     host, port = _address(args.listen, args.open)
-    key = (api_key() or "") if args.key_file is None else read_text(args.key_file).strip()
     languages = args.languages or config.transcriber.languages or tuple(LANGUAGE_NAMES)
     settings = BridgeSettings(
-        SpeechApiClient(url, key, config.transcriber.request_timeout_s),
+        SpeechApiClient(url, api_key(args.key_file), config.transcriber.request_timeout_s),
         tuple(_code(language, "--languages") for language in languages),
         _code(args.language, "--language") if named_language(args.language) else None,
         _IDLE_S,

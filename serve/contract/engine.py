@@ -3,7 +3,7 @@
     engine.json           the manifest
     weights.safetensors   the tensors listed by `tensor_specs`
     tokenizer.json        byte-level BPE for the `tokenizers` library
-    mel_filters.safetensors   the filterbank of the log-mel spectrogram; old engines lack it
+    mel_filters.safetensors   the filterbank of the log-mel spectrogram
 
 build writes the folder; serve opens it and checks every file.
 """
@@ -22,23 +22,14 @@ from safetensors.torch import load_file, save
 
 from serve.contract.config import Precision
 from serve.contract.errors import EngineError, UnavailableError
-from serve.contract.manifest import FORMAT_VERSION as FORMAT_VERSION
-from serve.contract.manifest import HEAD_DIM as HEAD_DIM
-from serve.contract.manifest import MANIFEST_FILE as MANIFEST_FILE
-from serve.contract.manifest import TOKENIZER_FILE as TOKENIZER_FILE
-from serve.contract.manifest import WEIGHTS_FILE as WEIGHTS_FILE
-from serve.contract.manifest import Calibration as Calibration
-from serve.contract.manifest import CheckpointSource as CheckpointSource
-from serve.contract.manifest import Confidence as Confidence
-from serve.contract.manifest import Dims as Dims
-from serve.contract.manifest import Draft as Draft
-from serve.contract.manifest import FileFacts as FileFacts
-from serve.contract.manifest import Fp8Proof as Fp8Proof
-from serve.contract.manifest import LayerError as LayerError
-from serve.contract.manifest import Manifest as Manifest
-from serve.contract.manifest import TokenizerFacts as TokenizerFacts
-from serve.contract.manifest import manifest_to_json as manifest_to_json
-from serve.contract.manifest import read_manifest
+from serve.contract.manifest import (
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Dims,
+    Draft,
+    Manifest,
+    read_manifest,
+)
 
 MEL_FILTERS_FILE = "mel_filters.safetensors"
 N_FREQUENCIES = 201  # of a Fourier transform over 400 samples
@@ -220,25 +211,11 @@ class Engine:
         """Load the log-mel filterbank: float32 (n_mels, N_FREQUENCIES), on the CPU.
 
         Raises:
-            EngineError: the file cannot be read or has other content, or an old engine lacks the
-                file and transformers is not installed.
+            EngineError: the file cannot be read.
         """
-        path, n_mels = self.path / MEL_FILTERS_FILE, self.manifest.dims.n_mels
-        if MEL_FILTERS_FILE not in self.manifest.files:
-            try:
-                return mel_filters(n_mels)
-            except UnavailableError as error:
-                raise EngineError(
-                    f"{self.path} lacks {MEL_FILTERS_FILE}, as engines of old builds do, and "
-                    "transformers, which makes it, is not installed; build the engine again"
-                ) from error
+        path = self.path / MEL_FILTERS_FILE
         with _reading(path):
-            filters = load_file(path)["mel_filters"]
-        actual = WeightSpec(tuple(filters.shape), filters.dtype)
-        expected = WeightSpec((n_mels, N_FREQUENCIES), torch.float32)
-        if actual != expected:
-            raise EngineError(f"{path} has {actual}; expected {expected}; build the engine again")
-        return filters
+            return load_file(path)["mel_filters"]
 
     def load_tokenizer(self) -> str:
         """Read the text of tokenizer.json.

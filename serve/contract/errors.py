@@ -201,17 +201,12 @@ FROM_GRPC: Mapping[str, type[EarshotError]] = {
 """Error classes by gRPC status, for messages that name no class; the default is EarshotError."""
 
 
-def from_http(status: int) -> type[EarshotError]:
-    """Return the error class for an HTTP status of any server with OpenAI's API."""
-    if status in (429, 503):
-        return OverloadedError
-    if status == 401:
-        return AccessError
-    return RequestError if status < 500 else EarshotError
+_FROM_HTTP = {401: AccessError, 429: OverloadedError, 503: OverloadedError}
 
 
 def from_response(url: str, status: int, body: bytes) -> EarshotError:
     """Make the error of a failed HTTP response; its body may be OpenAI's JSON of an error."""
+    kind = _FROM_HTTP.get(status, RequestError if status < 500 else EarshotError)
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return from_http(status)(json.loads(body)["error"]["message"])
+        return kind(json.loads(body)["error"]["message"])
     return EarshotError(f"{url} returned status {status}; expected an Earshot server there")

@@ -73,11 +73,6 @@ class Key:
     expires: Expiry | None = None  # None: never
 
     @property
-    def limits(self) -> tuple[float | None, ...]:
-        """Return the values of `LIMITS`, in their order."""
-        return tuple(getattr(self, name) for name in LIMITS)
-
-    @property
     def public_id(self) -> str:
         """Return an id of the key that does not reveal its hash."""
         return hashlib.sha256(f"earshot key {self.sha256}".encode()).hexdigest()[:_ID_DIGITS]
@@ -93,17 +88,15 @@ class Key:
         if processes == 1:
             return self
         shares: dict[str, Any] = {
-            name: math.ceil(limit / processes)
-            for name, limit in zip(LIMITS, self.limits, strict=True)
-            if limit and name != "audio_s_per_day"
+            name: math.ceil(getattr(self, name) / processes)
+            for name in _OF_A_PROCESS
+            if getattr(self, name)
         }
         return dataclasses.replace(self, **shares)
 
 
-LIMITS = (
-    *("requests_per_minute", "audio_s_per_minute", "audio_s_per_day"),
-    *("requests_at_once", "live_streams"),
-)
+# The limits that processes share; they count `audio_s_per_day` together.
+_OF_A_PROCESS = ("requests_per_minute", "audio_s_per_minute", "requests_at_once", "live_streams")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,38 +65,30 @@ def _with_shortcuts(
     """Build the trie, with edges from a match that breaks off to its longest suffix match."""
     # The part of `path_boosts` that stays if the match breaks off.
     kept_boost = [0.0] * len(children)
-    suffix_nodes, parents = [0] * len(children), [0] * len(children)
-    transitions = list(children)
-    order, count = [0], 0
+    suffix_nodes, transitions = [0] * len(children), list(children)
+    edges, order = list[tuple[int, int, int, float]](), [0]
     for node in order:  # the list grows during the loop
         # Edges of the root are not copied; readers look them up at the root.
         inherited = transitions[suffix_nodes[node]] if suffix_nodes[node] else {}
-        _require_room(count + len(inherited) - 1)
+        _require_room(len(edges) + len(inherited) - 1)
         transitions[node] = inherited | children[node]
-        count += len(transitions[node])
-        _require_room(count - 1)
+        for token, target in transitions[node].items():
+            lost = path_boosts[node] - (0.0 if token in children[node] else kept_boost[node])
+            edges.append((node, token, target, path_boosts[target] - lost))
+        _require_room(len(edges) - 1)
         for token, target in children[node].items():
             kept_boost[target] = path_boosts[target] if phrase_boosts[target] else kept_boost[node]
-            parents[target] = node
             if node:
                 suffix_nodes[target] = inherited.get(token) or transitions[0].get(token, 0)
             order.append(target)
-    edges = [
-        (node, token, target)
-        for node, targets in enumerate(transitions)
-        for token, target in sorted(targets.items())
-    ]
-    nodes, tokens, targets = np.array(edges, np.int64).reshape(-1, 3).T.copy()
-    boosts = np.array(path_boosts)
-    refunds = np.array(kept_boost) - boosts
-    is_own_edge = np.array(parents)[targets] == nodes
-    gains = boosts[targets] + np.where(is_own_edge, -boosts[nodes], refunds[nodes])
+    edges.sort()
+    nodes, tokens, targets = np.array([e[:3] for e in edges], np.int64).reshape(-1, 3).T.copy()
     return Trie(
         nodes=nodes,
         tokens=tokens,
         targets=targets.astype(np.int32),
-        gains=gains.astype(np.float32),
-        refunds=refunds.astype(np.float32),
+        gains=np.array([gain for *_, gain in edges], np.float32),
+        refunds=(np.array(kept_boost) - np.array(path_boosts)).astype(np.float32),
     )
 
 

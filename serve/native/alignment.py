@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.manifest import Dims, TokenizerFacts
 from serve.contract.messages import Alignment
 from serve.native.batching import upload
 from serve.native.decoder import Cache, Decoder

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from serve.contract.config import CrossPrecision
-from serve.contract.engine import HEAD_DIM, Dims
+from serve.contract.manifest import HEAD_DIM, Dims
 from serve.native.kernels.choose import Ops
 from serve.native.kernels.reference_ops import CrossKV, Matrix, linear
 from serve.native.kernels.step_batch import StepBatch

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from serve.contract.engine import HEAD_DIM
+from serve.contract.manifest import HEAD_DIM
 from serve.native.batching import FixedBatch, upload
 from serve.native.decoder import Cache, Decoder
 from serve.native.kernels.step_batch import SlotGroups, StepBatch

@@ -16,7 +16,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from serve.contract.engine import DETECT_LANGUAGE, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.manifest import TokenizerFacts
 from serve.native.rules.state import RowState
 from serve.native.slots import SlotAllocation
 from serve.runtime.protocol import Job, JobEvent

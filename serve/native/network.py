@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from serve.contract.config import CrossPrecision
-from serve.contract.engine import Dims
+from serve.contract.manifest import Dims
 from serve.native.decoder import Decoder
 from serve.native.kernels.choose import Ops, torch_only
 from serve.native.kernels.step_batch import SlotGroups, StepBatch

@@ -66,7 +66,7 @@ def load_resources(
         plan = plan_memory(decoders, config, rows, pass_bytes(dims, facts, ops))
     if config.cuda_graph:
         check_graphs(device, ops.name)
-    book, numerals = Phrasebook(config.slots, device), Tokenizer.open(engine).numerals
+    book, numerals = Phrasebook(config.slots, device), Tokenizer(engine).numerals
     rules_class: Callable[..., TokenRules] = TokenRules
     if ops.name == "triton":
         from serve.native.rules.kernel import TritonRules  # noqa: PLC0415 - needs triton

@@ -4,7 +4,8 @@ import dataclasses
 
 import torch
 
-from serve.contract.engine import HEAD_DIM, scale_name
+from serve.contract.engine import scale_name
+from serve.contract.manifest import HEAD_DIM
 from serve.native.kernels.reference_ops import Matrix, Norm
 
 Weights = dict[str, torch.Tensor]

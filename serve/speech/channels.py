@@ -179,8 +179,8 @@ def _by_kind(
     return ((kind, (samples for *_, samples in group)) for kind, group in groups)
 
 
-def _windows(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
-    """Cut blocks, float32 (n, channels), into windows of `length`; the last one may be shorter."""
+def regroup(blocks: Iterable[Samples], length: int) -> Iterator[Samples]:
+    """Join blocks, and cut them into blocks of `length`; the last one may be shorter."""
     buffered, count = list[Samples](), 0
     for block in blocks:
         buffered.append(block)
@@ -221,7 +221,7 @@ class _Downmix:
     ) -> Iterator[tuple[int, Samples]]:
         for (rate, layout, channels), group in _by_kind(blocks):
             if channels > 1 or self._columns:
-                for window in _windows(group, max(1, rate // _WINDOWS_PER_S)):
+                for window in regroup(group, max(1, rate // _WINDOWS_PER_S)):
                     yield rate, self._mix(rate, layout, window)
             else:
                 for block in group:
@@ -330,7 +330,7 @@ class _OwnChannel:
     def _windows_with_repeats(self, blocks: Iterable[Block]) -> Iterator[tuple[int, Samples, bool]]:
         """Yield the rate and samples of each window, and whether it is a repetition."""
         for (rate, *_), group in _by_kind(blocks):
-            for window in _windows(group, max(1, rate // _REPEAT_WINDOWS_PER_S)):
+            for window in regroup(group, max(1, rate // _REPEAT_WINDOWS_PER_S)):
                 self._total_s += len(window) / rate
                 self._repeats = self._is_repeated(rate, window)
                 yield rate, window[:, self._channel], self._repeats
@@ -413,30 +413,22 @@ def select_column(
     Raises:
         EarshotError: VAD cannot be loaded.
     """
-    detectors: dict[int, VadModel] = {}
-    buffered, column = np.zeros((0, COLUMNS), np.float32), _MIX
-    column_samples = {_MIX: 0, _CENTRE: 0}  # samples
-
-    def choose(block: Samples) -> Samples:
-        nonlocal column
-        padded = np.pad(block, ((0, -len(block) % FRAME), (0, 0)))
-        centre, rest = (detectors[i].probabilities(padded[:, i]) for i in (_CENTRE, _REST))
-        column = _choose_column(centre, rest, column)
-        column_samples[column] += len(block)
-        return block[:, column].copy()
-
+    column, column_samples = _MIX, {_MIX: 0, _CENTRE: 0}
     with contextlib.closing(blocks):
-        for block in blocks:
-            if block.ndim == 1:
-                yield block
-                continue
-            detectors = detectors or {i: VadModel() for i in (_CENTRE, _REST)}
-            buffered = np.concatenate([buffered, block])
-            while len(buffered) >= _BLOCK:
-                yield choose(buffered[:_BLOCK])
-                buffered = buffered[_BLOCK:]
-        if len(buffered):
-            yield choose(buffered)
+        first = next(blocks, None)
+        if first is None:
+            return
+        if first.ndim == 1:
+            yield first
+            yield from blocks
+            return
+        detectors = {i: VadModel() for i in (_CENTRE, _REST)}
+        for block in regroup(itertools.chain([first], blocks), _BLOCK):
+            padded = np.pad(block, ((0, -len(block) % FRAME), (0, 0)))
+            centre, rest = (detectors[i].probabilities(padded[:, i]) for i in (_CENTRE, _REST))
+            column = _choose_column(centre, rest, column)
+            column_samples[column] += len(block)
+            yield block[:, column].copy()
         if column_samples[_CENTRE]:
             centre_s = column_samples[_CENTRE] / SAMPLE_RATE
             total_s = sum(column_samples.values()) / SAMPLE_RATE

@@ -63,16 +63,28 @@ def pieces_of(segments: Sequence[Segment], max_width: int) -> list[Piece]:
     Returns:
         The pieces, sorted by start. The pieces of one speaker keep their order.
     """
-    by_speaker: dict[str | None, list[tuple[int, Segment]]] = {}
-    for numbered in enumerate(segments):
-        by_speaker.setdefault(numbered[1].speaker, []).append(numbered)
-    pieces = [
-        piece
-        for speaker, numbered_segments in by_speaker.items()
-        for piece in _speaker_pieces(speaker, numbered_segments, max_width)
+    cut = [
+        (segment.speaker, index == 0, index == len(parts) - 1, part)
+        for segment in segments
+        for parts in [_cut_segment(segment, max_width)]
+        for index, part in enumerate(parts)
     ]
-    pieces.sort(key=lambda item: (item[1].start, item[0]))
-    return [piece for _, piece in pieces]
+    stripped = [" ".join(text.split()) for *_, (text, _, _) in cut]
+    sentences = [False] * len(cut)  # whether a piece ends a sentence of its speaker
+    for speaker in {segment.speaker for segment in segments}:
+        own = [index for index, (name, *_) in enumerate(cut) if name == speaker]
+        for index, ends in zip(own, sentence_ends([stripped[i] for i in own]), strict=True):
+            sentences[index] = ends
+    pieces, starts = list[Piece](), dict[str | None, float]()
+    for (speaker, begins, ends, (text, start, end)), stripped_text, sentence in zip(
+        cut, stripped, sentences, strict=True
+    ):
+        start = starts[speaker] = max(starts.get(speaker, 0.0), start)
+        cost = 0.0 if sentence else _split_cost(stripped_text, ends)
+        space = text[0].isspace() or (begins and not _is_spaceless(stripped_text[0]))
+        width = width_of(stripped_text)
+        pieces.append(Piece(stripped_text, space, start, max(start, end), width, cost, speaker))
+    return sorted(pieces, key=lambda piece: piece.start)
 
 
 def width_of(text: str) -> int:
@@ -86,29 +98,6 @@ def _width(char: str) -> int:
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _speaker_pieces(
-    speaker: str | None, segments: Sequence[tuple[int, Segment]], max_width: int
-) -> Iterator[tuple[int, Piece]]:
-    """Cut one speaker's segments into pieces; yield each with its segment's number."""
-    cut = [
-        (number, index == 0, index == len(parts) - 1, part)
-        for number, segment in segments
-        for parts in [_cut_segment(segment, max_width)]
-        for index, part in enumerate(parts)
-    ]
-    stripped = [" ".join(text.split()) for *_, (text, _, _) in cut]
-    min_start = 0.0
-    for (number, begins, ends, (text, start, end)), stripped_text, sentence in zip(
-        cut, stripped, sentence_ends(stripped), strict=True
-    ):
-        min_start = max(min_start, start)
-        cost = 0.0 if sentence else _split_cost(stripped_text, ends)
-        space = text[0].isspace() or (begins and not _is_spaceless(stripped_text[0]))
-        width = width_of(stripped_text)
-        piece = Piece(stripped_text, space, min_start, max(min_start, end), width, cost, speaker)
-        yield number, piece
 
 
 def _cut_segment(segment: Segment, max_width: int) -> list[tuple[str, float, float]]:

@@ -161,15 +161,6 @@ def choose_track(tracks: Sequence[Track], requested: str) -> int:
     )
 
 
-def check_single_track(requested: str, kind: str) -> None:
-    """Check the requested track of a file in a format with only one track.
-
-    Raises:
-        OptionError: another track is requested.
-    """
-    choose_track([Track("", kind)], requested)
-
-
 def other_tracks_warning(tracks: Sequence[Track], chosen: int) -> str:
     """Return the warning that one track of several was chosen by default."""
     unused = [i for i in range(len(tracks)) if i != chosen]

@@ -203,15 +203,6 @@ class MeteredFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Return at most `size` bytes; b"" once the meter stops the decoding."""
-        if not self._meter.may_read():
-            return b""
-        end = len(self._audio) if size is None or size < 0 else self._position + size
-        data = self._audio[self._position : end]
-        self._position += len(data)
-        return data
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to an offset; ignore an invalid one, which a damaged file may cause.
 
@@ -225,11 +216,11 @@ class MeteredFile(io.RawIOBase):
             self._position = base + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer, and return the bytes read; 0 once the meter stops the decoding."""
-        data = self.read(len(buffer))
+        if not self._meter.may_read():
+            return 0
+        data = self._audio[self._position : self._position + len(buffer)]
         buffer[: len(data)] = data
+        self._position += len(data)
         return len(data)

@@ -14,7 +14,7 @@ this module in one process per file.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import soundfile
@@ -24,7 +24,7 @@ from serve.contract.messages import Samples
 from serve.speech import channels, containers, ffmpeg, file_types, repair
 from serve.speech.audio import BLOCK_VALUES, AudioSource, Pcm16, samples_of
 from serve.speech.containers import Bytes, FileSlice
-from serve.speech.ffmpeg import FFmpegFile
+from serve.speech.ffmpeg import FFmpegFile, Track
 from serve.speech.meter import AudioLimits, DecodeBudget, MeteredFile, ignore, never
 
 _CHUNKED_FORMATS = ("WAV", "WAVEX", "AIFF")
@@ -66,16 +66,12 @@ def decode(
         MemoryError: the process ran out of memory.
     """
     meter = DecodeBudget(limits, stopped, warn)
-    return meter.metered(_decoded(audio, meter))
+    return meter.metered(samples_of(_opened_parts(audio, meter), meter))
 
 
-def _decoded(audio: Bytes, meter: DecodeBudget) -> Generator[Samples, None, None]:
+def _opened_parts(audio: Bytes, meter: DecodeBudget) -> Iterator[AudioSource]:
+    """Find the parts of a file, which may be joined, and open them on demand."""
     parts = repair.split(audio, meter.check)
-    yield from samples_of(_opened_parts(parts, meter), meter)
-
-
-def _opened_parts(parts: Sequence[Bytes], meter: DecodeBudget) -> Iterator[AudioSource]:
-    """Open the parts of a joined file on demand."""
     for number, part in enumerate(parts, 1):
         if len(parts) > 1:
             meter.begin_part(number, len(parts))
@@ -108,7 +104,7 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     if warning:
         meter.warn(warning)
     if (header := containers.pcm16_header(audio)) is not None:
-        ffmpeg.check_single_track(meter.limits.track, "WAV")
+        ffmpeg.choose_track([Track("", "WAV")], meter.limits.track)
         return Pcm16(audio, header)
     if containers.is_cut_off(audio):
         meter.cut_short("audio is cut short: it ends inside a part of its container")
@@ -123,7 +119,7 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
     elif file.channels > 2 and file.format in _ORDERED:
         demuxers = (file.format.lower(),)
     else:
-        ffmpeg.check_single_track(meter.limits.track, file.format)
+        ffmpeg.choose_track([Track("", file.format)], meter.limits.track)
         if file.format == "AIFF" and containers.is_aiff_continued(audio):
             meter.warn(
                 "the file goes on after the samples that its AIFF header declares; the rest is not "

@@ -5,7 +5,7 @@ engine's manifest, never from names. A prompt's order is that of OpenAI's `whisp
 
     [<|startofprev|> previous text] <|startoftranscript|> [language task] [<|notimestamps|>]
 
-Thread-safe: nothing changes after `open`.
+Thread-safe: nothing changes after the construction.
 """
 
 import functools
@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from serve.contract.engine import DETECT_LANGUAGE, TOKENIZER_FILE, Engine, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import EngineError, OptionError, shown
+from serve.contract.manifest import TOKENIZER_FILE
 from serve.contract.messages import Task
 from serve.speech.languages import language_code
 
@@ -26,48 +27,29 @@ _parsed = functools.lru_cache(maxsize=1)(tokenizers.Tokenizer.from_str)
 
 
 class Tokenizer:
-    """The tokenizer of an engine; `Tokenizer.open` makes it."""
+    """The tokenizer of an engine, from its tokenizer.json.
 
-    def __init__(
-        self, pieces: tokenizers.Tokenizer, facts: TokenizerFacts, n_text_ctx: int, n_vocab: int
-    ) -> None:
-        self.facts = facts
-        """The special ids and suppression lists of the manifest."""
-        self.n_vocab = n_vocab
-        """The number of ids, including timestamps and other special ids."""
-        self.text_limit = n_text_ctx // 2 - 1
-        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
-        self._pieces = pieces
-        self._codes = {token: code for code, token in facts.languages.items()}
+    Raises:
+        EngineError: the file cannot be read, or it is not byte-level BPE.
+    """
 
-    @classmethod
-    def open(cls, engine: Engine) -> "Tokenizer":
-        """Read the engine's tokenizer.json.
-
-        Raises:
-            EngineError: the file cannot be read, or its special ids differ from the manifest's.
-        """
+    def __init__(self, engine: Engine) -> None:
         path, text = engine.path / TOKENIZER_FILE, engine.load_tokenizer()
         try:
-            pieces = _parsed(text)
+            self._pieces = _parsed(text)
         except Exception as error:  # the library raises no narrower type
             raise EngineError(f"cannot read {path}: {error}; build the engine again") from error
-        facts = engine.manifest.tokenizer
-        if pieces.decoder is None:
+        if self._pieces.decoder is None:
             raise EngineError(
                 f"{path} has no decoder; expected byte-level BPE: build the engine again"
             )
-        expected = {"<|endoftext|>": facts.eot, "<|startoftranscript|>": facts.sot}
-        expected |= {f"<|{code}|>": token for code, token in facts.languages.items()}
-        for name, token in expected.items():
-            actual = pieces.token_to_id(name)
-            if actual != token:
-                raise EngineError(
-                    f"{path}: {name} has id {actual}; expected {token} as in the manifest: "
-                    "build the engine again"
-                )
-        dims = engine.manifest.dims
-        return cls(pieces, facts, dims.n_text_ctx, dims.n_vocab)
+        self.facts = engine.manifest.tokenizer
+        """The special ids and suppression lists of the manifest."""
+        self.n_vocab = engine.manifest.dims.n_vocab
+        """The number of ids, including timestamps and other special ids."""
+        self.text_limit = engine.manifest.dims.n_text_ctx // 2 - 1
+        """The maximum text ids in a prompt: half the context minus <|startofprev|>."""
+        self._codes = {token: code for code, token in self.facts.languages.items()}
 
     @property
     def languages(self) -> frozenset[str]:

@@ -9,7 +9,6 @@ at its quietest place.
 
 import dataclasses
 import functools
-import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from serve.speech.rate import SAMPLE_RATE
 
 FRAME = 512  # samples per probability: 32 ms
 MODEL = Path(__file__).parent / "silero" / "silero_vad_16k.onnx"
-MODEL_SHA256 = "8cbe49ba1cb4e2f6f5ed7570458db32d1babd135905787f8cbf0d7d24ee3957d"
 
 _CONTEXT = 64  # samples of context before a frame
 _STATE = (1, 1, 128)
@@ -34,26 +32,6 @@ _HYSTERESIS = 0.15  # the threshold for the end of speech is lower by this much
 _MIN_END_THRESHOLD = 0.01  # minimum threshold for the end of speech
 
 Probabilities = npt.NDArray[np.float32]
-
-
-@dataclasses.dataclass(frozen=True)
-class VadOptions:
-    """The VAD thresholds of `SpeechOptions`, in samples instead of seconds."""
-
-    threshold: float = SpeechOptions.vad_threshold
-    min_silence: int = round(SpeechOptions.vad_min_silence_s * SAMPLE_RATE)
-    pad: int = round(SpeechOptions.vad_pad_s * SAMPLE_RATE)
-    min_speech: int = round(SpeechOptions.vad_min_speech_s * SAMPLE_RATE)
-
-    @classmethod
-    def of(cls, options: SpeechOptions) -> "VadOptions":
-        """Convert seconds to samples."""
-        return cls(
-            options.vad_threshold,
-            round(options.vad_min_silence_s * SAMPLE_RATE),
-            round(options.vad_pad_s * SAMPLE_RATE),
-            round(options.vad_min_speech_s * SAMPLE_RATE),
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +46,7 @@ class VadModel:
     """The VAD model with its state for one recording.
 
     Raises:
-        EarshotError: the package onnxruntime is missing, or the model file is damaged.
+        EarshotError: the package onnxruntime is missing.
     """
 
     def __init__(self, model: Path = MODEL) -> None:
@@ -110,13 +88,11 @@ def _session(model: Path) -> Any:
         raise EarshotError(
             "VAD needs the package onnxruntime; install requirements.txt, or send vad = false"
         ) from error
-    data = model.read_bytes()
-    if model == MODEL and hashlib.sha256(data).hexdigest() != MODEL_SHA256:
-        raise EarshotError(f"{model} is damaged; expected the file with SHA-256 {MODEL_SHA256}")
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # it would keep the memory of the longest block
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    data, providers = model.read_bytes(), ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(data, options, providers=providers)
 
 
 class VadState:
@@ -126,14 +102,15 @@ class VadState:
         options: the VAD thresholds.
     """
 
-    def __init__(self, options: VadOptions) -> None:
+    def __init__(self, options: SpeechOptions) -> None:
         self.speaking = False
         self.since = 0
         """While speaking: the sample at which speech began."""
         self.quiet_since: int | None = None
         """While speaking: the sample at which speech may have ended."""
-        self._options = options
-        self._end_threshold = max(options.threshold - _HYSTERESIS, _MIN_END_THRESHOLD)
+        self._threshold = options.vad_threshold
+        self._end_threshold = max(self._threshold - _HYSTERESIS, _MIN_END_THRESHOLD)
+        self._min_silence = round(options.vad_min_silence_s * SAMPLE_RATE)
 
     def runs(self, probabilities: Probabilities) -> Iterator[tuple[int, int]]:
         """Yield first and last frame of each run of frames that `step` treats alike.
@@ -142,19 +119,19 @@ class VadState:
         has 938 frames and some ten runs.
         """
         exact = probabilities.astype(np.float64)
-        level = (exact >= self._options.threshold) * 1 + (exact >= self._end_threshold)
+        level = (exact >= self._threshold) * 1 + (exact >= self._end_threshold)
         changes = np.flatnonzero(np.diff(level)).tolist()
         return zip([0, *(i + 1 for i in changes)], [*changes, len(level) - 1], strict=True)
 
     def step(self, probability: float, position: int) -> None:
         """Update the state with the probability of the frame that begins at this sample."""
-        if probability >= self._options.threshold:
+        if probability >= self._threshold:
             self.since = self.since if self.speaking else position
             self.speaking, self.quiet_since = True, None
         elif self.speaking and probability < self._end_threshold:
             if self.quiet_since is None:
                 self.quiet_since = position
-            if position - self.quiet_since >= self._options.min_silence:
+            if position - self.quiet_since >= self._min_silence:
                 self.speaking, self.quiet_since = False, None
 
 
@@ -168,8 +145,9 @@ class SpeechFilter:
         model: the VAD model with the recording's state.
     """
 
-    def __init__(self, options: VadOptions, model: VadModel) -> None:
-        self._options = options
+    def __init__(self, options: SpeechOptions, model: VadModel) -> None:
+        self._pad = round(options.vad_pad_s * SAMPLE_RATE)
+        self._min_speech = round(options.vad_min_speech_s * SAMPLE_RATE)
         self._model = model
         self._state = VadState(options)
         self._buffer = np.zeros(0, np.float32)  # the latest audio
@@ -182,7 +160,7 @@ class SpeechFilter:
     @property
     def margin_s(self) -> float:
         """Seconds of padding on either side of speech."""
-        return self._options.pad / SAMPLE_RATE
+        return self._pad / SAMPLE_RATE
 
     @property
     def received(self) -> int:
@@ -226,7 +204,7 @@ class SpeechFilter:
 
     def _add_current_speech(self, end: int) -> None:
         """Add the current speech up to sample `end` if it is long enough."""
-        if end - self._state.since > self._options.min_speech:
+        if end - self._state.since > self._min_speech:
             self._add_speech(self._state.since, end)
 
     @property
@@ -235,7 +213,7 @@ class SpeechFilter:
         state, end = self._state, self._n_judged
         if state.speaking:
             end = self._n_judged if state.quiet_since is None else state.quiet_since
-            if end - state.since <= self._options.min_speech:
+            if end - state.since <= self._min_speech:
                 return state.since
         return end
 
@@ -245,7 +223,7 @@ class SpeechFilter:
         if self._unpadded_speech and self._unpadded_speech[-1][0] == start:
             self._unpadded_speech.pop()
         self._unpadded_speech.append((start, end))
-        start, end = max(0, start - self._options.pad), end + self._options.pad
+        start, end = max(0, start - self._pad), end + self._pad
         if self._speech and start <= self._speech[-1][1]:
             start, end = self._speech[-1][0], max(end, self._speech.pop()[1])
         self._speech.append((start, end))
@@ -262,7 +240,7 @@ class SpeechFilter:
                 self._n_returned = end
         del self._speech[:-1]  # the last one may grow
         # Speech may begin at the first undecided sample: keep the audio that would pad it.
-        keep_from = self._undecided - self._options.pad
+        keep_from = self._undecided - self._pad
         keep_from = max(self._buffer_start, min(keep_from, self._n_judged, self.received))
         self._buffer = self._buffer[keep_from - self._buffer_start :].copy()
         self._buffer_start = keep_from

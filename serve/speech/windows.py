@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from serve.contract.engine import TokenizerFacts
+from serve.contract.manifest import TokenizerFacts
 from serve.contract.messages import Alignment, Samples, Segment, Word
 from serve.speech.features import SAMPLE_RATE
 

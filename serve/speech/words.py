@@ -374,7 +374,11 @@ def assign_words(
             start, end = _reconcile_times(segment, segment_words, words.median_word_s)
             spoken_until_s = end
             segment_words = whole_words(segment_words, words.spaceless)
-        segment = dataclasses.replace(
+        logprobs = tuple(  # adding 0.0 turns -0.0 into 0.0
+            TokenLogprob(part.text, round(part.logprob, 4) + 0.0)
+            for part in _take_tokens(characters, len(segment.tokens))
+        )
+        timed = dataclasses.replace(
             segment,
             start=round(start, 3),
             end=round(end, 3),
@@ -382,14 +386,9 @@ def assign_words(
                 Word(round(w.start_s, 3), round(w.end_s, 3), w.text, round(w.probability, 4))
                 for w in segment_words
             ),
+            token_logprobs=None if words.characters is None else logprobs,
         )
-        if words.characters is not None:
-            logprobs = tuple(  # adding 0.0 turns -0.0 into 0.0
-                TokenLogprob(part.text, round(part.logprob, 4) + 0.0)
-                for part in _take_tokens(characters, len(segment.tokens))
-            )
-            segment = dataclasses.replace(segment, token_logprobs=logprobs)
-        timed_segments.append(segment)
+        timed_segments.append(timed)
     return timed_segments
 
 

@@ -299,7 +299,7 @@ def _cut_function(active: ActiveRequest) -> cutting.CutFunction:
     """Return the function that cuts a request's audio into windows."""
 
     def new_filter() -> vad.SpeechFilter:
-        return vad.SpeechFilter(vad.VadOptions.of(active.plan.speech), vad.VadModel())
+        return vad.SpeechFilter(active.plan.speech, vad.VadModel())
 
     if active.plan.vad == "on":
         return lambda blocks: cutting.pack(blocks, new_filter())

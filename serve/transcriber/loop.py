@@ -83,7 +83,7 @@ class Transcriber:
     ) -> None:
         self._grace_s, self._join_s, self._idle_s = grace_s, join_s, idle_s
         self.capabilities = runtime.capabilities
-        self.tokenizer = Tokenizer.open(engine)
+        self.tokenizer = Tokenizer(engine)
         check_config(config, self.capabilities, self.tokenizer)
         self._manifest = engine.manifest
         self._runtime = runtime

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Dims, Engine, TokenizerFacts
+from serve.contract.engine import Engine
 from serve.contract.errors import DeviceError, UnavailableError
+from serve.contract.manifest import Dims, TokenizerFacts
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import new_state
 from serve.runtime.protocol import Capabilities, FinishReason

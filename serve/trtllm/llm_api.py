@@ -118,7 +118,7 @@ class LlmApiExecutor:
 
     def __init__(self, engine: Engine, config: RuntimeConfig, stop_s: float = 20.0) -> None:
         facts, context = engine.manifest.tokenizer, engine.manifest.dims.n_text_ctx
-        tokenizer = Tokenizer.open(engine)
+        tokenizer = Tokenizer(engine)
         special = (facts.sot, facts.no_timestamps, facts.transcribe, facts.translate)
         self._token_texts = {
             token: tokenizer.special_name(token)

@@ -23,35 +23,6 @@ State = Literal["ready", "not ready", "silent", "absent"]
 """A server's state; "silent" accepts connections but does not answer, "absent" does not exist."""
 
 
-class PendingTranscript:
-    """A request that was sent, and its future answer; made by `TritonClient.start`."""
-
-    def __init__(self, answer: "Future[Transcript]", context: Any, timeout_s: float) -> None:
-        self._answer = answer
-        self._context = context
-        self._timeout_s = timeout_s
-
-    def result(self) -> Transcript:
-        """Wait for the answer; an interrupted wait cancels the request.
-
-        Raises:
-            EarshotError: the server's error, in its class.
-            UnavailableError: the server is not reachable.
-            DeadlineError: the timeout expired.
-            CancelledError: the request was cancelled.
-        """
-        try:
-            return self._answer.result(self._timeout_s + _GRACE_S)
-        except TimeoutError as error:
-            raise DeadlineError(f"no answer within {self._timeout_s:g} s") from error
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel the request, unless it has ended."""
-        self._context.cancel()
-
-
 class TritonClient:
     """A client of one server. Thread-safe.
 
@@ -90,12 +61,15 @@ class TritonClient:
         """Transcribe a file's bytes, or samples; options are the other fields of `Request`.
 
         Raises:
-            EarshotError: see `PendingTranscript.result`.
+            EarshotError: the server's error, in its class.
+            UnavailableError: the server is not reachable.
+            DeadlineError: the timeout expired.
+            CancelledError: the connection was closed.
         """
         return self.start(Request(audio=audio, **options)).result()
 
-    def start(self, request: Request) -> PendingTranscript:
-        """Send a request and return at once."""
+    def start(self, request: Request) -> "Future[Transcript]":
+        """Send a request and return at once; the result raises the errors of `transcribe`."""
         answer: Future[Transcript] = Future()
 
         def on_answer(result: Any, error: Any) -> None:
@@ -103,14 +77,14 @@ class TritonClient:
                 if error is not None:
                     raise self._error(error)
                 answer.set_result(tensors.transcript_from_outputs(result.as_numpy))
-            except EarshotError as failure:
+            except Exception as failure:  # noqa: BLE001 - raised where the result is awaited
                 answer.set_exception(failure)
 
-        inputs = _inputs(request)
-        context = self._client.async_infer(
-            tensors.MODEL, inputs, on_answer, client_timeout=self._timeout_s, headers=self._headers
+        inputs, timeout_s = _inputs(request), self._timeout_s
+        self._client.async_infer(
+            tensors.MODEL, inputs, on_answer, client_timeout=timeout_s, headers=self._headers
         )
-        return PendingTranscript(answer, context, self._timeout_s)
+        return answer
 
     def stream(
         self, request: Request, model: str = tensors.STREAM_MODEL
@@ -121,7 +95,7 @@ class TritonClient:
         the model `tensors.MODEL`, which sends no segments.
 
         Raises:
-            EarshotError: see `PendingTranscript.result`.
+            EarshotError: see `transcribe`.
         """
         messages: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._streams.add(messages)

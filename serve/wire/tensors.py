@@ -21,7 +21,7 @@ import numpy.typing as npt
 from serve.contract import errors
 from serve.contract.codec import from_json, to_json
 from serve.contract.config import OPTIONS
-from serve.contract.errors import AudioError, EarshotError, OptionError, UnavailableError, shown
+from serve.contract.errors import AudioError, EarshotError, OptionError, UnavailableError
 from serve.contract.messages import AudioFile, Phase, Request, Segment, Timings, Transcript
 from serve.contract.options import Option, checked
 
@@ -126,8 +126,7 @@ def request_to_inputs(request: Request) -> dict[str, Tensor]:
     """Convert a request to tensors; options with their default values are omitted.
 
     Raises:
-        OptionError: a value has the wrong type, is not valid text, or is too large; the server
-            checks everything else.
+        OptionError: a value has the wrong type or is too large; the server checks everything else.
     """
     values: dict[str, Any] = {
         "AUDIO" if isinstance(request.audio, bytes) else "SAMPLES": request.audio
@@ -274,9 +273,9 @@ def _tensors(specs: Mapping[str, TensorSpec], values: Mapping[str, Any]) -> dict
     tensors = {}
     for name, value in values.items():
         if value is not None:
-            data = _bytes(name, value) if isinstance(value, str) else value
+            data = value.encode() if isinstance(value, str) else value
             if isinstance(value, list | tuple) and specs[name].datatype == "BYTES":
-                data = [_bytes(name, text) for text in value]
+                data = [text.encode() for text in value]
             array = np.asarray(data, NUMPY_TYPES[specs[name].datatype])
             tensors[name] = np.ascontiguousarray(np.atleast_1d(array))
     return tensors
@@ -293,13 +292,6 @@ def _json(kind: type[T], name: str, output: Callable[[str], Tensor | None]) -> T
     """Parse the JSON of an output."""
     text = bytes(_required(name, output)[0])
     return from_json(kind, text, f"the answer's {name}", error=EarshotError, advice=_OTHER_VERSION)
-
-
-def _bytes(name: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise OptionError(f"{name} = {shown(text)}; expected valid Unicode: {error}") from error
 
 
 def _text(name: str, tensor: Sequence[bytes] | Tensor) -> str:

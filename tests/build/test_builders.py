@@ -12,7 +12,8 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
 from build.recordings import VerificationAudio, read_recording
 from build.writer import write_manifest
-from serve.contract.engine import MEL_FILTERS_FILE, WEIGHTS_FILE, open_engine
+from serve.contract.engine import MEL_FILTERS_FILE, open_engine
+from serve.contract.manifest import WEIGHTS_FILE
 from tests.checkpoints import write_engine
 
 DATA = Path(__file__).parents[1] / "data"

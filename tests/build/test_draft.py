@@ -11,8 +11,9 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildProduct
 from build.draft import with_draft
 from build.quantize import quantize_rows
-from serve.contract.engine import Draft, scale_name, tensor_specs
+from serve.contract.engine import scale_name, tensor_specs
 from serve.contract.errors import CheckpointError
+from serve.contract.manifest import Draft
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf
 
 TOKENS = "model.decoder.embed_tokens.weight"

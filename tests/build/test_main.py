@@ -9,7 +9,8 @@ import pytest
 from build import verify
 from build.__main__ import main
 from serve.contract.codec import to_json
-from serve.contract.engine import MANIFEST_FILE, open_engine
+from serve.contract.engine import open_engine
+from serve.contract.manifest import MANIFEST_FILE
 from tests.checkpoints import NANO, random_weights, write_ct2, write_hf, write_json, write_openai
 from tests.fakes import CONFIDENCE
 from tests.marks import nightly

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from build.quantize import layer_error, quantize_rows
-from serve.contract.engine import LayerError
+from serve.contract.manifest import LayerError
 
 matrices = arrays.arrays(
     np.float32,

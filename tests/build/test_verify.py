@@ -12,8 +12,8 @@ from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
 from build.recordings import VerificationAudio, read_recording, recordings_of
-from serve.contract.engine import WEIGHTS_FILE
 from serve.contract.errors import AudioError, ConfigError, EngineError
+from serve.contract.manifest import WEIGHTS_FILE
 from serve.native import resources
 from serve.speech.features import SAMPLE_RATE
 from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json

@@ -13,8 +13,9 @@ import pytest
 from build import native
 from build.builders import build_engine
 from build.config import BuildProduct
-from serve.contract.engine import MANIFEST_FILE, open_engine
+from serve.contract.engine import open_engine
 from serve.contract.errors import EngineError
+from serve.contract.manifest import MANIFEST_FILE
 from tests.checkpoints import write_engine
 
 ROOT = Path(__file__).resolve().parents[2]

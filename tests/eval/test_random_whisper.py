@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from eval.random_whisper import PUBLISHED, published_shape, random_engine
-from serve.contract.engine import Dims, open_engine
+from serve.contract.engine import open_engine
 from serve.contract.errors import ConfigError
+from serve.contract.manifest import Dims
 
 
 def test_special_tokens_are_those_of_every_published_large_v3():

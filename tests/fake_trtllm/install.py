@@ -19,7 +19,8 @@ from build.builders import build_engine
 from build.checkpoint import Checkpoint, open_checkpoint
 from build.config import BuildConfig, BuildProduct
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import CheckpointSource, Dims, TokenizerFacts, tensor_kinds
+from serve.contract.engine import tensor_kinds
+from serve.contract.manifest import CheckpointSource, Dims, TokenizerFacts
 from serve.contract.runtimes import TrtllmConfig
 from serve.trtllm import llm_api, worker
 from tests.checkpoints import NANO, PUBLISHED, random_weights, write_hf

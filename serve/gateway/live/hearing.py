@@ -18,10 +18,10 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from serve.contract.messages import Samples
+from serve.contract.messages import Samples, SpeechOptions
 from serve.gateway.live.settings import Format
 from serve.speech.rate import SAMPLE_RATE
-from serve.speech.vad import FRAME, VadModel, VadOptions, VadState
+from serve.speech.vad import FRAME, VadModel, VadState
 
 _BLOCK_S = 0.096  # audio of a block at least: handing one to a thread costs as much as a frame
 _PCM_RATE, _G711_RATE = 24_000, 8_000  # Hz, as OpenAI's API has them
@@ -52,7 +52,7 @@ class Hearing:
     """
 
     def __init__(
-        self, format: Format, options: VadOptions, detector: VadModel, pool: Executor
+        self, format: Format, options: SpeechOptions, detector: VadModel, pool: Executor
     ) -> None:
         self._detector = detector
         self._pool = pool
@@ -111,7 +111,7 @@ class Hearing:
         self._resampler.clear()
         return len(self.take_partial_frame())
 
-    def tune(self, format: Format, options: VadOptions, speaking: bool) -> None:
+    def tune(self, format: Format, options: SpeechOptions, speaking: bool) -> None:
         """Judge what comes after a `flush` by other settings.
 
         Args:

@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from serve.contract.errors import RequestError
-from serve.contract.messages import Samples, Transcript
+from serve.contract.messages import Samples, SpeechOptions, Transcript
 from serve.contract.server_config import LiveConfig
 from serve.gateway.errors import ApiError
 from serve.gateway.live import events
@@ -33,7 +33,7 @@ from serve.gateway.live.settings import (
 from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.rate import SAMPLE_RATE
-from serve.speech.vad import VadModel, VadOptions
+from serve.speech.vad import VadModel
 
 MAX_ERRORS = 100
 """Wrong events of one client after which the session ends."""
@@ -362,10 +362,10 @@ class UpdatePacer:
         self.due_s = now_s + self.update_s * tries
 
 
-def _options(settings: SessionSettings) -> VadOptions:
+def _options(settings: SessionSettings) -> SpeechOptions:
     """Return the bounds of speech; the defaults if the client commits itself."""
     vad = settings.input.turn_detection or ServerVad()
-    return VadOptions(vad.threshold, _samples(vad.silence_duration_ms), pad=0)
+    return SpeechOptions(vad.threshold, vad_min_silence_s=vad.silence_duration_ms / 1000)
 
 
 def _samples(ms: int) -> int:

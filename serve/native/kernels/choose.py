@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
-from serve.contract.engine import Dims, Fp8Proof
 from serve.contract.errors import UnavailableError
+from serve.contract.manifest import Dims, Fp8Proof
 from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
 

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from serve.contract.engine import HEAD_DIM
+from serve.contract.manifest import HEAD_DIM
 from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel

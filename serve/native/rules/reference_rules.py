@@ -9,7 +9,8 @@ hash of the row's seed.
 
 import torch
 
-from serve.contract.engine import DETECT_LANGUAGE, Dims, TokenizerFacts
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.manifest import Dims, TokenizerFacts
 from serve.contract.messages import SearchOptions
 from serve.native.rules.loops import end_loops
 from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, trie_steps

@@ -48,7 +48,8 @@ from serve.speech.meter import AudioLimits, ignore, never, too_slow
 LIMITS_BYTES = 1 << 12  # maximum bytes of a file's limits
 HEAD = struct.Struct("=IQ")  # a `MessageType`, and the peak bytes of memory used by the file so far
 STATUS = struct.Struct("=i")  # -n is signal n
-BLOCK_SAMPLES = 1 << 15  # maximum float32 samples per message: 2 s; a socket holds two messages
+MESSAGE_VALUES = 10_922 * COLUMNS
+"""Maximum float32 values of a message: 2 s of mono audio; a socket holds two messages."""
 
 # Address space that decoding a file may add to the file's own size. An hour of MP4 has an index of
 # 10 MB, a cover image a few MB; the libraries are loaded before.
@@ -136,52 +137,52 @@ def decode(
         UnavailableError: the decoder's process cannot be started or reached, or was ended.
         DeadlineError: the decoder's process does not respond.
     """
-    with contextlib.closing(_DecodeTask(audio, limits, warn)) as file:
-        file.begin(audio)
-        while (block := file.next(stopped)) is not None:
+    with contextlib.ExitStack() as opened:
+        file = _DecodeTask(audio, limits, opened)
+        opened.callback(_memory.remove, file)
+        while (block := file.next(stopped, warn)) is not None:
             yield block
 
 
 class _DecodeTask:
-    """A file in decoding."""
+    """A file in decoding.
 
-    def __init__(self, audio: Bytes, limits: AudioLimits, warn: Callable[[str], None]) -> None:
-        self._size, self._limits, self._warn = len(audio), limits, warn
+    Args:
+        audio: the file, which is sent to the sandbox server.
+        limits: its limits.
+        opened: gets the descriptors of this side; closing them ends the file's process.
+
+    Raises:
+        UnavailableError: the operating system refuses a descriptor or a process.
+    """
+
+    def __init__(self, audio: Bytes, limits: AudioLimits, opened: contextlib.ExitStack) -> None:
+        self._size, self._limits = len(audio), limits
         self._refusal: EarshotError | None = None
-        self._open = contextlib.ExitStack()  # closing it ends the file's process
-        self._results: socket.socket
-        self._status: int
-
-    def begin(self, audio: Bytes) -> None:
-        """Send the file to the sandbox server.
-
-        Raises:
-            UnavailableError: the operating system refuses a descriptor or a process.
-        """
         try:
             with contextlib.ExitStack() as child_side:
                 self._results, results = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._open.enter_context(self._results)
+                opened.enter_context(self._results)
                 child_side.enter_context(results)
                 self._results.settimeout(_CANCEL_CHECK_S)
                 self._status, status = os.pipe()
-                self._open.callback(os.close, self._status)
+                opened.callback(os.close, self._status)
                 child_side.callback(os.close, status)
                 file = child_side.enter_context(_descriptor(audio))
-                _server.send(self._limits, [file, results.fileno(), status])
+                _server.send(limits, [file, results.fileno(), status])
         except OSError as error:
             raise UnavailableError(
                 f"cannot pass the audio to the decoder's process: {error}; try again, or send "
                 "16-bit WAV, which needs no such process"
             ) from error
 
-    def next(self, stopped: Callable[[], bool]) -> Samples | None:
+    def next(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Samples | None:
         """Return the next samples; None at the end.
 
         Raises:
             EarshotError: see `decode`.
         """
-        head, block = bytearray(HEAD.size), np.empty(BLOCK_SAMPLES, np.float32)
+        head, block = bytearray(HEAD.size), np.empty(MESSAGE_VALUES, np.float32)
         while True:
             count = self._receive(head, block, stopped)
             if self._refusal is not None:
@@ -205,18 +206,13 @@ class _DecodeTask:
             if kind == MessageType.ERROR:
                 name, _, message = text.partition(" ")
                 raise ERRORS[name](message)
-            self._warn(text)
+            warn(text)
 
     def refuse(self, error: EarshotError) -> None:
         """End the decoding with an error; callable from any thread."""
         self._refusal = error
         with contextlib.suppress(OSError):
             self._results.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End the file's process if it is still running."""
-        _memory.remove(self)
-        self._open.close()
 
     def _receive(self, head: bytearray, block: Samples, stopped: Callable[[], bool]) -> int:
         """Receive a message into two buffers; return its bytes, or 0 if the process has ended."""
@@ -320,16 +316,13 @@ class _ForkServerClient:
     def _control_socket(self) -> socket.socket:
         if self._control is None:
             try:
-                self._control, child_socket = socket.socketpair(
-                    socket.AF_UNIX, socket.SOCK_SEQPACKET
-                )
+                self._control, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._control.settimeout(_SEND_S)
+                with server:
+                    self._process = _spawn(server.fileno())
             except OSError as error:
-                raise UnavailableError(
-                    f"cannot create a socket for decoding audio: {error}; try again"
-                ) from error
-            self._control.settimeout(_SEND_S)
-            with child_socket:
-                self._process = _spawn(child_socket.fileno())
+                message = f"cannot start {sys.executable}: {error}; try again"
+                raise UnavailableError(message) from error
         return self._control
 
     def _end(self) -> None:
@@ -352,16 +345,13 @@ def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
     if libraries is not None:
         environment[_LIBRARIES] = libraries
     code = _BOOTSTRAP.format(path=path, descriptor=descriptor)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # stdout is for transcripts
-            pass_fds=[descriptor],
-        )
-    except OSError as error:
-        raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,  # stdout is for transcripts
+        pass_fds=[descriptor],
+    )
 
 
 @contextlib.contextmanager

@@ -2,8 +2,7 @@
 
 The server runs in its own interpreter with one thread and all libraries loaded, and reads no file
 itself. A forked process costs milliseconds and a few MB. It decodes one file within resource
-limits, then exits, so that damage by a malicious file ends with it. When the server is idle, it
-forks one process in advance.
+limits, then exits, so that damage by a malicious file ends with it.
 
 NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPACKET Unix sockets.
 """
@@ -19,8 +18,8 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 import soundfile
@@ -29,10 +28,10 @@ from serve.contract.errors import AudioError, CancelledError, OptionError
 from serve.contract.messages import AudioFile, Samples
 from serve.speech import sources
 from serve.speech.audio import BLOCK_VALUES
+from serve.speech.channels import regroup
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client
 
-_QUIET_MS = 10  # idle time before the server forks a spare process; a core is free then
 _CPU_GRACE_S = 2  # more than the decoder's own CPU limit, which is checked only at reads
 
 
@@ -65,15 +64,11 @@ class _ForkServer:
         self._poller = select.poll()
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(self._child_ended, select.POLLIN)
-        self._spare: _WarmChild | None = None
 
     def run(self) -> None:
         """Accept files until the client closes the control socket."""
         while True:
-            ready = self._poller.poll(None if self._spare else _QUIET_MS)
-            if not ready:
-                self._spare = self._start()
-            for descriptor, _ in ready:
+            for descriptor, _ in self._poller.poll():
                 if descriptor == self._control.fileno():
                     if not self._accept():
                         return
@@ -85,24 +80,19 @@ class _ForkServer:
                     os.kill(self._files[descriptor], signal.SIGKILL)
 
     def _accept(self) -> bool:
-        """Accept one file; return False at the end of the socket."""
+        """Fork a process for one file; return False at the end of the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._control, client.LIMITS_BYTES, 3)
         if not message:
             return False
         file, results, status = descriptors
-        spare = self._spare or self._start()
-        try:
-            socket.send_fds(spare.socket, [message], [file, results])
-        except OSError:  # the spare process has ended
-            spare.socket.close()
-            spare = self._start()
-            socket.send_fds(spare.socket, [message], [file, results])
-        self._files[status] = spare.pid
+        if not (pid := os.fork()):
+            # A copy that this process kept open would hide that the parent has closed a descriptor.
+            parents = (self._control.fileno(), self._child_ended, self._wake, status)
+            _work(message, file, results, (*parents, *self._files))
+        self._files[status] = pid
         self._poller.register(status, 0)
         for descriptor in (file, results):
             os.close(descriptor)
-        spare.socket.close()
-        self._spare = None
         return True
 
     def _reap(self) -> None:
@@ -111,8 +101,7 @@ class _ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, wait_status = ended
-                if (status := statuses.get(pid)) is None:
-                    continue  # a spare process without a file
+                status = statuses[pid]
                 with contextlib.suppress(OSError):
                     os.write(status, client.STATUS.pack(os.waitstatus_to_exitcode(wait_status)))
                 with contextlib.suppress(KeyError):  # unregistered in `run` after a cancellation
@@ -120,28 +109,14 @@ class _ForkServer:
                 del self._files[status]
                 os.close(status)
 
-    def _start(self) -> "_WarmChild":
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            if pid := os.fork():
-                return _WarmChild(pid, ours)
-            # A copy that this process kept open would hide that the parent has closed a descriptor.
-            parents = (self._control.fileno(), ours.fileno(), self._child_ended, self._wake)
-            _work(theirs, (*parents, *self._files))
 
-
-class _WarmChild(NamedTuple):
-    """A process that waits for a file."""
-
-    pid: int
-    socket: socket.socket
-
-
-def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
-    """Wait for a file, decode it, and exit this process.
+def _work(message: bytes, file: int, results: int, parents: Sequence[int]) -> NoReturn:
+    """Decode a file, and exit this process.
 
     Args:
-        server: the socket on which the file arrives.
+        message: the file's limits.
+        file: its descriptor.
+        results: the socket for its samples.
         parents: inherited descriptors of the server to close.
     """
     status = 1
@@ -149,12 +124,8 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for descriptor in parents:
             os.close(descriptor)
-        _warm_up()  # copies the pages that decoding writes to, before a file arrives
-        message, descriptors, _, _ = socket.recv_fds(server, client.LIMITS_BYTES, 2)
-        if message:
-            file, results = descriptors
-            limits = AudioLimits(*json.loads(message))
-            _decode(AudioFile(file), socket.socket(fileno=results), limits)
+        limits = AudioLimits(*json.loads(message))
+        _decode(AudioFile(file), socket.socket(fileno=results), limits)
         status = 0
     except ConnectionError:
         status = 0  # the client has closed the socket
@@ -164,67 +135,34 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
         os._exit(status)
 
 
-class _SampleWriter:
-    """A buffer that sends a file's samples in messages of the maximum size."""
+def _decode(file: AudioFile, results: socket.socket, limits: AudioLimits) -> None:
+    """Decode a file, and send its samples and warnings and how it ended; see `client`."""
+    first_kb, hung_up, samples_kind = _peak_kb(), select.poll(), client.MessageType.SAMPLES
+    hung_up.register(results, 0)
 
-    def __init__(self, results: socket.socket) -> None:
-        self._socket = results
-        self._block = np.empty(client.BLOCK_SAMPLES, np.float32)
-        self._count = 0  # unsent samples in the block
-        self._kind = client.MessageType.SAMPLES
-        self._first_kb = _peak_kb()
-        self._hung_up = select.poll()
-        self._hung_up.register(results, 0)
+    def send(kind: client.MessageType, content: bytes | memoryview = b"") -> None:
+        used_kb = max(0, _peak_kb() - first_kb)
+        results.sendmsg([client.HEAD.pack(kind, used_kb * 1024), content])
 
-    def client_gone(self) -> bool:
-        """Return whether the client has closed the socket."""
-        return bool(self._hung_up.poll(0))
+    def warn(text: str) -> None:
+        send(client.MessageType.WARNING, text.encode())
 
-    def write(self, samples: Samples) -> None:
-        """Buffer samples for sending; float32 (n,) or (n, COLUMNS), the same in all calls."""
-        max_samples = client.BLOCK_SAMPLES
-        if samples.ndim > 1:
-            self._kind = client.MessageType.COLUMNS
-            max_samples -= max_samples % samples.shape[1]
-        samples = samples.reshape(-1)
-        while len(samples):
-            part = samples[: max_samples - self._count]
-            self._block[self._count : self._count + len(part)] = part
-            self._count += len(part)
-            samples = samples[len(part) :]
-            if self._count == max_samples:
-                self._flush()
+    def values() -> Iterator[Samples]:
+        nonlocal samples_kind
+        for block in sources.decode(file, limits, lambda: bool(hung_up.poll(0)), warn):
+            if block.ndim > 1:  # (n, COLUMNS), as all other blocks
+                samples_kind = client.MessageType.COLUMNS
+            yield block.reshape(-1)
 
-    def warn(self, text: str) -> None:
-        """Send a warning about the file."""
-        self._send(client.MessageType.WARNING, text.encode())
-
-    def end(self, kind: client.MessageType, text: str = "") -> None:
-        """Send the buffered samples and the final message."""
-        self._flush()
-        self._send(kind, text.encode())
-
-    def _flush(self) -> None:
-        if self._count:
-            self._send(self._kind, self._block[: self._count].data)
-            self._count = 0
-
-    def _send(self, kind: client.MessageType, data: bytes | memoryview) -> None:
-        used_kb = max(0, _peak_kb() - self._first_kb)
-        self._socket.sendmsg([client.HEAD.pack(kind, used_kb * 1024), data])
-
-
-def _decode(file: AudioFile, to: socket.socket, limits: AudioLimits) -> None:
-    results = _SampleWriter(to)
     _limit_this_process(len(file), limits)
     try:
-        for samples in sources.decode(file, limits, results.client_gone, results.warn):
-            results.write(samples)
-        results.end(client.MessageType.WHOLE)
+        for block in regroup(values(), client.MESSAGE_VALUES):
+            send(samples_kind, block.data)
+        send(client.MessageType.WHOLE)
     except (AudioError, OptionError) as error:
-        results.end(client.MessageType.ERROR, f"{type(error).__name__} {error}")
+        send(client.MessageType.ERROR, f"{type(error).__name__} {error}".encode())
     except MemoryError:
-        results.end(client.MessageType.NO_MEMORY)
+        send(client.MessageType.NO_MEMORY)
     except CancelledError:
         pass
 

@@ -13,8 +13,9 @@ from build.config import BuildConfig, BuildProduct, load_config
 from build.trtllm import engines as trtllm_build
 from build.trtllm.engines import check, commands_for, planned_limits
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE, open_engine
+from serve.contract.engine import MEL_FILTERS_FILE, open_engine
 from serve.contract.errors import ConfigError, EngineError, UnavailableError
+from serve.contract.manifest import MANIFEST_FILE
 from serve.contract.runtimes import TrtllmConfig
 from serve.trtllm.limits import limits_of
 from tests.fake_trtllm.install import (

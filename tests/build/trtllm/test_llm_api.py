@@ -12,8 +12,9 @@ from build.builders import build_engine, check, up_to_date
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct, load_config
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import MANIFEST_FILE, MEL_FILTERS_FILE
+from serve.contract.engine import MEL_FILTERS_FILE
 from serve.contract.errors import CheckpointError, ConfigError, UnavailableError
+from serve.contract.manifest import MANIFEST_FILE
 from serve.runtime.loader import open_runtime
 from serve.trtllm import llm_api
 from serve.trtllm.release import api_version

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from build.checkpoint import open_checkpoint
 from build.trtllm.weights import decoder_config, write_checkpoint
-from serve.contract.engine import Dims
 from serve.contract.errors import CheckpointError
+from serve.contract.manifest import Dims
 from tests.checkpoints import NANO, random_weights, write_hf
 from tests.fake_trtllm.install import DIMS, random_tensors
 from tests.fake_trtllm.plain_whisper import PlainWhisper

@@ -14,8 +14,9 @@ from eval.record import read_json, write_jsonl
 from eval.trust import run as trust_run
 from eval.trust.agreement import checks_of, figures_of, pair_of
 from eval.trust.run import passes_of, trust
-from serve.contract.engine import Confidence, open_engine
+from serve.contract.engine import open_engine
 from serve.contract.errors import AudioError, ConfigError, EarshotError
+from serve.contract.manifest import Confidence
 from tests.eval.fakes import printed, transcript
 
 

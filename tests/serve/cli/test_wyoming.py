@@ -129,21 +129,16 @@ WRONG = {
     "others": (["--uri", "tcp://0.0.0.0:10300"], "the Wyoming protocol has no keys; add --open"),
     "language": (["--language", "Klingon"], "--language 'Klingon'; expected such as en"),
     "key file": (["--key-file", "/no/such"], "cannot read /no/such: No such file"),
+    "keys": (["--key-file", "LINES"], "LINES has characters that are not printable ASCII"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_told_before_it_listens(wrong, capsys, monkeypatch):
+def test_what_is_wrong_is_told_before_it_listens(wrong, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("EARSHOT_API_KEY", "")
+    monkeypatch.chdir(tmp_path)
+    Path("LINES").write_text("a\nb\n")
     arguments, words = WRONG[wrong]
     server = [] if wrong == "no server" else ["--server", "http://127.0.0.1:9"]
     assert main(["wyoming", *server, *arguments]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_key_that_is_none(tmp_path, capsys):
-    path = tmp_path / "key"
-    path.write_text("a\nb\n")
-    server = ["--server", "http://127.0.0.1:9", "--key-file", str(path)]
-    assert main(["wyoming", *server]) == 2
-    assert "the API key has invalid characters" in capsys.readouterr().err

@@ -12,24 +12,24 @@ from safetensors.torch import load_file, save_file
 
 import serve.contract.engine
 from serve.contract.engine import (
-    MANIFEST_FILE,
     MEL_FILTERS_FILE,
+    checked_meanwhile,
+    mel_filters,
+    open_engine,
+    scale_name,
+    tensor_specs,
+)
+from serve.contract.errors import EngineError, UnavailableError
+from serve.contract.manifest import (
+    MANIFEST_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     CheckpointSource,
     Dims,
     Draft,
-    Engine,
-    checked_meanwhile,
     manifest_to_json,
-    mel_filters,
-    open_engine,
-    scale_name,
-    tensor_specs,
-    write_mel_filters,
+    read_manifest,
 )
-from serve.contract.errors import EngineError, UnavailableError
-from serve.contract.manifest import read_manifest
 from tests.tiny_engine import make_engine
 
 DIMS = Dims(80, 1500, 128, 2, 1, 256, 51865, 448, 64, 1, 2, 512)
@@ -194,18 +194,6 @@ def test_weights_that_are_no_safetensors_are_named(folder):
         engine.load_weights()
 
 
-@pytest.fixture
-def engine(tmp_path):
-    engine = make_engine(tmp_path)
-    write_mel_filters(tmp_path, engine.manifest.dims.n_mels)
-    return engine
-
-
-def without_mel_filters(engine):
-    """As engines were before they kept their filters."""
-    return Engine(engine.path, dataclasses.replace(engine.manifest, files={}))
-
-
 @pytest.mark.parametrize("n_mels", [80, 128])
 def test_mel_filters_equal_those_of_transformers_to_the_bit(n_mels):
     from transformers import WhisperFeatureExtractor
@@ -224,32 +212,15 @@ def test_a_built_engine_is_read_without_transformers(nano_engine, monkeypatch):
     assert torch.equal(engine.load_mel_filters(), expected)
 
 
-def test_an_engine_from_before_gets_its_filters_from_transformers(engine):
-    (engine.path / MEL_FILTERS_FILE).unlink()
-    assert torch.equal(without_mel_filters(engine).load_mel_filters(), mel_filters(80))
-
-
-def test_without_transformers_an_engine_from_before_has_to_be_built_again(engine, monkeypatch):
+def test_without_transformers_no_filters_are_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.audio_utils", None)
-    with pytest.raises(EngineError, match="build the engine again"):
-        without_mel_filters(engine).load_mel_filters()
     with pytest.raises(UnavailableError, match="transformers, which is not installed"):
         mel_filters(80)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ({"mel_filters": torch.zeros(128, 201)}, r"shape=\(128, 201\).* expected .*\(80, 201\)"),
-        (None, "cannot read .*safetensors"),
-    ],
-    ids=["another shape", "no safetensors"],
-)
-def test_a_file_that_holds_something_else(engine, tensors, message):
-    path = engine.path / MEL_FILTERS_FILE
-    if tensors is None:
-        path.write_bytes(b"mel")
-    else:
-        save_file(tensors, path)
-    with pytest.raises(EngineError, match=message):
-        engine.load_mel_filters()
+def test_filters_that_cannot_be_read_are_named(tmp_path):
+    engine, path = make_engine(tmp_path), tmp_path / MEL_FILTERS_FILE
+    for spoil in (lambda: path.write_bytes(b"mel"), path.unlink):
+        spoil()
+        with pytest.raises(EngineError, match=r"cannot read .*safetensors.*build the engine again"):
+            engine.load_mel_filters()

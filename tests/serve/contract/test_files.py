@@ -27,13 +27,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, read, name, reason):
         read(path, "expected a song")
 
 
-def test_bytes_that_are_no_text(tmp_path):
-    path = tmp_path / "latin"
-    path.write_bytes("mañana".encode("latin-1"))
-    with pytest.raises(FileError, match=r"latin: byte 2 is not UTF-8 \(.*\); expected a file"):
-        read_text(path)
-
-
 def verified_on(path):
     return recordings_of(path, SimpleNamespace(multilingual=False))  # of the checkpoint's facts
 

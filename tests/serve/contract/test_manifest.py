@@ -7,8 +7,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from serve.contract.engine import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE, open_engine
+from serve.contract.engine import open_engine
 from serve.contract.errors import EngineError
+from serve.contract.manifest import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from serve.speech.tokenizer import Tokenizer
 
 SHA = "ab" * 32
@@ -166,7 +167,7 @@ def test_whatever_a_manifest_says_it_opens_or_is_refused(one_folder, sound, data
     change(one_folder, data.draw(VALUES), *data.draw(strategies.sampled_from(places)))
     try:
         engine = open_engine(one_folder)
-        Tokenizer.open(engine)
+        Tokenizer(engine)
         engine.load_weights()
         engine.load_mel_filters()
     except EngineError as error:

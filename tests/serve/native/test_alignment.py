@@ -95,7 +95,7 @@ def jobs(checkpoint, engine, windows):
             options = dataclasses.replace(options, timestamps=False)
             prompt = (*prompt, facts.no_timestamps)
         found.append(Job(len(found), features, prompt, options, align_frames=frames))
-    begun = (facts.timestamp_begin, *Tokenizer.open(engine).previous_text("Where is the"))
+    begun = (facts.timestamp_begin, *Tokenizer(engine).previous_text("Where is the"))
     prompt = (*found[0].prompt, *begun)
     found.append(dataclasses.replace(found[0], id=len(found), prompt=prompt, prefix=len(begun)))
     return found

@@ -10,8 +10,9 @@ import torch
 from eval.config import load_config
 from eval.random_whisper import published_shape
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Dims, tensor_specs
+from serve.contract.engine import tensor_specs
 from serve.contract.errors import UnavailableError
+from serve.contract.manifest import Dims
 from serve.native.decoder import Decoder
 from serve.native.memory import plan_memory
 from serve.native.rules.phrases import Phrasebook

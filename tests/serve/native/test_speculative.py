@@ -7,7 +7,8 @@ import torch
 
 from build.checkpoint import Network
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import DETECT_LANGUAGE, CheckpointSource
+from serve.contract.engine import DETECT_LANGUAGE
+from serve.contract.manifest import CheckpointSource
 from serve.native.graphs import Snapshot
 from serve.native.runtime import NativeRuntime
 from serve.native.speculative import KEEP_STEPS, TRIAL_STEPS, SpeculationPolicy, SpeculativeLoop

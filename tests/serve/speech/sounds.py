@@ -115,6 +115,7 @@ class Sound:
     rate: int = 24_000
     layout: str = "mono"
     codec: str = "aac"
+    bit_rate: int | None = None
     begins_s: float = 0.0
     gap: tuple[float, float] = (0.0, 0.0)  # seconds of sound before it, and its length
     default: bool | None = None
@@ -151,6 +152,8 @@ def _picture(container, codec: str, seconds: float) -> list:
 
 def _stream(container, sound: Sound):
     stream = container.add_stream(sound.codec, rate=sound.rate, layout=sound.layout)
+    if sound.bit_rate is not None:
+        stream.bit_rate = sound.bit_rate
     if sound.default is not None:
         stream.disposition = Disposition.default if sound.default else Disposition(0)
     if sound.language:
@@ -188,19 +191,5 @@ def encode_ffmpeg(
     **options: str,
 ) -> bytes:
     """The tone in a format that libsndfile cannot write."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=fmt, options=options) as container:
-        stream = container.add_stream(codec, rate=rate, layout=layout)
-        stream.bit_rate = bit_rate
-        frame = av.AudioFrame.from_ndarray(
-            (tone(rate, hertz=hertz)[None] * 32767).astype(np.int16), format="s16", layout="mono"
-        )
-        frame.sample_rate = rate
-        resampler = av.AudioResampler(
-            format=stream.format, layout=layout, rate=rate, frame_size=stream.frame_size or 1024
-        )
-        for part in [*resampler.resample(frame), *resampler.resample(None)]:
-            part.pts = None
-            container.mux(stream.encode(part))
-        container.mux(stream.encode(None))
-    return file.getvalue()
+    sound = np.repeat(tone(rate, hertz=hertz)[:, None], 1 if layout == "mono" else 2, axis=1)
+    return tracks(fmt, Sound(sound, rate, layout, codec, bit_rate), options=options)

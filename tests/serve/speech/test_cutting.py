@@ -15,12 +15,14 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve.contract.messages import SpeechOptions
 from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_long, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
-from serve.speech.vad import FRAME, SpeechFilter, VadOptions
+from serve.speech.vad import FRAME, SpeechFilter
 from tests.serve.speech.sounds import RATE, Ear, decode, encode, tone
 
 SECOND = SAMPLE_RATE // FRAME * FRAME
+MIN_SILENCE = round(SpeechOptions.vad_min_silence_s * SAMPLE_RATE)
 
 
 def blocks(samples, size=30_000):
@@ -28,7 +30,7 @@ def blocks(samples, size=30_000):
 
 
 def listener():
-    return SpeechFilter(VadOptions(), Ear())
+    return SpeechFilter(SpeechOptions(), Ear())
 
 
 def numbered(parts):
@@ -48,9 +50,9 @@ def assert_voice_is_where_somebody_speaks(window):
         start, end = round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE)
         assert not heard[max(0, start - 1) : end].any(), "stretches are apart from each other"
         # What is cut may be cut in a pause that is too short to be one.
-        begun = start + FRAME + (0 if start else VadOptions().min_silence)
+        begun = start + FRAME + (0 if start else MIN_SILENCE)
         assert window.samples[start:begun].any()
-        assert window.samples[max(0, end - VadOptions().min_silence - FRAME) : end].any()
+        assert window.samples[max(0, end - MIN_SILENCE - FRAME) : end].any()
         heard[start:end] = True
     assert heard[window.samples > 0].all()
 

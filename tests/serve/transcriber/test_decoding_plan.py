@@ -30,7 +30,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(engine):
-    return Tokenizer.open(engine)
+    return Tokenizer(engine)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ CONFIG = TranscriberConfig()
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return Tokenizer.open(fake_engine(tmp_path_factory.mktemp("engine")))
+    return Tokenizer(fake_engine(tmp_path_factory.mktemp("engine")))
 
 
 @pytest.mark.parametrize(

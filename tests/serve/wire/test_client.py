@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -22,7 +21,7 @@ from serve.contract.errors import (
 )
 from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.wire import tensors
-from serve.wire.client import PendingTranscript, TritonClient
+from serve.wire.client import TritonClient
 from tests.serving import SEGMENT, TRANSCRIPT
 from tests.waits import WAIT_S
 
@@ -145,15 +144,6 @@ def test_an_error_in_a_stream_is_raised(client, script):
         list(client.stream(Request(audio=b"")))
 
 
-def test_a_cancelled_call_ends_at_both_sides(client, script):
-    script.hold.clear()
-    call = client.start(Request(audio=b"audio"))
-    call.cancel()
-    with pytest.raises(CancelledError):
-        call.result()
-    call.cancel()  # once more changes nothing
-
-
 def test_a_stream_that_is_left_early_ends_at_the_server(client, script):
     script.hold.clear()
     events = client.stream(Request(audio=b"audio"))
@@ -213,30 +203,6 @@ def test_only_a_stream_that_has_not_ended_is_cancelled(
         with contextlib.suppress(AudioError):
             list(events)
     assert seen[0] is cancels  # closing the connection stops it once more
-
-
-class Impatient:
-    """Stands for a future that ends its wait with an error; keeps how long it was to be."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def result(self, timeout_s):
-        self.timeout_s = timeout_s
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    "interruption, error", [(TimeoutError, DeadlineError), (KeyboardInterrupt, KeyboardInterrupt)]
-)
-def test_a_wait_that_is_given_up_cancels_the_request(interruption, error):
-    """gRPC keeps the deadline itself; this is for when it does not, and for Ctrl-C."""
-    answer, cancelled = Impatient(interruption()), threading.Event()
-    pending = PendingTranscript(answer, SimpleNamespace(cancel=cancelled.set), 4.0)
-    with pytest.raises(error):
-        pending.result()
-    assert cancelled.is_set()
-    assert answer.timeout_s > 4.0, "gRPC has to come first"
 
 
 def test_hanging_up_ends_streams(address, script):

@@ -107,11 +107,6 @@ def test_samples_keep_their_values():
         ({"AUDIO": [b"x"], "SAMPLES": np.zeros(3)}, AudioError, "both AUDIO and SAMPLES"),
         ({"AUDIO": [b"x"], "LANGUAGES": [b"en", b"\xff"]}, OptionError, "LANGUAGES is not UTF-8"),
         ({"AUDIO": [b"x"], "PROMPT": [b"\xff"]}, OptionError, "PROMPT is not UTF-8"),
-        (
-            {"AUDIO": [b"x"], "PROMPT": [b"\xff" * (2**18 + 1)]},
-            OptionError,
-            "PROMPT has 262145 bytes; expected at most 262144: send less text",
-        ),
     ],
 )
 def test_what_cannot_be_a_request_is_refused_by_name(inputs, error, message):
@@ -129,7 +124,8 @@ def test_what_cannot_be_a_request_is_refused_by_name(inputs, error, message):
 )
 def test_two_megabytes_of_any_text_are_refused_and_not_echoed(name):
     tensor = np.array([b"x" * 2_000_000], np.object_)
-    with pytest.raises(OptionError, match=f"{name} has 2000000 bytes") as refused:
+    told = f"{name} has 2000000 bytes; expected at most .*: send less text"
+    with pytest.raises(OptionError, match=told) as refused:
         tensors.request_from_inputs({"AUDIO": np.array([b"x"], np.object_), name: tensor})
     assert len(str(refused.value)) < 100
 

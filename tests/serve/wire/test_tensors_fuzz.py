@@ -52,7 +52,7 @@ ONE_AUDIO = INPUTS.map(
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     engine = fake_engine(tmp_path_factory.mktemp("engine"))
-    tokenizer = Tokenizer.open(engine)
+    tokenizer = Tokenizer(engine)
     config = TranscriberConfig()
     return lambda request: plan_request(request, tokenizer, CAPABILITIES, config, engine.manifest)
 

@@ -11,9 +11,10 @@ import pytest
 import soundfile
 import soxr
 
+from serve.contract.messages import SpeechOptions
 from serve.gateway.live.hearing import Hearing, StreamResampler
 from serve.gateway.live.settings import Format
-from serve.speech.vad import FRAME, VadOptions
+from serve.speech.vad import FRAME
 from tests.serve.gateway.live.conftest import LoudIsSpeech
 
 FORMATS = {
@@ -60,7 +61,7 @@ def hear(pieces, detector=None, options=None):
 
     async def listen():
         with ThreadPoolExecutor(1, "hearing") as pool:
-            hearing = Hearing(PCM_16K, options or VadOptions(), detector or LoudIsSpeech(), pool)
+            hearing = Hearing(PCM_16K, options or SpeechOptions(), detector or LoudIsSpeech(), pool)
             blocks = [await hearing.hear(pcm(piece)) for piece in pieces]
             blocks.append(await hearing.flush())
             return blocks, [len(hearing.take_partial_frame()) for _ in range(2)]
@@ -78,7 +79,7 @@ def test_speech_begins_and_ends_and_a_pause_is_no_end(size):
     plan = [quiet, *[loud] * 2, *[quiet] * 4, loud, *[quiet] * 6]
     audio = np.concatenate(plan)
     pieces = [audio[i : i + size] for i in range(0, len(audio), size)]
-    blocks, rests = hear(pieces, options=VadOptions(0.5, 4 * FRAME, 0))
+    blocks, rests = hear(pieces, options=SpeechOptions(vad_min_silence_s=4 * FRAME / 16_000))
     frames = list(itertools.chain(*blocks))
     assert [frame.speech for frame in frames] == [block is loud for block in plan]
     assert [i for i, frame in enumerate(frames) if frame.ends] == [12]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
+from serve.contract.manifest import Dims
 from serve.native.kernels import reference_ops
 from serve.native.kernels.choose import choose
 from serve.native.kernels.reference_ops import Matrix

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import Dims
 from serve.contract.errors import UnavailableError
+from serve.contract.manifest import Dims
 from serve.native.kernels import reference_ops
 from serve.native.kernels.choose import choose
 from tests.marks import nightly

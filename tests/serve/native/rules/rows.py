@@ -2,7 +2,7 @@
 
 import torch
 
-from serve.contract.engine import Dims, TokenizerFacts
+from serve.contract.manifest import Dims, TokenizerFacts
 from serve.native.rules.state import Picks
 
 TEXT = 50

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from serve.contract.engine import Dims, TokenizerFacts
+from serve.contract.manifest import Dims, TokenizerFacts
 from serve.contract.phrases import build_trie
 from serve.native.rules.phrases import Phrasebook
 from serve.native.rules.reference_rules import TokenRules
