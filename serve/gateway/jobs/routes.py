@@ -18,7 +18,6 @@ import secrets
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
@@ -52,16 +51,12 @@ _ID = re.compile(r"job_[0-9a-f]{32}")
 class _ResultResponse(Response):
     """A result; its bytes count in `sending` until the client has taken them."""
 
-    def __init__(
-        self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
-    ) -> None:
-        super().__init__(body, **options)
-        self._sending = sending
+    sending: contextlib.AbstractContextManager[None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         body = {"body": self.body, "more_body": True}
-        with self._sending:
+        with self.sending:
             await send({"type": "http.response.start", **start})
             await send({"type": "http.response.body", **body})
             await send({"type": "http.response.body"})  # waits for the client to take the body
@@ -172,7 +167,7 @@ class JobRoutes:
                 f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
                 f"{_MAX_IDEMPOTENCY}"
             )
-        now, unknown = time.time(), set(form.fields.ignored)
+        unknown = set(form.fields.ignored)
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
             key=api_key.name,
@@ -183,8 +178,7 @@ class JobRoutes:
             url=form.url,
             webhook_url=form.webhook_url,
             idempotency=idempotency,
-            created=now,
-            due=now,
+            created=time.time(),
         )
 
     async def _add(self, job: JobRecord, upload: UploadFile | None) -> JobRecord:
@@ -193,7 +187,7 @@ class JobRoutes:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._storage.discard, job.id)
             if upload is not None:
-                sha256 = await self._storage.audio_pool.do(audio.keep, job.id, upload.file)
+                sha256 = await self._storage.on_disk(audio.keep, job.id, upload.file)
                 size, filename = audio.path(job.id).stat().st_size, upload.filename or ""
             body = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
@@ -255,20 +249,19 @@ class JobRoutes:
         job = await self._find(api_key, request.path_params["id"])
         wire.require_result(job)
         rendering = self._render(job, request.query_params.multi_items())
-        body, kind, headers = await while_client_waits(request, rendering)
-        sending = self._services.admission.sending(api_key, len(body))
-        return _ResultResponse(sending, body, media_type=kind, headers=headers)
+        response = await while_client_waits(request, rendering)
+        response.sending = self._services.admission.sending(api_key, len(response.body))
+        return response
 
-    async def _render(
-        self, job: JobRecord, query: list[tuple[str, str]]
-    ) -> tuple[bytes, str, dict[str, str]]:
-        """Return a result's body, media type and headers, as the query asks for it."""
+    async def _render(self, job: JobRecord, query: list[tuple[str, str]]) -> _ResultResponse:
+        """Return a result as the query asks for it."""
 
-        def render(pairs: str, result: str) -> tuple[bytes, str, dict[str, str]]:
+        def render(pairs: str, result: str) -> _ResultResponse:
             fields = wire.fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
             transcript = wire.transcript_of(result, job.id)
             text, kind = wire.render_result(fields, transcript, query)
-            return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
+            headers = served_by(job.model) | warnings(transcript.warnings)
+            return _ResultResponse(text, media_type=kind, headers=headers)
 
         async with self._render_locks.setdefault(job.key, asyncio.Lock()):
             row = await self._storage.do(self._storage.table.result, job.id)

@@ -68,7 +68,6 @@ _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
 _MAX_FETCHES = 64
 _MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
-_AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -114,8 +113,6 @@ class JobRunner(Background):
         # Until when the jobs of a key without room are not claimed, by its name; "" stands for the
         # whole server.
         self._full_until_s: dict[str, float] = {}
-        # While no engine is ready, no job is claimed: each would lose one of its tries.
-        self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self._wake = asyncio.Event()
         options: Any = {"namespace": "earshot_jobs", "registry": services.metrics.registry}
@@ -172,9 +169,9 @@ class JobRunner(Background):
         if self.secret is not None and len(self._webhooks.tasks) < MAX_WEBHOOKS:
             claimed = await self._claim(self._webhooks)
         admission, now_s = self.services.admission, time.monotonic()
-        self._engines_lost = self._engines_lost and not await self.services.engines.ready()
         full_keys = {name for name, end_s in self._full_until_s.items() if end_s > now_s}
-        if admission.draining or self._engines_lost or "" in full_keys:
+        # While no engine is ready, no job is claimed: each would lose one of its tries.
+        if "" in full_keys or not await self.services.ready():
             return claimed
         workers = self.services.config.jobs.workers
         if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
@@ -208,15 +205,15 @@ class JobRunner(Background):
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
         now = time.time()
         self._swept_s = time.monotonic()
-        await self._quietly(self._table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._quietly(self._table.overdue, now - GIVE_UP_S) or ():
             error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))
         await self._quietly(self._table.forget, now - self.services.config.jobs.keep_s)
         ids = await self._quietly(self._table.open_ids)
         if ids is not None:
-            await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
             self._open_jobs.set(len(ids))
+            with contextlib.suppress(ApiError):  # the log says why
+                await self.storage.on_disk(self.storage.audio.remove_orphans, ids)
 
     # ------------------------------------------------------------ work
 
@@ -256,8 +253,8 @@ class JobRunner(Background):
             async with self._claimed(job):
                 if not (size := await self.outbound.fetch(job.url, part)):
                     raise ApiError(AudioError("the url's file is empty"))
-                await self.storage.audio_pool.do(audio.seal, part, job.id)
-                await self._do(self._table.fetched, job, time.time(), size)
+                await self.storage.on_disk(audio.seal, part, job.id)
+                await self._do(self._table.fetched, job, size)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
             await self._handle_error(job, ApiError(why, URL_AWAY), counted=True)
@@ -297,12 +294,9 @@ class JobRunner(Background):
         Raises:
             ApiError: the request cannot be made.
         """
-        path, run_blocking = self.storage.audio.path(job.id), self.storage.audio_pool.do
-        try:
-            size = path.stat().st_size
-        except OSError:
-            why = RequestError("the job's audio is missing from storage")
-            raise ApiError(why, "jobs_audio") from None
+        path, size = self.storage.audio.path(job.id), job.audio_bytes
+        if not path.exists():
+            raise ApiError(RequestError("the job's audio is missing from storage"), "jobs_audio")
         permit.charge(size)
         services = self.services
         target = Target(services.models.named(job.model), segments=False)
@@ -310,8 +304,8 @@ class JobRunner(Background):
         # Copy the audio to the uploads folder, from which the engine's process can take it.
         file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
         copy_path = stack.enter_context(file).name
-        await run_blocking(shutil.copyfile, path, copy_path)
-        length = await run_blocking(_audio_length, path, size)
+        await self.storage.on_disk(shutil.copyfile, path, copy_path)
+        length = await self.storage.on_disk(_audio_length, path, size)
         return EngineRequest(
             target,
             request_parts(fields.request, None),
@@ -336,8 +330,6 @@ class JobRunner(Background):
             counted = False
             full_key = job.key if error.reason in _KEY_LIMITS else ""
             self._full_until_s[full_key] = time.monotonic() + wait_s
-        elif error.reason != URL_AWAY:
-            self._engines_lost = True
         if counted:
             wait_s = min(2.0**job.tries, MAX_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)
