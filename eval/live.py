@@ -135,7 +135,6 @@ class Simulated:
 
         async def work() -> None:
             try:
-                await session.start()
                 await session.work()
             except Exception as error:  # noqa: BLE001 - raised by `receive`
                 await events.put(error)

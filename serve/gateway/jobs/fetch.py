@@ -161,19 +161,12 @@ class OutboundClient:
         Raises:
             ApiError: 400, it names another host, or is no url.
         """
-        if not self._allowed_hosts:
-            raise field_error(
-                field,
-                f"{field} is an external URL, but this server allows none; add the host to "
-                "jobs.allowed_hosts in its config",
-            )
         parts = _parts(url, field)
         if not any(_allows(pattern, parts) for pattern in self._allowed_hosts):
-            raise field_error(
-                field,
-                f"{field} names {shown(f'{parts.scheme}://{parts.netloc}')}; expected one of "
-                f"{', '.join(self._allowed_hosts)} (jobs.allowed_hosts)",
-            )
+            found = shown(f"{parts.scheme}://{parts.netloc}")
+            allowed = ", ".join(self._allowed_hosts) or "which is empty"
+            expected = f"expected a host of the server's jobs.allowed_hosts, {allowed}"
+            raise field_error(field, f"{field} names {found}; {expected}")
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -236,14 +229,11 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
         self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Any = None,
+        self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any
     ) -> httpcore2.AsyncNetworkStream:
         """Resolve the host, check its addresses, and connect to the first that answers.
+
+        httpcore's other options of connections are not used.
 
         Raises:
             PrivateAddressError: the host has a private address.

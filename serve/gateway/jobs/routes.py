@@ -120,7 +120,7 @@ class JobRoutes:
             unknown = self._config.gateway.unknown_fields
             job_form = wire.read_job_form(pairs, unknown, upload is not None)
             job = await self._add(self._job(request, api_key, job_form), upload)
-        self._runner.wake()
+        self._runner.wake.set()
         headers = served_by(job.model) | ignored(job_form.fields.ignored)
         return JSONResponse(wire.described(job), 202, headers)
 

@@ -114,7 +114,8 @@ class JobRunner(Background):
         # whole server.
         self._full_until_s: dict[str, float] = {}
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
-        self._wake = asyncio.Event()
+        self.wake = asyncio.Event()
+        """Set to look for work now."""
         options: Any = {"namespace": "earshot_jobs", "registry": services.metrics.registry}
         self._open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
         self._ended_jobs = Counter("ended", "Jobs by how they ended", ("status",), **options)
@@ -123,10 +124,6 @@ class JobRunner(Background):
         running = Gauge("running", "Jobs that are worked on", **options)
         tasks = self._transcribing.tasks, self._fetching.tasks
         running.set_function(lambda: sum(map(len, tasks)))
-
-    def wake(self) -> None:
-        """Look for work now."""
-        self._wake.set()
 
     def cancelled(self, job: JobRecord) -> None:
         """End the work on a job that has been cancelled."""
@@ -150,7 +147,7 @@ class JobRunner(Background):
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
+            self.wake.clear()
             try:
                 claimed = await self._claim_next()
             except Exception:  # one odd job must not keep the others waiting for ever
@@ -159,7 +156,7 @@ class JobRunner(Background):
             if not claimed:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
-                        await self._wake.wait()
+                        await self.wake.wait()
 
     async def _claim_next(self) -> bool:
         """Claim work of each kind that has room; return whether there was any."""
@@ -197,7 +194,7 @@ class JobRunner(Background):
 
     def _task_done(self, workers: _Workers, task: asyncio.Task[None]) -> None:
         job = workers.tasks.pop(task)
-        self.wake()
+        self.wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed in the gateway; it is tried again", job.id, exc_info=error)
 
@@ -344,7 +341,7 @@ class JobRunner(Background):
     def _ended(self, job: JobRecord, status: str) -> None:
         self._ended_jobs.labels(status).inc()
         self.storage.discard(job.id)
-        self.wake()
+        self.wake.set()
 
     async def _post_webhook(self, job: JobRecord) -> None:
         assert self.secret is not None  # else no webhook is claimed

@@ -60,7 +60,7 @@ class Hearing:
         self._resampler = StreamResampler(format)
         # Samples until a piece of audio, with that piece, and the time at which it came.
         self._arrivals = collections.deque([(0.0, clock_s())], maxlen=_ARRIVALS)
-        self._data = bytearray()  # smaller than a block
+        self._data = bytearray()  # smaller than a block; a sample's first byte waits for the second
         self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
         self._position = 0  # samples in the frames before
 
@@ -87,9 +87,10 @@ class Hearing:
         Args:
             end: also return the samples that the resampler holds back, and start it anew.
         """
-        if not (self._data or end):
+        size = len(self._data) - len(self._data) % self._resampler.sample_bytes
+        if not (size or end):
             return []
-        data, self._data = bytes(self._data), bytearray()
+        data, self._data = bytes(self._data[:size]), self._data[size:]
         job = self._pool.submit(self._frames, data, end)
         if job.done():  # always of a pool that runs jobs where they are submitted
             return job.result()
@@ -107,8 +108,8 @@ class Hearing:
         return samples
 
     def clear(self) -> int:
-        """Remove the samples of a frame that is not complete; return their number."""
-        self._resampler.clear()
+        """Remove all that is no complete frame, after a `flush`; return the number of samples."""
+        self._data.clear()
         return len(self.take_partial_frame())
 
     def tune(self, format: Format, options: VadOptions, speaking: bool) -> None:
@@ -121,6 +122,7 @@ class Hearing:
         """
         if format != self._resampler.format:
             self._resampler = StreamResampler(format)
+            self._data.clear()
         previous, self._voice = self._voice, VadState(options)
         self._voice.speaking, self._voice.quiet_since = previous.speaking, previous.quiet_since
         if speaking and not previous.speaking:
@@ -158,31 +160,24 @@ class StreamResampler:
         self.format = format
         self._law = _LAWS.get(format.type)
         self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
-        self.bytes_per_s = self._rate * (2 if self._law is None else 1)
-        self._odd = b""  # the first byte of a sample that is not complete
+        self.sample_bytes = 2 if self._law is None else 1
+        self.bytes_per_s = self._rate * self.sample_bytes
         self._resampler = _resampler(self._rate)
 
     def samples(self, data: bytes) -> Samples:
-        """Return the samples that are known after some more bytes.
+        """Return the samples that are known after more bytes, whole samples.
 
-        Resampling holds back some milliseconds. The first byte of a sample waits for the second.
+        Resampling holds back some milliseconds.
         """
         if self._law is None:
-            data = self._odd + data
-            even = len(data) // 2 * 2
-            self._odd = data[even:]
-            block = np.frombuffer(data[:even], "<i2").astype(np.float32) / 32768
+            block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
         else:
             block = _table(self._law)[np.frombuffer(data, np.uint8)]
         samples: Samples = self._resampler.resample_chunk(block)
         return samples
 
-    def clear(self) -> None:
-        """Forget half a sample: the next byte is the first one of a sample."""
-        self._odd = b""
-
     def flush(self) -> Samples:
-        """Return the samples that were held back; half a sample still waits."""
+        """Return the samples that were held back, and start anew."""
         samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
         self._resampler = _resampler(self._rate)
         return samples

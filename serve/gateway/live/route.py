@@ -178,7 +178,6 @@ class _Connection:
         Raises:
             ApiError: the server ends the session; the error is the reason.
         """
-        await session.start()
         work = asyncio.create_task(session.work())
         receive = asyncio.create_task(self._receive(session))
         stopped = asyncio.create_task(self.stop.wait())

@@ -182,7 +182,7 @@ def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
 
 
 def test_what_failed_is_tried_again_later_and_later(pace):
-    pace.failed(10.0, 1)
+    pace.failed(10.0)
     assert pace.due_s == 10.5
-    pace.failed(10.6, 2)
+    pace.failed(10.6)
     assert pace.due_s == 11.6
