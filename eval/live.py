@@ -158,7 +158,7 @@ class Simulated:
             working.cancel()
             await asyncio.wait((working,))
 
-    async def _transcribe(self, _model: str | None, window: UpdateWindow) -> Transcript:
+    async def _transcribe(self, window: UpdateWindow) -> Transcript:
         async with self._decoder:
             request = window.request(self._config, np.concatenate(window.audio))
             transcript = self._transcriber.transcribe(request)

@@ -166,8 +166,7 @@ class Translated:
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
     raw: list[messages.Chunk]  # the inputs' bytes; binary data are views of the body
-    binary: Mapping[str, bool]  # whether an output is wanted as binary data
-    binary_default: bool  # the same for outputs that are not in `binary`
+    binary: Mapping[str, bool]  # whether each output is wanted as binary data
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
@@ -213,16 +212,16 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
     except RequestError as error:
         raise ApiError(error) from error
     request = service_pb2.ModelInferRequest(id=content.id)
+    binary = dict.fromkeys(OUTPUTS, (content.parameters or {}).get("binary_data_output", False))
     for output in content.outputs:
         request.outputs.add(name=output.name)
+        if (wanted := (output.parameters or {}).get("binary_data")) is not None:
+            binary[output.name] = wanted
     for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     raw = _contents(content.inputs, memoryview(body)[json_size:])
     messages.check_request(request, raw, streamed=False)
-    asked = {one.name: (one.parameters or {}).get("binary_data") for one in content.outputs}
-    binary = {name: wanted for name, wanted in asked.items() if wanted is not None}
-    default = (content.parameters or {}).get("binary_data_output", False)
-    return Translated(request, raw, binary, default)
+    return Translated(request, raw, binary)
 
 
 def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[messages.Chunk]:
@@ -253,7 +252,7 @@ def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) 
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         described: dict[str, Any] = {"name": output.name, "datatype": output.datatype}
         described["shape"] = list(output.shape)
-        if request.binary.get(output.name, request.binary_default):
+        if request.binary[output.name]:
             described["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:

@@ -234,13 +234,13 @@ class _Connection:
                 self.services.keys.require_good(self.context.api_key)  # its key may be removed
                 await session.handle(text)
 
-    async def _transcribe(self, model: str | None, window: UpdateWindow) -> Transcript:
+    async def _transcribe(self, window: UpdateWindow) -> Transcript:
         """Transcribe a window.
 
         Raises:
             ApiError: there is no text.
         """
-        record, target = self.context.record, Target(self.services.models.named(model), False)
+        record, target = self.context.record, Target(self.services.models.default, False)
         config, audio = self.services.config.live, AudioLength(window.duration_s)
         with record.span.part("decoding") as span:
             with self.permit.child() as permit:

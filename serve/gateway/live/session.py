@@ -49,8 +49,8 @@ _BLOCK_S = 0.5  # maximum audio that is handed to a thread
 _TRIES = 3  # decodings of an utterance for which the server has no room
 _MIN_SAMPLES = SAMPLE_RATE // 10  # an utterance that a client commits
 
-Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
-"""Transcribes a window by the model of this name; raises an ApiError."""
+Transcribe = Callable[[UpdateWindow], Awaitable[Transcript]]
+"""Transcribes a window; raises an ApiError."""
 Send = Callable[[Event], Awaitable[None]]
 
 
@@ -266,8 +266,7 @@ class LiveSession:
             self._previous = None
         window = utterance.window()
         try:
-            model = self.settings.input.transcription.model
-            transcript = NOTHING if utterance.silent else await self.transcribe(model, window)
+            transcript = NOTHING if utterance.silent else await self.transcribe(window)
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._pace.failed(clock_s())
