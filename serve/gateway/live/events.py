@@ -134,8 +134,7 @@ def error(error: ApiError, code: str | None, event_id: str | None = None) -> Eve
         code: OpenAI's name of such errors.
         event_id: the id of the client's event that caused it.
     """
-    details = _error(error.status.kind, code, str(error), error.param)
-    return event("error", error={**details, "event_id": event_id})
+    return event("error", error={**_error(error, code), "event_id": event_id})
 
 
 def session(kind: str, id: str, settings: SessionSettings) -> Event:
@@ -180,13 +179,13 @@ def completed(item_id: str, transcript: str, seconds: float) -> Event:
 
 def failed(item_id: str, error: ApiError) -> Event:
     """Return the event of an utterance with missing or incomplete text."""
-    details = _error(error.status.kind, error.reason, str(error))
     about = {"item_id": item_id, "content_index": CONTENT}
-    return event(f"{_TRANSCRIPTION}.failed", **about, error=details)
+    return event(f"{_TRANSCRIPTION}.failed", **about, error=_error(error, error.reason))
 
 
-def _error(kind: str, code: str | None, message: str, param: str | None = None) -> Event:
-    return {"type": kind, "code": code, "message": message, "param": param}
+def _error(error: ApiError, code: str | None) -> Event:
+    kind, message = error.status.kind, str(error)
+    return {"type": kind, "code": code, "message": message, "param": error.param}
 
 
 def event(kind: str, **fields: Any) -> Event:

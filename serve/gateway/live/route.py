@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -143,11 +144,9 @@ class _Connection:
                 settings,
             )
             offered = self.websocket.scope["subprotocols"]
-            headers = (served_by(context.record.model) | ignored(unknown)).items()
-            await self.websocket.accept(
-                _SUBPROTOCOL if _SUBPROTOCOL in offered else None,
-                [(name.encode(), text.encode()) for name, text in headers],
-            )
+            headers = Headers(served_by(context.record.model) | ignored(unknown))
+            subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
+            await self.websocket.accept(subprotocol, headers.raw)
             try:
                 await self._run(session)
             except ApiError as end:

@@ -82,8 +82,7 @@ class LiveSession:
         self._spoken_until = 0  # the end of speech in the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        factor = settings.input.transcription.delay_factor
-        self._pace = UpdatePacer(self.config.update_s * factor)
+        self._pace = UpdatePacer(self.config.update_s * settings.input.transcription.delay_factor)
         self._errors = 0
         self._closing = False
 
@@ -125,8 +124,7 @@ class LiveSession:
         begun = self._position > 0
         settings, warnings = updated(self.settings, changes, self.check_model, begun)
         self.settings = settings
-        factor = settings.input.transcription.delay_factor
-        self._pace.update_s = self.config.update_s * factor
+        self._pace.update_s = self.config.update_s * settings.input.transcription.delay_factor
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
         told = events.session("session.updated", self.id, settings)

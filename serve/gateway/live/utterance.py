@@ -125,12 +125,9 @@ class LiveUtterance:
         """
         if self.language is None or previous.language != self.language:
             return
-        if (
-            previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s
-            and (cut_s := previous._find_cut_s()) is not None
-        ):
-            previous._cut(cut_s)
-        if previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s:
+        max_s = _MAX_PREVIOUS_SHARE * hold_s
+        previous._shorten(max_s)
+        if previous._audio_s > max_s:
             return
         self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
         self._audio_begin -= previous.end - previous._audio_begin
@@ -196,8 +193,7 @@ class LiveUtterance:
         if text and names_no_script and not self._chinese_script:
             self._chinese_script = script_in(text)  # all text that follows has the same
         final = self._final_text(text, count)
-        if self._audio_s > hold_s and (cut_s := self._find_cut_s()) is not None:
-            self._cut(cut_s)
+        self._shorten(hold_s)
         if self._audio_s > MAX_S:
             self._cut(end_s - _UNSURE_S)
         return final
@@ -226,10 +222,13 @@ class LiveUtterance:
     def _audio_s(self) -> float:
         return (self.end - self._audio_begin) / SAMPLE_RATE
 
-    def _find_cut_s(self) -> float | None:
-        """Return the second at which a cut frees enough of the audio; None: there is none."""
+    def _shorten(self, max_s: float) -> None:
+        """Cut off final text if more than these seconds are held and a cut frees enough of them."""
         begin_s = (self._audio_begin - self.start) / SAMPLE_RATE
-        return self.agreement.cut(begin_s + _MIN_FREED_SHARE * self._audio_s)
+        if self._audio_s > max_s:
+            cut_s = self.agreement.cut(begin_s + _MIN_FREED_SHARE * self._audio_s)
+            if cut_s is not None:
+                self._cut(cut_s)
 
     def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""

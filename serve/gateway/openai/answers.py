@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Send
 
 from serve.contract.codec import to_json
@@ -21,11 +22,11 @@ _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
 _NO_LANGUAGE = "unknown"  # no speech was found, so nothing was decoded
 _NOBODY = "unknown"  # words without a detected voice
-_EVENTS_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies would buffer it
-]
+_EVENTS_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # proxies would buffer it
+}
 
 
 def render_transcript(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
@@ -200,9 +201,8 @@ class Events:
         """
         if not self.begun:
             self.begun = True
-            headers = [(name.encode(), text.encode()) for name, text in self.headers.items()]
-            start = {"status": 200, "headers": _EVENTS_HEADERS + headers}
-            await self._send({"type": "http.response.start", **start})
+            headers = Headers(_EVENTS_HEADERS | self.headers).raw
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         data = f"data: {to_json(event)}\n\n".encode()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
