@@ -27,7 +27,6 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor
 
 from serve.contract.codec import from_json, to_json
-from serve.contract.errors import RequestError
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
@@ -35,7 +34,6 @@ from serve.gateway.edge.connection import BUDGET
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
 from serve.gateway.engines import EngineRequest
-from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
 from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
@@ -207,10 +205,7 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
         )
     text = body if json_size == len(body) else body[:json_size]
     check_json(text, "the request")
-    try:
-        content = from_json(_InferRequest, text, "the request", error=RequestError)
-    except RequestError as error:
-        raise ApiError(error) from error
+    content = from_json(_InferRequest, text, "the request", error=errors.invalid)
     request = service_pb2.ModelInferRequest(id=content.id)
     binary = dict.fromkeys(OUTPUTS, (content.parameters or {}).get("binary_data_output", False))
     for output in content.outputs:

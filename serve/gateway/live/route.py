@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import from_table, split_unknown, to_json
-from serve.contract.errors import EarshotError, OptionError, OverloadedError, RequestError, shown
+from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
@@ -285,6 +285,11 @@ class _SecretRequest:
     session: dict[str, Any] | None = None
 
 
+def _wrong_key(message: str) -> ApiError:
+    message = message.removeprefix("client_secrets: ")
+    return field_error(message.partition(" ")[0], message)
+
+
 async def make_client_secret(request: Request, services: Services) -> Response:
     """Answer with a client secret in the name of the request's API key.
 
@@ -295,11 +300,7 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     with services.admission.admit(api_key) as permit:
         body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body")
     table, unknown = split_unknown(_SecretRequest, body)
-    try:
-        secret_request = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
-    except OptionError as error:
-        message = str(error).removeprefix("client_secrets: ")
-        raise field_error(message.partition(" ")[0], message) from error
+    secret_request = from_table(_SecretRequest, table, "client_secrets", error=_wrong_key)
     changes = secret_request.session or {}
     settings, warnings = updated(SessionSettings(), changes, services.models.named)
     if unknown:

@@ -8,6 +8,7 @@ https://developers.openai.com/api/reference/resources/audio
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -255,10 +256,8 @@ def _chunking(form: _Texts) -> dict[str, Any]:
     text = form.value(_STRATEGY)
     if text in (None, "auto"):
         return {}
-    try:
-        vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"')
-    except OptionError as error:
-        raise field_error(_STRATEGY, str(error)) from error
+    wrong = functools.partial(field_error, _STRATEGY)
+    vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=wrong, advice='or "auto"')
     options = {
         "vad": "on",
         "vad_threshold": vad.threshold,
