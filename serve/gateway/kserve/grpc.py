@@ -293,8 +293,6 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
             return
         except ApiError as failed:
             error = failed
-        except grpc.aio.AbortError:
-            raise
         except Exception:
             logger.exception("call %s failed in the gateway", record.id)
             error = errors.failed()

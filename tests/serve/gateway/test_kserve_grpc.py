@@ -67,14 +67,6 @@ def test_a_new_gateway_cancels_first_by_which_what_another_left_behind_ends(runn
     assert owner_of(first) == owner_of(key) and first != key
 
 
-def test_a_clients_own_key_has_no_effect(shared):
-    request = service_pb2.ModelInferRequest.FromString(message())
-    request.parameters["earshot_key"].string_param = "mine"
-    status, text = refused(shared, request.SerializeToString())
-    assert status == "INVALID_ARGUMENT"
-    assert "earshot_key" in text
-
-
 def test_streams_mix_requests_and_answers(running):
     client = running.grpc_client()
     messages = queue.SimpleQueue()

@@ -13,7 +13,6 @@ from openai.types.audio import (
     TranscriptionVerbose,
     Translation,
 )
-from websockets.sync.client import connect as connect_websocket
 
 from serve.gateway.openai import form as forms
 from serve.speech import raw
@@ -245,11 +244,6 @@ def test_what_is_there_of_cut_audio_comes_with_a_warning(client):
     assert done.warnings == verbose.warnings
     whole = client.audio.transcriptions.with_raw_response.create(model="whisper-1", file=FILE)
     assert "x-earshot-warning" not in whole.headers
-
-
-def test_a_realtime_model_is_an_alias_as_well(shared):
-    with connect_websocket(f"ws://{shared.http}/v1/realtime?model=gpt-realtime") as live:
-        assert live.response.headers["x-earshot-model"] == "demo"
 
 
 # ---------------------------------------------------------------- streams
