@@ -269,12 +269,14 @@ class JobRunner(Background):
                 self._claimed(job),
                 RequestContext(self.services, record, "jobs", identify) as context,
             ):
-                with contextlib.ExitStack() as stack:
+                # The engine's process takes a copy of the audio from the uploads folder.
+                with tempfile.NamedTemporaryFile(dir=self.services.engines.uploads) as copy:
                     with context.admit() as permit:
-                        request = await self._request(job, permit, stack)
+                        request = await self._request(job, permit, copy.name)
                         call = context.start(request, permit)
                     sent = True
-                    transcript = await stack.enter_context(call).transcript()
+                    with call:
+                        transcript = await call.transcript()
                     result, seconds = to_json(transcript), transcript.duration
                     # Nothing changes if the job has ended otherwise.
                     if await self._do(self._table.complete, job, time.time(), result, seconds):
@@ -283,10 +285,8 @@ class JobRunner(Background):
         except ApiError as error:
             await self._handle_error(job, error, counted=sent)
 
-    async def _request(
-        self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
-    ) -> EngineRequest:
-        """Make a job's request; when `stack` closes, it removes the copy of the audio.
+    async def _request(self, job: JobRecord, permit: Permit, copy_path: str) -> EngineRequest:
+        """Make a job's request, and copy its audio.
 
         Raises:
             ApiError: the request cannot be made.
@@ -295,21 +295,12 @@ class JobRunner(Background):
         if not path.exists():
             raise ApiError(RequestError("the job's audio is missing from storage"), "jobs_audio")
         permit.charge(size)
-        services = self.services
-        target = Target(services.models.named(job.model), segments=False)
-        fields = fields_of(job, services.config.gateway.unknown_fields)
-        # Copy the audio to the uploads folder, from which the engine's process can take it.
-        file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
-        copy_path = stack.enter_context(file).name
+        target = Target(self.services.models.named(job.model), segments=False)
+        fields = fields_of(job, self.services.config.gateway.unknown_fields)
         await self.storage.on_disk(shutil.copyfile, path, copy_path)
         length = await self.storage.on_disk(_audio_length, path, size)
-        return EngineRequest(
-            target,
-            request_parts(fields.request, None),
-            audio_file=copy_path,
-            priority="job",
-            audio=length,
-        )
+        parts = request_parts(fields.request, None)
+        return EngineRequest(target, parts, audio_file=copy_path, priority="job", audio=length)
 
     async def _handle_error(self, job: JobRecord, error: ApiError, counted: bool) -> None:
         """Let a job fail by its own error, and put it back after one of the server.

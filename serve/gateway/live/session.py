@@ -23,13 +23,7 @@ from serve.gateway.errors import ApiError
 from serve.gateway.live import events
 from serve.gateway.live.events import Event
 from serve.gateway.live.hearing import Hearing, VadFrame, clock_s
-from serve.gateway.live.settings import (
-    HYPOTHESIS,
-    EventError,
-    ServerVad,
-    SessionSettings,
-    updated,
-)
+from serve.gateway.live.settings import HYPOTHESIS, EventError, ServerVad, SessionSettings, updated
 from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.rate import SAMPLE_RATE
