@@ -159,10 +159,10 @@ class StreamResampler:
     def __init__(self, format: Format) -> None:
         self.format = format
         self._law = _LAWS.get(format.type)
-        self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
         self.sample_bytes = 2 if self._law is None else 1
-        self.bytes_per_s = self._rate * self.sample_bytes
-        self._resampler = _resampler(self._rate)
+        self.bytes_per_s = rate * self.sample_bytes
+        self._resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
     def samples(self, data: bytes) -> Samples:
         """Return the samples that are known after more bytes, whole samples.
@@ -179,12 +179,8 @@ class StreamResampler:
     def flush(self) -> Samples:
         """Return the samples that were held back, and start anew."""
         samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-        self._resampler = _resampler(self._rate)
+        self._resampler.clear()
         return samples
-
-
-def _resampler(rate: int) -> soxr.ResampleStream:
-    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
 
 @functools.cache

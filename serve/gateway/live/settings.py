@@ -37,18 +37,13 @@ def _none_if_blank(value: object) -> object:
 Whole = BeforeValidator(_whole)
 """Annotate an integer that may be written with a point and zeros behind it."""
 
-Language = Annotated[
-    str,
-    text_that(
-        lambda text: language_code(text) is not None,
-        'a code such as "en", a tag such as "en-US", or a name',
-    ),
-]
+_CODES = 'a code such as "en", a tag such as "en-US"'
+Language = Annotated[str, text_that(language_code, f"{_CODES}, or a name")]
 LanguageOrAuto = Annotated[
     str,
     text_that(
-        lambda text: (code := named_language(text)) is None or language_code(code) is not None,
-        'a code such as "en", a tag such as "en-US", a name, or "auto"',
+        lambda text: named_language(text) is None or language_code(text),
+        f'{_CODES}, a name, or "auto"',
     ),
 ]
 Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
