@@ -129,10 +129,7 @@ class Hearing:
             self._voice.speaking, self._voice.quiet_since = True, self._position
 
     def _frames(self, data: bytes, end: bool) -> list[VadFrame]:
-        pieces = [self._partial, self._resampler.samples(data)]
-        if end:
-            pieces.append(self._resampler.flush())
-        samples = np.concatenate(pieces)
+        samples = np.concatenate([self._partial, self._resampler.samples(data, end)])
         frames, partial = np.split(samples, [len(samples) // FRAME * FRAME])
         self._partial = partial.copy()
         if not len(frames):
@@ -164,22 +161,20 @@ class StreamResampler:
         self.bytes_per_s = rate * self.sample_bytes
         self._resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
-    def samples(self, data: bytes) -> Samples:
-        """Return the samples that are known after more bytes, whole samples.
+    def samples(self, data: bytes, end: bool = False) -> Samples:
+        """Return the samples that are known after more bytes.
 
-        Resampling holds back some milliseconds.
+        Args:
+            data: whole samples.
+            end: also return the milliseconds that resampling holds back, and start anew.
         """
         if self._law is None:
             block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
         else:
             block = _table(self._law)[np.frombuffer(data, np.uint8)]
-        samples: Samples = self._resampler.resample_chunk(block)
-        return samples
-
-    def flush(self) -> Samples:
-        """Return the samples that were held back, and start anew."""
-        samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-        self._resampler.clear()
+        samples: Samples = self._resampler.resample_chunk(block, last=end)
+        if end:
+            self._resampler.clear()
         return samples
 
 
