@@ -62,7 +62,6 @@ _URL_PARAMETERS = ("model", "intent")
 _THREADS = 4  # that resample audio and detect speech
 _COPIES = 4  # that exist of a message while it is handled
 _MAX_SECRET_BYTES = 100_000  # the body of a request for a client secret
-_SECRET_S = 600  # that a client secret is valid, where its request does not say
 
 
 class RealtimeRoute:
@@ -274,7 +273,7 @@ def _authorization(websocket: WebSocket) -> str | None:
 @dataclasses.dataclass(frozen=True)
 class _Expiry:
     anchor: Literal["created_at"] = "created_at"
-    seconds: Annotated[int, Whole, Field(ge=10, le=7200)] = _SECRET_S
+    seconds: Annotated[int, Whole, Field(ge=10, le=7200)] = 600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,12 +304,9 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     settings, warnings = updated(SessionSettings(), changes, services.models.named)
     if unknown:
         warnings.append(unknown_keys(unknown))
-    seconds = secret_request.expires_after.seconds if secret_request.expires_after else _SECRET_S
-    secret = ClientSecret(
-        round(time.time()) + seconds,
-        api_key.key.public_id,
-        split_unknown(SessionSettings, changes)[0],
-    )
+    seconds = (secret_request.expires_after or _Expiry()).seconds
+    known, _ = split_unknown(SessionSettings, changes)
+    secret = ClientSecret(round(time.time()) + seconds, api_key.key.public_id, known)
     session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}
     value = services.client_secrets.sign(secret)
     answer = {"value": value, "expires_at": secret.expires_at, "session": session}

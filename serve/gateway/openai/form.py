@@ -75,7 +75,7 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
         max_fields=MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
     )
-    try:
+    with contextlib.closing(parser):
         try:
             form = await in_time(permit.admission, parser.parse())
             pairs = form.multi_items()
@@ -89,8 +89,6 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
             raise errors.no_room_for_upload() from error
         texts = tuple((name, text) for name, text in pairs if isinstance(text, str))
         yield Form(texts, file, cast(_Spool, file.file).path)
-    finally:
-        parser.close()
 
 
 def _check_headers(request: Request) -> None:
