@@ -42,7 +42,7 @@ from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs import table
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import JobRecord, Work
+from serve.gateway.jobs.table import MAX_FETCHED_OF_KEY, JobRecord, Work
 from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.kserve.messages import request_parts
@@ -63,10 +63,9 @@ MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
 GIVE_UP_S = 259_200.0  # from a job's creation to its failure
-MAX_WEBHOOKS = 64  # webhooks that are being posted
+_MAX_TASKS = 64  # of fetches, and of webhooks
 _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
-_MAX_FETCHES = 64
 _MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
@@ -78,6 +77,7 @@ class _Workers:
     work: Work
     run: Callable[[JobRecord], Coroutine[Any, Any, None]]
     lease_s: float  # duration of a claim
+    max_tasks: int
     max_of_key: float = float("inf")  # maximum tasks of a key
     last_key: str = ""  # the key whose turn was last
     tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
@@ -105,10 +105,10 @@ class JobRunner(Background):
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
-        self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
-        self._fetching = _Workers("fetch", self._fetch, LEASE_S, table.MAX_FETCHED_OF_KEY)
+        self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S, config.jobs.workers)
+        self._fetching = _Workers("fetch", self._fetch, LEASE_S, _MAX_TASKS, MAX_FETCHED_OF_KEY)
         self._webhooks = _Workers(
-            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
+            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_TASKS, _MAX_WEBHOOKS_OF_KEY
         )
         # Until when the jobs of a key without room are not claimed, by its name; "" stands for the
         # whole server.
@@ -162,23 +162,20 @@ class JobRunner(Background):
         """Claim work of each kind that has room; return whether there was any."""
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        claimed = False
-        if self.secret is not None and len(self._webhooks.tasks) < MAX_WEBHOOKS:
-            claimed = await self._claim(self._webhooks)
-        admission, now_s = self.services.admission, time.monotonic()
+        claimed = self.secret is not None and await self._claim(self._webhooks)
+        now_s = time.monotonic()
         full_keys = {name for name, end_s in self._full_until_s.items() if end_s > now_s}
         # While no engine is ready, no job is claimed: each would lose one of its tries.
         if "" in full_keys or not await self.services.ready():
             return claimed
-        workers = self.services.config.jobs.workers
-        if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
+        if self.services.admission.requests < self._max_requests:
             claimed |= await self._claim(self._transcribing, full_keys)
-        if len(self._fetching.tasks) < _MAX_FETCHES:
-            claimed |= await self._claim(self._fetching, full_keys)
-        return claimed
+        return await self._claim(self._fetching, full_keys) or claimed
 
     async def _claim(self, workers: _Workers, full_keys: Set[str] = frozenset()) -> bool:
         """Claim a job of the next key that has room, and start it; return whether there was one."""
+        if len(workers.tasks) >= workers.max_tasks:
+            return False
         now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
         busy = {key for key, count in counts.items() if count >= workers.max_of_key}
