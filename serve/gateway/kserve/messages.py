@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.internal import decoder, encoder, wire_format
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
@@ -44,9 +45,8 @@ SERVER_METADATA = {"name": "earshot", "version": "1", "extensions": ["binary_ten
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
-_BYTES = 2  # wire type of a field with a length
-_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
-_MAX_VARINT_BYTES = 10
+_BYTES = wire_format.WIRETYPE_LENGTH_DELIMITED
+_FIXED_BYTES = {wire_format.WIRETYPE_FIXED64: 8, wire_format.WIRETYPE_FIXED32: 4}
 _CONTENTS = {
     "BYTES": "bytes_contents",
     "FP32": "fp32_contents",
@@ -303,7 +303,8 @@ def raw_values(datatype: str, values: Iterable[Any]) -> bytes:
 
 def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
     """Serialise a raw tensor, in one or more pieces, as a field that follows the other fields."""
-    yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
+    size = encoder._VarintBytes(sum(map(len, pieces)))
+    yield encoder.TagBytes(_RAW_CONTENTS, _BYTES) + size
     yield from pieces
 
 
@@ -365,39 +366,21 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
         if count > _MAX_FIELDS:
             raise errors.invalid(f"the request has more than {_MAX_FIELDS} fields")
         begin = position
-        tag, position = _varint(view, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            payload, end = position, _varint(view, position)[1]
-        elif kind == _BYTES:
-            length, payload = _varint(view, position)
-            end = payload + length
-        elif kind in _FIXED_BYTES:
-            payload, end = position, position + _FIXED_BYTES[kind]
-        else:
+        try:
+            tag, payload = decoder._DecodeVarint(view, begin)
+            number, kind = wire_format.UnpackTag(tag)
+            if kind == _BYTES:
+                length, payload = decoder._DecodeVarint(view, payload)
+                position = payload + length
+            elif kind == wire_format.WIRETYPE_VARINT:
+                _, position = decoder._DecodeVarint(view, payload)
+            else:
+                position = payload + _FIXED_BYTES[kind]
+        except (DecodeError, IndexError, KeyError):
+            raise _malformed() from None
+        if position > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
             raise _malformed()
-        if end > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
-            raise _malformed()
-        yield number, begin, payload, end
-        position = end
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at a position, and the position after it."""
-    value = 0
-    for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, position + index + 1
-    raise _malformed()
-
-
-def _varint_bytes(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+        yield number, begin, payload, position
 
 
 def _malformed(kind: str = "ModelInferRequest") -> errors.ApiError:
