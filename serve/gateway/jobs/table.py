@@ -13,7 +13,6 @@ later calls succeed.
 import dataclasses
 import secrets
 import sqlite3
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +38,6 @@ MAX_FETCHED_OF_KEY = 4
 """Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
-_LOOK_S = 0.002  # between two tries to switch the file's journal
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
 _POSTGRESQL = {
@@ -155,7 +153,7 @@ class JobTable:
         except SQLAlchemyError as error:
             raise ConfigError(f"jobs cannot be kept in {self.name}: {_reason(error)}") from error
         if not config.jobs.database:
-            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "connect", _sync_always)
         self._made = False
 
     def _create(self) -> None:
@@ -353,22 +351,9 @@ def _ending(status: str, now: float) -> Mapping[str, Any]:
     return {"status": status, "ended": now, "token": "", "webhook": pending}
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    """Switch a file to write-ahead logging, since several processes write it.
-
-    SQLite itself does not wait if the last other process is just closing the file.
-    """
-    end_s = time.monotonic() + _BUSY_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
-                raise
-            time.sleep(_LOOK_S)
-    # A job is on disk before the server answers 202, even if the machine then loses power.
-    connection.execute("PRAGMA synchronous = FULL")
+def _sync_always(connection: sqlite3.Connection, _record: object) -> None:
+    """Have a job on disk before the server answers 202, even if the machine then loses power."""
+    connection.execute("PRAGMA synchronous = EXTRA")
 
 
 def _reason(error: Exception) -> str:

@@ -78,6 +78,8 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
     with contextlib.closing(parser):
         try:
             form = await in_time(permit.admission, parser.parse())
+            if not parser.ended:
+                raise MultiPartException("It is cut short, its last boundary is missing;")
             pairs = form.multi_items()
             file = _only_file(pairs)
             _put_header(file, file.size or 0)  # the size is known now
@@ -120,14 +122,15 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser, with spooled files and a check of the last boundary."""
+    """Starlette's parser, with spooled files and a note of the last boundary."""
 
     def __init__(
         self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
     ) -> None:
+        super().__init__(headers, stream, **limits)
         self._folder = folder
-        super().__init__(headers, self._until_end(stream), **limits)
-        self._ended = False
+        self.ended = False
+        """Whether the last boundary has come."""
 
     def close(self) -> None:
         """Close the files; an exception's traceback would keep their space on the disk for long."""
@@ -154,13 +157,7 @@ class _Parser(MultiPartParser):
         super().on_part_end()
 
     def on_end(self) -> None:
-        self._ended = True
-
-    async def _until_end(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        async for chunk in stream:
-            yield chunk
-        if not self._ended:
-            raise MultiPartException("It is cut short, its last boundary is missing;")
+        self.ended = True
 
 
 def _put_header(file: UploadFile, size: int) -> None:
