@@ -160,7 +160,7 @@ class Simulated:
 
     async def _transcribe(self, window: UpdateWindow) -> Transcript:
         async with self._decoder:
-            request = window.request(self._config, np.concatenate(window.audio))
+            request = dataclasses.replace(window.options, audio=np.concatenate(window.audio))
             transcript = self._transcriber.transcribe(request)
             await asyncio.sleep(self._decode_s)
         return transcript

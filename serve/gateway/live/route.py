@@ -239,10 +239,10 @@ class _Connection:
             ApiError: there is no text.
         """
         record, target = self.context.record, Target(self.services.models.default, False)
-        config, audio = self.services.config.live, AudioLength(window.duration_s)
+        audio = AudioLength(window.duration_s)
         with record.span.part("decoding") as span:
             with self.permit.child() as permit:
-                parts = request_parts(window.request(config), samples=window.audio)
+                parts = request_parts(window.options, samples=window.audio)
                 permit.charge(sum(map(len, parts)))
                 request = EngineRequest(target, parts, priority="live", audio=audio)
                 call = self.services.engines.start(request, permit, span)

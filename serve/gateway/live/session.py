@@ -169,7 +169,8 @@ class LiveSession:
             if length and self._recent:
                 padding = np.concatenate(list(self._recent))[-length:]
         start, settings = self._position - len(padding), self.settings.input.transcription
-        self._open = LiveUtterance(events.new_id("item"), start, settings)
+        short_encoder = self.config.asks_short_encoder
+        self._open = LiveUtterance(events.new_id("item"), start, settings, short_encoder)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
         self._pace.speech(clock_s())
