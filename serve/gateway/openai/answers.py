@@ -105,22 +105,14 @@ def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
-class Deltas:
-    """The texts of segments as pieces of the whole text, which has no space at either end."""
+def added_text(before: str, text: str) -> str:
+    """Return what a segment adds to the text, which has no space at either end.
 
-    def __init__(self) -> None:
-        self._space = ""  # sent once text follows
-        self._begun = False
-
-    def next(self, text: str) -> str:
-        """Return the text that a segment adds; it may be empty."""
-        text = self._space + text
-        if not self._begun:
-            text = text.lstrip()
-        piece = text.rstrip()
-        self._space = text[len(piece) :]
-        self._begun |= bool(piece)
-        return piece
+    Args:
+        before: the texts of all segments before it.
+        text: the segment's text.
+    """
+    return (before + text).strip()[len(before.strip()) :]
 
 
 def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:

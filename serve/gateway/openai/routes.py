@@ -144,7 +144,7 @@ async def _pass_on(
     Raises:
         ApiError: the request failed, or the client left.
     """
-    deltas, index = answers.Deltas(), 0
+    text, index = "", 0
     while True:
         answer = await while_client_waits(request, call.next())
         if answer is None:
@@ -155,11 +155,12 @@ async def _pass_on(
             await events.end()
             return event.transcript
         context.segment_sent(event.segment.end)
-        if delta := deltas.next(event.segment.text):
+        if delta := answers.added_text(text, event.segment.text):
             await events.send(answers.delta_event(delta, index, event.segment, fields))
             context.text_sent()
         if fields.format == "diarized_json":
             await events.send(answers.segment_event(index, event.segment))
+        text += event.segment.text
         index += 1
 
 

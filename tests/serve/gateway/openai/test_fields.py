@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve.contract.messages import Request, Segment
 from serve.gateway.errors import ApiError
-from serve.gateway.openai.answers import Deltas, render_transcript
+from serve.gateway.openai.answers import added_text, render_transcript
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.speech.windows import join_text
 from tests.fakes import transcript
@@ -148,9 +148,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):
 @settings(derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text(alphabet="ab \n\u3000", max_size=5), max_size=6))
 def test_deltas_join_to_the_whole_text(texts):
-    deltas = Deltas()
+    deltas = [added_text("".join(texts[:i]), text) for i, text in enumerate(texts)]
     segments = [Segment(0.0, 1.0, text, (), None, None, 0.0, 1.0) for text in texts]
-    assert "".join(map(deltas.next, texts)) == join_text(segments)
+    assert "".join(deltas) == join_text(segments)
 
 
 def test_json_names_every_language_that_was_heard():
