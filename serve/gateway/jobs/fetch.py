@@ -143,11 +143,9 @@ class OutboundClient:
             async with self._pool.stream(method, url, **request, extensions=_TIMEOUTS) as answer:
                 yield answer
         except PrivateAddressError as error:
-            raise field_error(
-                field,
-                f"{field}: {error} resolves to a private address; expected a public one, or a "
-                "network in jobs.allowed_networks",
-            ) from None
+            found = f"{field}: {error} resolves to a private address"
+            expected = "expected a public one, or a network in jobs.allowed_networks"
+            raise field_error(field, f"{found}; {expected}") from None
         except _FAILED as error:
             raise _away(f"{field} cannot be fetched: {error or type(error).__name__}") from error
 

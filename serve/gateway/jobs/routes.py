@@ -136,11 +136,8 @@ class JobRoutes:
         limits = (("jobs.max_queued", max_jobs), (f"{MAX_QUEUED_MB} MiB", max_bytes))
         for index, (name, limit) in enumerate(limits):
             if sum(counts[index] for counts in load.values()) >= limit:
-                raise errors.overloaded(
-                    f"the job queue is full ({name}); try again when jobs have ended, or have "
-                    "expired (jobs.keep_s)",
-                    "jobs",
-                )
+                advice = "try again when jobs have ended, or have expired (jobs.keep_s)"
+                raise errors.overloaded(f"the job queue is full ({name}); {advice}", "jobs")
             if load.get(key, (0, 0))[index] >= limit * share:
                 raise errors.key_limit(f"share of {name}", key)
 
@@ -155,18 +152,13 @@ class JobRoutes:
             self._runner.outbound.require_allowed(form.url, "url")
         if form.webhook_url:
             if self._runner.secret is None:
-                raise field_error(
-                    "webhook_url",
-                    "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
-                    "config names no secret to sign webhooks with",
-                )
+                why = "jobs.webhook_secret_file of this server's config names no secret"
+                raise field_error("webhook_url", f"webhook_url cannot be honoured: {why}")
             self._runner.outbound.require_allowed(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
-            raise errors.invalid(
-                f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
-                f"{_MAX_IDEMPOTENCY}"
-            )
+            found = f"Idempotency-Key has {len(idempotency)} characters"
+            raise errors.invalid(f"{found}; expected 1 to {_MAX_IDEMPOTENCY}")
         unknown = set(form.fields.ignored)
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
@@ -205,11 +197,8 @@ class JobRoutes:
         if added.id != job.id:
             self._storage.discard(job.id)
         if added.fingerprint != job.fingerprint:
-            message = (
-                f"the Idempotency-Key is that of {added.id}, which was another request; use a new "
-                "one for each job"
-            )
-            raise ApiError(RequestError(message), "idempotency")
+            found = f"the Idempotency-Key is that of {added.id}, which was another request"
+            raise ApiError(RequestError(f"{found}; use a new one for each job"), "idempotency")
         return added
 
     # ------------------------------------------------------------ reading
@@ -290,7 +279,5 @@ class JobRoutes:
 
 
 def _unknown(id: str) -> ApiError:
-    return errors.not_found(
-        f"job {shown(id)} not found: it belongs to another API key, never existed, or has expired "
-        "(jobs.keep_s)"
-    )
+    why = "it belongs to another API key, never existed, or has expired (jobs.keep_s)"
+    return errors.not_found(f"job {shown(id)} not found: {why}")

@@ -174,19 +174,13 @@ def render_result(
         pairs = ((_FORMAT, fields.format), *pairs)
     requested, request = read_fields(pairs, fields.request.task), fields.request
     if requested.format == "diarized_json" and not request.diarize and request.channels != "split":
-        raise field_error(
-            _FORMAT,
-            "this job's result has no speakers; send the job with diarize=true or "
-            "response_format=diarized_json",
-        )
+        advice = "send the job with diarize=true or response_format=diarized_json"
+        raise field_error(_FORMAT, f"this job's result has no speakers; {advice}")
     cues = requested.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
-        raise field_error(
-            "highlight_words",
-            "this format needs word times, which this job's result lacks; send the job with "
-            "highlight_words or max_words_per_line, or with timestamp_granularities[]=word and "
-            "verbose_json",
-        )
+        found = "this format needs word times, which this job's result lacks"
+        advice = "send the job with highlight_words or max_words_per_line"
+        raise field_error("highlight_words", f"{found}; {advice}")
     fields = dataclasses.replace(fields, format=requested.format, cues=cues)
     return render_transcript(transcript, fields)
 

@@ -60,11 +60,9 @@ def read_event(text: str) -> Event:
     if long and marks > _AUDIO_MARKS:
         raise _too_long(len(text))
     if marks > _MAX_MARKS:
-        raise EventError(
-            f"the message has {marks} commas, quotation marks and opening brackets; expected at "
-            f"most {_MAX_MARKS}: send fewer settings",
-            "invalid_event",
-        )
+        found = f"the message has {marks} commas, quotation marks and opening brackets"
+        expected = f"expected at most {_MAX_MARKS}: send fewer settings"
+        raise EventError(f"{found}; {expected}", "invalid_event")
     try:
         table = parse_json(text)
     except ValueError as error:

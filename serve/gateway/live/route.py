@@ -196,9 +196,8 @@ class _Connection:
             await asyncio.wait((receive,))
             await session.drain()
             await work
-            raise ApiError(
-                OverloadedError("the server is stopping; connect again"), "server_stopping"
-            )
+            stopping = OverloadedError("the server is stopping; connect again")
+            raise ApiError(stopping, "server_stopping")
         except (ApiError, WebSocketDisconnect, SlowClientError):
             raise
         except Exception as error:  # one session must not hurt its neighbours
