@@ -23,8 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor
+from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.codec import from_json, to_json
 from serve.gateway import errors
@@ -36,7 +35,7 @@ from serve.gateway.edge.uploads import while_client_waits, whole_body
 from serve.gateway.engines import EngineRequest
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
-from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
+from serve.wire.tensors import INPUTS, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 
@@ -243,7 +242,7 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
 
 def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) -> Response:
     """Write an answer to a request as an HTTP response."""
-    outputs, binary = [], []
+    outputs, binary, array = [], [], InferResult(answer).as_numpy
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         described: dict[str, Any] = {"name": output.name, "datatype": output.datatype}
         described["shape"] = list(output.shape)
@@ -251,7 +250,7 @@ def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) 
             described["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:
-            described["data"] = _values(output.datatype, raw)
+            described["data"] = _values(array(output.name))
         outputs.append(described)
     head = {"model_name": answer.model_name, "model_version": answer.model_version}
     if answer.id:
@@ -263,10 +262,9 @@ def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) 
     return Response(b"".join([text, *binary]), headers=headers, media_type=kind)
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
-    if datatype == "BYTES":
-        return [text.decode() for text in deserialize_bytes_tensor(raw)]
-    values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
-    if datatype == "FP32":  # via text, so that 0.2 is written as 0.2
-        return [float(str(value)) for value in values]
-    return list(values.tolist())
+def _values(array: npt.NDArray[Any]) -> list[Any]:
+    if array.dtype == np.object_:
+        return [text.decode() for text in array]
+    if array.dtype == np.float32:  # via text, so that 0.2 is written as 0.2
+        return [float(str(value)) for value in array]
+    return list(array.tolist())
