@@ -20,7 +20,6 @@ from serve.gateway.openai.answers import render_transcript
 from serve.gateway.openai.fields import FormFields, read_field, read_fields
 from serve.gateway.openai.form import MAX_FIELDS
 from serve.speech.cues import CUE_OPTIONS
-from serve.speech.formats import SUBTITLES
 
 _MAX_JSON_BYTES = 2**20
 _OWN_FIELDS = ("task", "webhook_url", "url")  # which other requests do not have
@@ -176,7 +175,7 @@ def render_result(
     if requested.format == "diarized_json" and not request.diarize and request.channels != "split":
         advice = "send the job with diarize=true or response_format=diarized_json"
         raise field_error(_FORMAT, f"this job's result has no speakers; {advice}")
-    cues = requested.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
+    cues = requested.cues if len(pairs) > 1 else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
         found = "this format needs word times, which this job's result lacks"
         advice = "send the job with highlight_words or max_words_per_line"
