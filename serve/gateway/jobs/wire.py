@@ -155,7 +155,7 @@ def require_result(job: JobRecord) -> None:
 
 
 def render_result(
-    fields: FormFields, transcript: Transcript, query: Iterable[tuple[str, str]]
+    fields: FormFields, transcript: Transcript, query: list[tuple[str, str]]
 ) -> tuple[str, str]:
     """Return a result's text and its media type.
 
@@ -167,10 +167,8 @@ def render_result(
     Raises:
         ApiError: the format or the splitting needs speakers or word times that the result lacks.
     """
-    pairs = tuple(query)
-    require_known((name for name, _ in pairs), _PARAMETERS)
-    if not any(name == _FORMAT for name, _ in pairs):
-        pairs = ((_FORMAT, fields.format), *pairs)
+    require_known(dict(query), _PARAMETERS)
+    pairs = query if _FORMAT in dict(query) else [(_FORMAT, fields.format), *query]
     requested, request = read_fields(pairs, fields.request.task), fields.request
     if requested.format == "diarized_json" and not request.diarize and request.channels != "split":
         advice = "send the job with diarize=true or response_format=diarized_json"
