@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from typing import Any, cast, get_args
 
 from starlette.requests import Request
@@ -42,9 +41,7 @@ class JobForm:
     webhook_url: str
 
 
-def read_job_form(
-    pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_file: bool
-) -> JobForm:
+def read_job_form(pairs: Pairs, unknown: UnknownFields, has_file: bool) -> JobForm:
     """Read the fields of a request for a job.
 
     Args:

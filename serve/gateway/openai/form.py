@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -67,15 +67,7 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
             too slow.
     """
     _check_headers(request)
-    parser = _Parser(
-        request.headers,
-        body_chunks(request, permit),
-        folder,
-        max_files=2,  # the second one is rejected by name
-        max_fields=MAX_FIELDS,
-        max_part_size=_MAX_FIELD_BYTES,
-    )
-    with contextlib.closing(parser):
+    with contextlib.closing(_Parser(request, permit, folder)) as parser:
         try:
             form = await in_time(permit.admission, parser.parse())
             if not parser.ended:
@@ -124,10 +116,14 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 class _Parser(MultiPartParser):
     """Starlette's parser, with spooled files and a note of the last boundary."""
 
-    def __init__(
-        self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
-    ) -> None:
-        super().__init__(headers, stream, **limits)
+    def __init__(self, request: Request, permit: Permit, folder: Path) -> None:
+        super().__init__(
+            request.headers,
+            body_chunks(request, permit),
+            max_files=2,  # the second one is rejected by name
+            max_fields=MAX_FIELDS,
+            max_part_size=_MAX_FIELD_BYTES,
+        )
         self._folder = folder
         self.ended = False
         """Whether the last boundary has come."""
