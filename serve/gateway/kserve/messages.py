@@ -150,16 +150,14 @@ def check_request(request: ModelInferRequest, raw: Sequence[Chunk], streamed: bo
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
             "expected one for each, or none"
         )
-    contents = list(raw)
-    for tensor in request.inputs:
+    contents: list[Chunk] = []
+    for index, tensor in enumerate(request.inputs):
         _check_type(tensor)
-        if not raw:
-            values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
-            contents.append(raw_values(tensor.datatype, values))
-        elif tensor.HasField("contents"):
+        if raw and tensor.HasField("contents"):
             raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
-    for tensor, content in zip(request.inputs, contents, strict=True):
-        _check_size(tensor, content)
+        values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+        contents.append(raw[index] if raw else raw_values(tensor.datatype, values))
+        _check_size(tensor, contents[index])
     return contents
 
 
