@@ -175,12 +175,12 @@ class JobRoutes:
 
     async def _add(self, job: JobRecord, upload: UploadFile | None) -> JobRecord:
         """Store a job and its audio; return it, or the earlier job with its Idempotency-Key."""
-        audio, sha256, size, filename = self._storage.audio, "", 0, ""
+        sha256, size, filename = "", 0, ""
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._storage.discard, job.id)
             if upload is not None:
-                sha256 = await self._storage.on_disk(audio.keep, job.id, upload.file)
-                size, filename = audio.path(job.id).stat().st_size, upload.filename or ""
+                sha256 = await self._storage.on_disk(self._storage.keep, job.id, upload.file)
+                size, filename = self._storage.path(job.id).stat().st_size, upload.filename or ""
             body = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
                 job,

@@ -207,7 +207,7 @@ class JobRunner(Background):
         if ids is not None:
             self._open_jobs.set(len(ids))
             with contextlib.suppress(ApiError):  # the log says why
-                await self.storage.on_disk(self.storage.audio.remove_orphans, ids)
+                await self.storage.on_disk(self.storage.remove_orphans, ids)
 
     # ------------------------------------------------------------ work
 
@@ -241,13 +241,12 @@ class JobRunner(Background):
 
     async def _fetch(self, job: JobRecord) -> None:
         """Fetch a job's audio; then the job waits for a worker."""
-        audio = self.storage.audio
-        part = audio.part(job.id, job.token)
+        part = self.storage.part(job.id, job.token)
         try:
             async with self._claimed(job):
                 if not (size := await self.outbound.fetch(job.url, part)):
                     raise ApiError(AudioError("the url's file is empty"))
-                await self.storage.on_disk(audio.seal, part, job.id)
+                await self.storage.on_disk(self.storage.seal, part, job.id)
                 await self._do(self._table.fetched, job, size)
         except OSError as error:
             why = UnavailableError(f"no room for the url's audio: {error.strerror}")
@@ -288,7 +287,7 @@ class JobRunner(Background):
         Raises:
             ApiError: the request cannot be made.
         """
-        path, size = self.storage.audio.path(job.id), job.audio_bytes
+        path, size = self.storage.path(job.id), job.audio_bytes
         if not path.exists():
             raise ApiError(RequestError("the job's audio is missing from storage"), "jobs_audio")
         permit.charge(size)

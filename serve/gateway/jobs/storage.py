@@ -25,24 +25,30 @@ TABLE_S = 15.0
 ORPHAN_S = 3600.0
 """Seconds after which a file of no job is removed; a younger one may be of a job to come."""
 _THREADS = 4  # of each pool: a database that is away leaves the disk's threads free
-_AUDIO = "audio"  # in the jobs' folder
 _CHUNK_BYTES = 2**20
 
 T = TypeVar("T")
 
 
 class JobStorage:
-    """The table of jobs and the folder with the audio. For one event loop.
+    """The table of jobs, and the audio of those that have not ended. For one event loop.
+
+    A file of audio is there whole or not at all.
 
     Args:
-        config: where they are.
+        config: where they are; the jobs' folder is made if it does not exist.
 
     Raises:
         ConfigError: they cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
-        self.audio = AudioFolder(Path(config.jobs.folder))
+        folder = Path(config.jobs.folder)
+        self._folder = folder.absolute() / "audio"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"jobs.folder = {folder} cannot be made: {error.strerror}") from error
         self.table = JobTable(config)
         # A call of the table is short, and must not wait until audio has been copied: it renews
         # the lease of a job.
@@ -86,34 +92,18 @@ class JobStorage:
             logger.error("a job's audio cannot be kept: %s", error)
             raise errors.no_room_for_upload() from error
 
-    def discard(self, id: str) -> None:
-        """Have a job's audio removed, soon."""
-        with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
-            self._audio_threads.submit(self.audio.remove, id)
-
     def close(self) -> None:
         """Wait for the calls that have begun, and close both."""
         self._audio_threads.shutdown()
         self._table_threads.shutdown()
         self.table.close()
 
+    # ------------------------------------------------------------ audio
 
-class AudioFolder:
-    """The audio of jobs that have not ended. A file is there whole or not at all.
-
-    Args:
-        folder: the jobs' folder; it is made if it does not exist.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute() / _AUDIO
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"jobs.folder = {folder} cannot be made: {error.strerror}") from error
+    def discard(self, id: str) -> None:
+        """Have a job's audio removed, soon. A file that cannot be removed becomes an orphan."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self._audio_threads.submit(self.path(id).unlink, missing_ok=True)
 
     def path(self, id: str) -> Path:
         """Return the path of a job's audio."""
@@ -148,11 +138,6 @@ class AudioFolder:
         sync(part)
         part.replace(self.path(id))
         sync(self._folder)
-
-    def remove(self, id: str) -> None:
-        """Remove a job's audio, if any. A file that cannot be removed becomes an orphan."""
-        with contextlib.suppress(OSError):
-            self.path(id).unlink(missing_ok=True)
 
     def remove_orphans(self, ids: Collection[str]) -> None:
         """Remove the files that belong to none of these jobs: processes that died left them."""
