@@ -57,17 +57,22 @@ class Hearing:
         self._detector = detector
         self._pool = pool
         self._voice = VadState(options)
-        self._resampler = StreamResampler(format)
         # Samples until a piece of audio, with that piece, and the time at which it came.
         self._arrivals = collections.deque([(0.0, clock_s())], maxlen=_ARRIVALS)
         self._data = bytearray()  # smaller than a block; a sample's first byte waits for the second
         self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
         self._position = 0  # samples in the frames before
+        self._set_format(format)
 
-    @property
-    def bytes_per_s(self) -> int:
+    def _set_format(self, format: Format) -> None:
+        self._format = format
+        self._law = _LAWS.get(format.type)  # None: 16-bit little-endian PCM
+        rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        self._sample_bytes = 2 if self._law is None else 1
+        self.bytes_per_s = rate * self._sample_bytes
         """Bytes of a second of the stream."""
-        return self._resampler.bytes_per_s
+        self._resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+        self._data.clear()
 
     def arrived_s(self, sample: int) -> float:
         """Return the loop's time at which a sample had come."""
@@ -87,7 +92,7 @@ class Hearing:
         Args:
             end: also return the samples that the resampler holds back, and start it anew.
         """
-        size = len(self._data) - len(self._data) % self._resampler.sample_bytes
+        size = len(self._data) - len(self._data) % self._sample_bytes
         if not (size or end):
             return []
         data, self._data = bytes(self._data[:size]), self._data[size:]
@@ -120,16 +125,21 @@ class Hearing:
             options: the bounds of speech.
             speaking: whether an utterance is open, which has to end.
         """
-        if format != self._resampler.format:
-            self._resampler = StreamResampler(format)
-            self._data.clear()
+        if format != self._format:
+            self._set_format(format)
         previous, self._voice = self._voice, VadState(options)
         self._voice.speaking, self._voice.quiet_since = previous.speaking, previous.quiet_since
         if speaking and not previous.speaking:
             self._voice.speaking, self._voice.quiet_since = True, self._position
 
     def _frames(self, data: bytes, end: bool) -> list[VadFrame]:
-        samples = np.concatenate([self._partial, self._resampler.samples(data, end)])
+        if self._law is None:
+            block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        else:
+            block = _table(self._law)[np.frombuffer(data, np.uint8)]
+        samples = np.concatenate([self._partial, self._resampler.resample_chunk(block, last=end)])
+        if end:
+            self._resampler.clear()
         frames, partial = np.split(samples, [len(samples) // FRAME * FRAME])
         self._partial = partial.copy()
         if not len(frames):
@@ -144,38 +154,6 @@ class Hearing:
         speaking = self._voice.speaking
         speech = speaking and self._voice.quiet_since is None
         return VadFrame(samples, speech, ends=was_speaking and not speaking)
-
-
-class StreamResampler:
-    """Converts the audio of one stream to samples of 16 kHz.
-
-    Args:
-        format: 16-bit little-endian PCM, or G.711.
-    """
-
-    def __init__(self, format: Format) -> None:
-        self.format = format
-        self._law = _LAWS.get(format.type)
-        rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
-        self.sample_bytes = 2 if self._law is None else 1
-        self.bytes_per_s = rate * self.sample_bytes
-        self._resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
-
-    def samples(self, data: bytes, end: bool = False) -> Samples:
-        """Return the samples that are known after more bytes.
-
-        Args:
-            data: whole samples.
-            end: also return the milliseconds that resampling holds back, and start anew.
-        """
-        if self._law is None:
-            block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
-        else:
-            block = _table(self._law)[np.frombuffer(data, np.uint8)]
-        samples: Samples = self._resampler.resample_chunk(block, last=end)
-        if end:
-            self._resampler.clear()
-        return samples
 
 
 @functools.cache

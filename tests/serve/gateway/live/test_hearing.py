@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import soxr
 
-from serve.gateway.live.hearing import Hearing, StreamResampler
+from serve.gateway.live.hearing import Hearing
 from serve.gateway.live.settings import Format
 from serve.speech.vad import FRAME, VadOptions
 from tests.serve.gateway.live.conftest import LoudIsSpeech
@@ -32,14 +32,21 @@ def test_every_format_gives_the_samples_that_were_written(format, rate):
     file = io.BytesIO()
     wire = soxr.resample(tone, 16_000, rate)
     soundfile.write(file, wire, rate, format="RAW", subtype=SUBTYPES[format.type])
-    data, resampler = file.getvalue(), StreamResampler(format)
-    assert len(data) == resampler.bytes_per_s
-    step = 240
-    pieces = [resampler.samples(data[i : i + step]) for i in range(0, len(data), step)]
-    found = np.concatenate([*pieces, resampler.samples(b"", end=True)])
+    data, step = file.getvalue(), 241
+
+    async def listen():
+        with ThreadPoolExecutor(1) as pool:
+            hearing = Hearing(format, VadOptions(), LoudIsSpeech(), pool)
+            assert len(data) == hearing.bytes_per_s
+            blocks = [await hearing.hear(data[i : i + step]) for i in range(0, len(data), step)]
+            blocks.append(await hearing.flush(end=True))
+            rest = hearing.take_partial_frame()
+            assert len(await hearing.hear(data)) > 25, "it can be used again"
+            return [*(frame.samples for frame in itertools.chain(*blocks)), rest]
+
+    found = np.concatenate(asyncio.run(listen()))
     assert len(found) == len(tone)
     assert np.abs(found - tone)[100:-100].max() < 0.02
-    assert len(resampler.samples(data)) > 14_000, "it can be used again"
 
 
 def hear(pieces, detector=None, options=None, clear_at=None):
