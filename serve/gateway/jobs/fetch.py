@@ -213,7 +213,7 @@ def is_private(text: str) -> bool:
     return embedding or not address.is_global or address.is_multicast or address.is_reserved
 
 
-class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+class _CheckedBackend(httpcore2.AnyIOBackend):
     """Connects to addresses that have been checked; for a pool of httpcore's.
 
     Args:
@@ -224,7 +224,6 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
     def __init__(self, networks: Sequence[Any], threads: Executor) -> None:
         self._networks = networks
         self._threads = threads
-        self._inner = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any
@@ -243,11 +242,9 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
         except OSError as error:  # TimeoutError is one
             raise httpcore2.ConnectError(f"{host} cannot be found") from error
         for address in addresses[:-1]:
-            try:
-                return await self._inner.connect_tcp(address, port, timeout)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
-                continue
-        return await self._inner.connect_tcp(addresses[-1], port, timeout)
+            with contextlib.suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                return await super().connect_tcp(address, port, timeout)
+        return await super().connect_tcp(addresses[-1], port, timeout)
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         entries = await asyncio.get_running_loop().run_in_executor(
