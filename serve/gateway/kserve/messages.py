@@ -20,17 +20,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
-from serve.contract.messages import (
-    Phase,
-    Priority,
-    Request,
-    RequestFinished,
-    Samples,
-    Segment,
-    SegmentReady,
-    Timings,
-    Transcript,
-)
+from serve.contract.messages import Phase, Priority, Request, Samples, Segment, Timings, Transcript
 from serve.gateway import errors
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
 from serve.gateway.models import Target
@@ -318,17 +308,17 @@ def read_transcript(answer: ModelInferResponse) -> Transcript:
     return tensors.transcript_from_outputs(InferResult(answer).as_numpy)
 
 
-def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
-    """Read a `ModelStreamInferResponse`.
+def read_streamed(answer: bytes) -> Segment | Transcript:
+    """Read a `ModelStreamInferResponse`: one of the segments, or at the end the whole.
 
     Raises:
         EarshotError: it is malformed.
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     if tensors.is_whole(result.as_numpy):
-        return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
+        return tensors.transcript_from_outputs(result.as_numpy)
     (segment,) = tensors.segments_from_outputs(result.as_numpy)
-    return SegmentReady(segment)
+    return segment
 
 
 def answer_figures(
