@@ -27,13 +27,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from serve.contract.codec import to_json
-from serve.contract.errors import (
-    AudioError,
-    DeadlineError,
-    OverloadedError,
-    RequestError,
-    UnavailableError,
-)
+from serve.contract.errors import AudioError, DeadlineError, OverloadedError, RequestError
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
@@ -249,8 +243,8 @@ class JobRunner(Background):
                 await self.storage.on_disk(self.storage.seal, part, job.id)
                 await self._do(self._table.fetched, job, size)
         except OSError as error:
-            why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            await self._handle_error(job, ApiError(why, URL_AWAY), counted=True)
+            logger.error("a url's audio cannot be kept: %s", error)
+            await self._handle_error(job, errors.no_room_for_upload(), counted=True)
         except ApiError as error:
             await self._handle_error(job, error, counted=error.reason == URL_AWAY)
         finally:
