@@ -166,13 +166,9 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
     """Return the event of the whole text of an utterance."""
-    return event(
-        f"{_TRANSCRIPTION}.completed",
-        item_id=item_id,
-        content_index=CONTENT,
-        transcript=transcript,
-        usage={"type": "duration", "seconds": round(seconds, 3)},
-    )
+    about = {"item_id": item_id, "content_index": CONTENT, "transcript": transcript}
+    usage = {"type": "duration", "seconds": round(seconds, 3)}
+    return event(f"{_TRANSCRIPTION}.completed", **about, usage=usage)
 
 
 def failed(item_id: str, error: ApiError) -> Event:
