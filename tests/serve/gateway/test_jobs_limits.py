@@ -37,11 +37,6 @@ def keys_file(tmp_path):
     return keys_of(tmp_path)
 
 
-@pytest.fixture
-def running(start, config):
-    return start(jobs=config)
-
-
 # ---------------------------------------------------------------- what a key's jobs take
 
 
@@ -74,7 +69,8 @@ def test_jobs_that_come_at_once_do_not_all_find_room(start, config, monkeypatch)
     assert statuses.count(202) <= 3
 
 
-def test_the_texts_of_ignored_fields_are_not_kept(running, config):
+def test_the_texts_of_ignored_fields_are_not_kept(start, config):
+    running = start(jobs=config)
     ids = [accepted(running, zebra="z" * 2 * LONG)["id"] for _ in range(20)]
     ended(running, ids[-1])
     kept = sum(path.stat().st_size for path in Path(config.folder).glob("jobs.sqlite*"))
