@@ -44,10 +44,10 @@ _PLAIN = re.compile(r"[!-~]+")
 # Other names end in errors of the resolver that look as if it had no answer just now.
 _HOST = re.compile(r"(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?|[0-9a-f:.]+", re.ASCII)
 _PORTS = {"https": 443, "http": 80}
-_EMBEDDING = [  # IPv6 networks that embed IPv4 addresses: mapped ones, NAT64's, Teredo's, 6to4's
-    ipaddress.ip_network(text)
-    for text in ("::ffff:0:0/96", "64:ff9b::/96", "2001::/32", "2002::/16")
-]
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_IPv4_BITS = 0xFFFF_FFFF
+# IPv6 networks that embed IPv4 addresses: mapped ones, Teredo's and 6to4's.
+_EMBEDDING = [ipaddress.ip_network(text) for text in ("::ffff:0:0/96", "2001::/32", "2002::/16")]
 
 
 class PrivateAddressError(Exception):
@@ -209,6 +209,8 @@ def _parts(url: str, field: str) -> urllib.parse.SplitResult:
 def is_private(text: str) -> bool:
     """Tell whether an address is this machine's, its network's, or not a host's."""
     address = ipaddress.ip_address(text.partition("%")[0])
+    if address in _NAT64:  # a network without IPv4 has such addresses of public hosts
+        address = ipaddress.IPv4Address(int(address) & _IPv4_BITS)
     embedding = any(address in network for network in _EMBEDDING)
     return embedding or not address.is_global or address.is_multicast or address.is_reserved
 

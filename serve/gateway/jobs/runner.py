@@ -107,6 +107,8 @@ class JobRunner(Background):
         # Until when the jobs of a key without room are not claimed, by its name; "" stands for the
         # whole server.
         self._full_until_s: dict[str, float] = {}
+        # While no engine is ready, no job is claimed: each would lose one of its tries.
+        self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
         self.wake = asyncio.Event()
         """Set to look for work now."""
@@ -157,12 +159,12 @@ class JobRunner(Background):
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
         claimed = self.secret is not None and await self._claim(self._webhooks)
-        now_s = time.monotonic()
+        admission, now_s = self.services.admission, time.monotonic()
+        self._engines_lost = self._engines_lost and not await self.services.engines.ready()
         full_keys = {name for name, end_s in self._full_until_s.items() if end_s > now_s}
-        # While no engine is ready, no job is claimed: each would lose one of its tries.
-        if "" in full_keys or not await self.services.ready():
+        if admission.draining or self._engines_lost or "" in full_keys:
             return claimed
-        if self.services.admission.requests < self._max_requests:
+        if admission.requests < self._max_requests:
             claimed |= await self._claim(self._transcribing, full_keys)
         return await self._claim(self._fetching, full_keys) or claimed
 
@@ -219,7 +221,7 @@ class JobRunner(Background):
                 raise errors.invalid(message)
             yield
         except asyncio.CancelledError:
-            put_back = self._quietly(self._table.put_back, job, time.time(), False)
+            put_back = self._quietly(self._table.put_back, job, 0.0, False)
             await asyncio.shield(put_back)
             raise
         finally:
@@ -281,9 +283,12 @@ class JobRunner(Background):
         Raises:
             ApiError: the request cannot be made.
         """
-        path, size = self.storage.path(job.id), job.audio_bytes
-        if not path.exists():
-            raise ApiError(RequestError("the job's audio is missing from storage"), "jobs_audio")
+        path = self.storage.path(job.id)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            why = RequestError("the job's audio is missing from storage")
+            raise ApiError(why, "jobs_audio") from None
         permit.charge(size)
         target = Target(self.services.models.named(job.model), segments=False)
         fields = fields_of(job, self.services.config.gateway.unknown_fields)
@@ -308,6 +313,8 @@ class JobRunner(Background):
             counted = False
             full_key = job.key if error.reason in _KEY_LIMITS else ""
             self._full_until_s[full_key] = time.monotonic() + wait_s
+        elif error.reason != URL_AWAY:
+            self._engines_lost = True
         if counted:
             wait_s = min(2.0**job.tries, MAX_BACK_OFF_S)
         logger.info("%s waits for %.0f s: %s", job.id, wait_s, error)

@@ -13,6 +13,7 @@ later calls succeed.
 import dataclasses
 import secrets
 import sqlite3
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,7 @@ MAX_FETCHED_OF_KEY = 4
 """Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
+_LOOK_S = 0.002  # between two tries to switch the file's journal
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
 _POSTGRESQL = {
@@ -153,7 +155,7 @@ class JobTable:
         except SQLAlchemyError as error:
             raise ConfigError(f"jobs cannot be kept in {self.name}: {_reason(error)}") from error
         if not config.jobs.database:
-            sa.event.listen(self._engine, "connect", _sync_always)
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
         self._made = False
 
     def _create(self) -> None:
@@ -348,12 +350,25 @@ class JobTable:
 def _ending(status: str, now: float) -> Mapping[str, Any]:
     """Return the values of a job that ends. Its claim ends with it."""
     pending = sa.case((_C.webhook_url == "", ""), else_="pending")
-    return {"status": status, "ended": now, "token": "", "webhook": pending}
+    return {"status": status, "ended": now, "token": "", "webhook": pending, "webhook_due": now}
 
 
-def _sync_always(connection: sqlite3.Connection, _record: object) -> None:
-    """Have a job on disk before the server answers 202, even if the machine then loses power."""
-    connection.execute("PRAGMA synchronous = EXTRA")
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    """Switch a file to write-ahead logging, since several processes write it.
+
+    SQLite itself does not wait if the last other process is just closing the file.
+    """
+    end_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                raise
+            time.sleep(_LOOK_S)
+    # A job is on disk before the server answers 202, even if the machine then loses power.
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def _reason(error: Exception) -> str:
