@@ -12,6 +12,13 @@ from websockets.sync.client import connect
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
+from serve.gateway.observe.log import (
+    MAX_LINES,
+    MAX_REFUSALS,
+    AsyncLogHandler,
+    LogRateLimiter,
+    LogRecord,
+)
 from serve.wire import tensors
 from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Clock, message, part, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
@@ -179,8 +186,8 @@ def written():
     """Lines as a handler writes them into a pipe, which is read at the end."""
     read, write = os.pipe()
     logger = logging.getLogger("earshot.requests")
-    handler = log.AsyncLogHandler(write)
-    handler.addFilter(log.LogRateLimiter())
+    handler = AsyncLogHandler(write)
+    handler.addFilter(LogRateLimiter())
     logger.addHandler(handler)
 
     def written():
@@ -197,7 +204,7 @@ def written():
 
 
 def test_text_is_one_line_of_words(written):
-    log.LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
+    LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
     (found,) = written()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO earshot\.requests: id=req_1 "
@@ -208,7 +215,7 @@ def test_text_is_one_line_of_words(written):
 
 def test_json_is_one_object_a_line(written):
     written.handler.setFormatter(log.JsonFormatter())
-    log.LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
+    LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
     assert (first["id"], first["audio_s"], first["level"]) == ("req_1", 2.0, "INFO")
@@ -216,18 +223,18 @@ def test_json_is_one_object_a_line(written):
 
 
 def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
-    for _ in range(log.MAX_REFUSALS + 50):
-        log.LogRecord(route="http", outcome="overloaded").write()
-        log.LogRecord(route="http", outcome="ok").write()
-    log.LogRecord(route="http", key="alice", outcome="overloaded").write()
+    for _ in range(MAX_REFUSALS + 50):
+        LogRecord(route="http", outcome="overloaded").write()
+        LogRecord(route="http", outcome="ok").write()
+    LogRecord(route="http", key="alice", outcome="overloaded").write()
     found = written()
-    assert sum("outcome=ok" in line for line in found) == log.MAX_REFUSALS + 50
-    assert sum("outcome=overloaded" in line for line in found) == log.MAX_REFUSALS + 1
+    assert sum("outcome=ok" in line for line in found) == MAX_REFUSALS + 50
+    assert sum("outcome=overloaded" in line for line in found) == MAX_REFUSALS + 1
 
 
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(12_000):  # of which the pipe takes a few hundred
-        log.LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
+        LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._dropped
 
@@ -243,7 +250,7 @@ def said(clock):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    handler.addFilter(log.LogRateLimiter(clock))
+    handler.addFilter(LogRateLimiter(clock))
     logger = logging.getLogger("tests.few_lines")
     logger.addHandler(handler)
     yield said
@@ -257,15 +264,15 @@ def complain(times):
 
 def test_what_is_said_again_and_again_is_said_a_few_times_a_minute(said, clock):
     complain(1000)
-    assert len(said) == log.MAX_LINES
+    assert len(said) == MAX_LINES
     clock.now_s += 59.0
     complain(1)
-    assert len(said) == log.MAX_LINES
+    assert len(said) == MAX_LINES
     logging.getLogger("tests.few_lines").error("something else")
     assert said.pop() == "something else"
     clock.now_s += 1.0
     complain(2)
-    assert said[log.MAX_LINES :] == [
-        f"no room for 0 (and {1001 - log.MAX_LINES} more before)",
+    assert said[MAX_LINES:] == [
+        f"no room for 0 (and {1001 - MAX_LINES} more before)",
         "no room for 1",
     ]

@@ -1,7 +1,5 @@
 """The gateway's process: it listens, drains, and its exit status says how that went."""
 
-import asyncio
-import contextlib
 import os
 import re
 import socket
@@ -14,14 +12,12 @@ import grpc
 import pytest
 import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
-from tritonclient.grpc import service_pb2
 
 from serve.gateway.engines import SERVICE
 from serve.gateway.observe.metrics import joined
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import folder_of
-from tests.fake_upstream import FakeTriton
 from tests.gateways import WAIT_S, message, until
 
 ROOT = Path(__file__).parents[3]
@@ -201,25 +197,3 @@ def test_requests_wait_where_there_is_none_and_are_answered_by_the_next(front, o
     assert all(call.result(WAIT_S) for call in calls)
     assert len(other.requests) == 3
     until(lambda: front.services.admission.requests == 0)
-
-
-def test_a_look_whether_it_is_ready_keeps_the_old_one_until_its_answer(start, monkeypatch):
-    """Closing the connection would cancel the task that looks, such as that of jobs."""
-    asked, answer = threading.Event(), threading.Event()
-
-    async def late(triton, message, context):
-        asked.set()
-        await asyncio.to_thread(answer.wait, WAIT_S)
-        return service_pb2.ServerReadyResponse(ready=True).SerializeToString()
-
-    monkeypatch.setattr(FakeTriton, "server_ready", late)
-    monkeypatch.setattr("serve.gateway.engines._READY_S", WAIT_S)
-    front = start()
-    looked = front.submit(front.services.ready())
-    until(asked.is_set)
-    with contextlib.closing(front.make_triton("other")) as other:
-        exchange(front, other)
-        until(lambda: is_held(other.folder))
-        answer.set()
-        assert looked.result(WAIT_S)
-        until(lambda: not is_held(front.triton.folder))
