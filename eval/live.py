@@ -133,7 +133,6 @@ class Simulated:
 
         async def work() -> None:
             try:
-                await session.start()
                 await session.work()
             except Exception as error:  # noqa: BLE001 - raised by `receive`
                 await events.put(error)
@@ -157,9 +156,9 @@ class Simulated:
             working.cancel()
             await asyncio.wait((working,))
 
-    async def _transcribe(self, _model: str | None, window: UpdateWindow) -> Transcript:
+    async def _transcribe(self, window: UpdateWindow) -> Transcript:
         async with self._decoder:
-            request = window.request(self._config, np.concatenate(window.audio))
+            request = dataclasses.replace(window.options, audio=np.concatenate(window.audio))
             transcript = self._transcriber.transcribe(request)
             await asyncio.sleep(self._decode_s)
         return transcript

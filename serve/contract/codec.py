@@ -22,7 +22,7 @@ import pydantic
 import pydantic_core
 from pydantic_core import ErrorDetails
 
-from serve.contract.errors import ConfigError, EarshotError, shown
+from serve.contract.errors import ConfigError, shown
 from serve.contract.files import read_text
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def from_json(
     text: str | bytes,
     where: str,
     *,
-    error: type[EarshotError] = ConfigError,
+    error: Callable[[str], Exception] = ConfigError,
     advice: str = "",
     extra: Literal["forbid", "ignore"] = "forbid",
 ) -> T:
@@ -67,12 +67,12 @@ def from_json(
         kind: a dataclass, or a tuple or dict of them.
         text: the JSON; bytes are UTF-8.
         where: the start of the error message, such as the file's name.
-        error: the class of the error to raise.
+        error: the class of the error to raise, or a function that makes it of a message.
         advice: the end of the error message: what to do.
         extra: whether unknown keys are rejected or ignored.
 
     Raises:
-        EarshotError: of class `error`; the text is not JSON, or not a valid `kind`.
+        EarshotError: `error`; the text is not JSON, or not a valid `kind`.
     """
     try:
         value: T = _adapter(typing.cast(Any, kind)).validate_json(text, strict=True, extra=extra)
@@ -154,13 +154,13 @@ def from_table(
     table: Mapping[str, Any],
     where: str,
     *,
-    error: type[EarshotError] = ConfigError,
+    error: Callable[[str], Exception] = ConfigError,
     advice: str = "",
 ) -> T:
     """Read a dataclass from a table of TOML or JSON; see `from_json` for the arguments.
 
     Raises:
-        EarshotError: of class `error`; a key or a value is wrong.
+        EarshotError: `error`; a key or a value is wrong.
     """
     # Convert to JSON first: strict reading of JSON accepts lists as tuples. Dates have no JSON.
     text = json.dumps(table, default=lambda value: {"date or time": str(value)})

@@ -203,10 +203,13 @@ class TritonConnection:
         if not self.is_alive():
             return False
         ask = self._channel.unary_unary(f"{SERVICE}ServerReady")
+        self._calls += 1  # closing the channel would cancel the caller's task
         try:
             answer = await ask(b"", timeout=_READY_S)
         except grpc.aio.AioRpcError:
             return False
+        finally:
+            self._calls -= 1
         return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
 
     async def answers(

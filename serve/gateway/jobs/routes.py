@@ -18,7 +18,6 @@ import secrets
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
@@ -52,16 +51,12 @@ _ID = re.compile(r"job_[0-9a-f]{32}")
 class _ResultResponse(Response):
     """A result; its bytes count in `sending` until the client has taken them."""
 
-    def __init__(
-        self, sending: contextlib.AbstractContextManager[None], body: bytes, **options: Any
-    ) -> None:
-        super().__init__(body, **options)
-        self._sending = sending
+    sending: contextlib.AbstractContextManager[None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"status": self.status_code, "headers": self.raw_headers}
         body = {"body": self.body, "more_body": True}
-        with self._sending:
+        with self.sending:
             await send({"type": "http.response.start", **start})
             await send({"type": "http.response.body", **body})
             await send({"type": "http.response.body"})  # waits for the client to take the body
@@ -125,7 +120,7 @@ class JobRoutes:
             unknown = self._config.gateway.unknown_fields
             job_form = wire.read_job_form(pairs, unknown, upload is not None)
             job = await self._add(self._job(request, api_key, job_form), upload)
-        self._runner.wake()
+        self._runner.wake.set()
         headers = served_by(job.model) | ignored(job_form.fields.ignored)
         return JSONResponse(wire.described(job), 202, headers)
 
@@ -141,11 +136,8 @@ class JobRoutes:
         limits = (("jobs.max_queued", max_jobs), (f"{MAX_QUEUED_MB} MiB", max_bytes))
         for index, (name, limit) in enumerate(limits):
             if sum(counts[index] for counts in load.values()) >= limit:
-                raise errors.overloaded(
-                    f"the job queue is full ({name}); try again when jobs have ended, or have "
-                    "expired (jobs.keep_s)",
-                    "jobs",
-                )
+                advice = "try again when jobs have ended, or have expired (jobs.keep_s)"
+                raise errors.overloaded(f"the job queue is full ({name}); {advice}", "jobs")
             if load.get(key, (0, 0))[index] >= limit * share:
                 raise errors.key_limit(f"share of {name}", key)
 
@@ -160,19 +152,14 @@ class JobRoutes:
             self._runner.outbound.require_allowed(form.url, "url")
         if form.webhook_url:
             if self._runner.secret is None:
-                raise field_error(
-                    "webhook_url",
-                    "webhook_url cannot be honoured: jobs.webhook_secret_file of this server's "
-                    "config names no secret to sign webhooks with",
-                )
+                why = "jobs.webhook_secret_file of this server's config names no secret"
+                raise field_error("webhook_url", f"webhook_url cannot be honoured: {why}")
             self._runner.outbound.require_allowed(form.webhook_url, "webhook_url")
         idempotency = request.headers.get("idempotency-key")
         if idempotency is not None and not 0 < len(idempotency) <= _MAX_IDEMPOTENCY:
-            raise errors.invalid(
-                f"Idempotency-Key has {len(idempotency)} characters; expected 1 to "
-                f"{_MAX_IDEMPOTENCY}"
-            )
-        now, unknown = time.time(), set(form.fields.ignored)
+            found = f"Idempotency-Key has {len(idempotency)} characters"
+            raise errors.invalid(f"{found}; expected 1 to {_MAX_IDEMPOTENCY}")
+        unknown = set(form.fields.ignored)
         return JobRecord(
             id=f"job_{secrets.token_hex(16)}",
             key=api_key.name,
@@ -183,18 +170,17 @@ class JobRoutes:
             url=form.url,
             webhook_url=form.webhook_url,
             idempotency=idempotency,
-            created=now,
-            due=now,
+            created=time.time(),
         )
 
     async def _add(self, job: JobRecord, upload: UploadFile | None) -> JobRecord:
         """Store a job and its audio; return it, or the earlier job with its Idempotency-Key."""
-        audio, sha256, size, filename = self._storage.audio, "", 0, ""
+        sha256, size, filename = "", 0, ""
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._storage.discard, job.id)
             if upload is not None:
-                sha256 = await self._storage.audio_pool.do(audio.keep, job.id, upload.file)
-                size, filename = audio.path(job.id).stat().st_size, upload.filename or ""
+                sha256 = await self._storage.on_disk(self._storage.keep, job.id, upload.file)
+                size, filename = self._storage.path(job.id).stat().st_size, upload.filename or ""
             body = to_json([job.pairs, job.task, job.url, job.webhook_url, sha256])
             job = dataclasses.replace(
                 job,
@@ -211,11 +197,8 @@ class JobRoutes:
         if added.id != job.id:
             self._storage.discard(job.id)
         if added.fingerprint != job.fingerprint:
-            message = (
-                f"the Idempotency-Key is that of {added.id}, which was another request; use a new "
-                "one for each job"
-            )
-            raise ApiError(RequestError(message), "idempotency")
+            found = f"the Idempotency-Key is that of {added.id}, which was another request"
+            raise ApiError(RequestError(f"{found}; use a new one for each job"), "idempotency")
         return added
 
     # ------------------------------------------------------------ reading
@@ -255,20 +238,19 @@ class JobRoutes:
         job = await self._find(api_key, request.path_params["id"])
         wire.require_result(job)
         rendering = self._render(job, request.query_params.multi_items())
-        body, kind, headers = await while_client_waits(request, rendering)
-        sending = self._services.admission.sending(api_key, len(body))
-        return _ResultResponse(sending, body, media_type=kind, headers=headers)
+        response = await while_client_waits(request, rendering)
+        response.sending = self._services.admission.sending(api_key, len(response.body))
+        return response
 
-    async def _render(
-        self, job: JobRecord, query: list[tuple[str, str]]
-    ) -> tuple[bytes, str, dict[str, str]]:
-        """Return a result's body, media type and headers, as the query asks for it."""
+    async def _render(self, job: JobRecord, query: list[tuple[str, str]]) -> _ResultResponse:
+        """Return a result as the query asks for it."""
 
-        def render(pairs: str, result: str) -> tuple[bytes, str, dict[str, str]]:
+        def render(pairs: str, result: str) -> _ResultResponse:
             fields = wire.fields_of(dataclasses.replace(job, pairs=pairs), "ignore")
             transcript = wire.transcript_of(result, job.id)
             text, kind = wire.render_result(fields, transcript, query)
-            return text.encode(), kind, served_by(job.model) | warnings(transcript.warnings)
+            headers = served_by(job.model) | warnings(transcript.warnings)
+            return _ResultResponse(text, media_type=kind, headers=headers)
 
         async with self._render_locks.setdefault(job.key, asyncio.Lock()):
             row = await self._storage.do(self._storage.table.result, job.id)
@@ -297,7 +279,5 @@ class JobRoutes:
 
 
 def _unknown(id: str) -> ApiError:
-    return errors.not_found(
-        f"job {shown(id)} not found: it belongs to another API key, never existed, or has expired "
-        "(jobs.keep_s)"
-    )
+    why = "it belongs to another API key, never existed, or has expired (jobs.keep_s)"
+    return errors.not_found(f"job {shown(id)} not found: {why}")

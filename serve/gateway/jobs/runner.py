@@ -27,13 +27,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from serve.contract.codec import to_json
-from serve.contract.errors import (
-    AudioError,
-    DeadlineError,
-    OverloadedError,
-    RequestError,
-    UnavailableError,
-)
+from serve.contract.errors import AudioError, DeadlineError, OverloadedError, RequestError
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.context import RequestContext, Services
@@ -42,7 +36,7 @@ from serve.gateway.errors import ApiError, openai_error
 from serve.gateway.jobs import table
 from serve.gateway.jobs.fetch import URL_AWAY, OutboundClient
 from serve.gateway.jobs.storage import JobStorage
-from serve.gateway.jobs.table import JobRecord, Work
+from serve.gateway.jobs.table import MAX_FETCHED_OF_KEY, JobRecord, Work
 from serve.gateway.jobs.webhooks import post_webhook, read_secret
 from serve.gateway.jobs.wire import fields_of
 from serve.gateway.kserve.messages import request_parts
@@ -63,12 +57,10 @@ MAX_BACK_OFF_S = 300.0
 SWEEP_S = 30.0
 MAX_TRIES = 10  # starts of a job that loses its server each time
 GIVE_UP_S = 259_200.0  # from a job's creation to its failure
-MAX_WEBHOOKS = 64  # webhooks that are being posted
+_MAX_TASKS = 64  # of fetches, and of webhooks
 _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
-_MAX_FETCHES = 64
 _MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
-_AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -79,6 +71,7 @@ class _Workers:
     work: Work
     run: Callable[[JobRecord], Coroutine[Any, Any, None]]
     lease_s: float  # duration of a claim
+    max_tasks: int
     max_of_key: float = float("inf")  # maximum tasks of a key
     last_key: str = ""  # the key whose turn was last
     tasks: dict[asyncio.Task[None], JobRecord] = dataclasses.field(default_factory=dict)
@@ -106,10 +99,10 @@ class JobRunner(Background):
         # The number of requests that keep this process's share of all engines busy.
         slots = config.runtime.slots * len(self.services.engines.own)
         self._max_requests = max(1, slots // config.gateway.processes)
-        self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S)
-        self._fetching = _Workers("fetch", self._fetch, LEASE_S, table.MAX_FETCHED_OF_KEY)
+        self._transcribing = _Workers("transcribe", self._transcribe, LEASE_S, config.jobs.workers)
+        self._fetching = _Workers("fetch", self._fetch, LEASE_S, _MAX_TASKS, MAX_FETCHED_OF_KEY)
         self._webhooks = _Workers(
-            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_WEBHOOKS_OF_KEY
+            "webhook", self._post_webhook, _WEBHOOK_LEASE_S, _MAX_TASKS, _MAX_WEBHOOKS_OF_KEY
         )
         # Until when the jobs of a key without room are not claimed, by its name; "" stands for the
         # whole server.
@@ -117,7 +110,8 @@ class JobRunner(Background):
         # While no engine is ready, no job is claimed: each would lose one of its tries.
         self._engines_lost = True
         self._swept_s = -SWEEP_S  # monotonic, as the times of `_full_until_s`
-        self._wake = asyncio.Event()
+        self.wake = asyncio.Event()
+        """Set to look for work now."""
         options: Any = {"namespace": "earshot_jobs", "registry": services.metrics.registry}
         self._open_jobs = Gauge("open", "Jobs without an end, of all processes", **options)
         self._ended_jobs = Counter("ended", "Jobs by how they ended", ("status",), **options)
@@ -126,10 +120,6 @@ class JobRunner(Background):
         running = Gauge("running", "Jobs that are worked on", **options)
         tasks = self._transcribing.tasks, self._fetching.tasks
         running.set_function(lambda: sum(map(len, tasks)))
-
-    def wake(self) -> None:
-        """Look for work now."""
-        self._wake.set()
 
     def cancelled(self, job: JobRecord) -> None:
         """End the work on a job that has been cancelled."""
@@ -153,7 +143,7 @@ class JobRunner(Background):
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
+            self.wake.clear()
             try:
                 claimed = await self._claim_next()
             except Exception:  # one odd job must not keep the others waiting for ever
@@ -162,29 +152,26 @@ class JobRunner(Background):
             if not claimed:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
-                        await self._wake.wait()
+                        await self.wake.wait()
 
     async def _claim_next(self) -> bool:
         """Claim work of each kind that has room; return whether there was any."""
         if time.monotonic() > self._swept_s + SWEEP_S:
             await self._sweep()
-        claimed = False
-        if self.secret is not None and len(self._webhooks.tasks) < MAX_WEBHOOKS:
-            claimed = await self._claim(self._webhooks)
+        claimed = self.secret is not None and await self._claim(self._webhooks)
         admission, now_s = self.services.admission, time.monotonic()
         self._engines_lost = self._engines_lost and not await self.services.engines.ready()
         full_keys = {name for name, end_s in self._full_until_s.items() if end_s > now_s}
         if admission.draining or self._engines_lost or "" in full_keys:
             return claimed
-        workers = self.services.config.jobs.workers
-        if len(self._transcribing.tasks) < workers and admission.requests < self._max_requests:
+        if admission.requests < self._max_requests:
             claimed |= await self._claim(self._transcribing, full_keys)
-        if len(self._fetching.tasks) < _MAX_FETCHES:
-            claimed |= await self._claim(self._fetching, full_keys)
-        return claimed
+        return await self._claim(self._fetching, full_keys) or claimed
 
     async def _claim(self, workers: _Workers, full_keys: Set[str] = frozenset()) -> bool:
         """Claim a job of the next key that has room, and start it; return whether there was one."""
+        if len(workers.tasks) >= workers.max_tasks:
+            return False
         now, last_key = time.time(), workers.last_key
         counts = collections.Counter(job.key for job in workers.tasks.values())
         busy = {key for key, count in counts.items() if count >= workers.max_of_key}
@@ -200,7 +187,7 @@ class JobRunner(Background):
 
     def _task_done(self, workers: _Workers, task: asyncio.Task[None]) -> None:
         job = workers.tasks.pop(task)
-        self.wake()
+        self.wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed in the gateway; it is tried again", job.id, exc_info=error)
 
@@ -208,15 +195,15 @@ class JobRunner(Background):
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
         now = time.time()
         self._swept_s = time.monotonic()
-        await self._quietly(self._table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._quietly(self._table.overdue, now - GIVE_UP_S) or ():
             error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))
         await self._quietly(self._table.forget, now - self.services.config.jobs.keep_s)
         ids = await self._quietly(self._table.open_ids)
         if ids is not None:
-            await self.storage.audio_pool.quietly(self.storage.audio.remove_orphans, ids)
             self._open_jobs.set(len(ids))
+            with contextlib.suppress(ApiError):  # the log says why
+                await self.storage.on_disk(self.storage.remove_orphans, ids)
 
     # ------------------------------------------------------------ work
 
@@ -234,7 +221,7 @@ class JobRunner(Background):
                 raise errors.invalid(message)
             yield
         except asyncio.CancelledError:
-            put_back = self._quietly(self._table.put_back, job, time.time(), False)
+            put_back = self._quietly(self._table.put_back, job, 0.0, False)
             await asyncio.shield(put_back)
             raise
         finally:
@@ -250,17 +237,16 @@ class JobRunner(Background):
 
     async def _fetch(self, job: JobRecord) -> None:
         """Fetch a job's audio; then the job waits for a worker."""
-        audio = self.storage.audio
-        part = audio.part(job.id, job.token)
+        part = self.storage.part(job.id, job.token)
         try:
             async with self._claimed(job):
                 if not (size := await self.outbound.fetch(job.url, part)):
                     raise ApiError(AudioError("the url's file is empty"))
-                await self.storage.audio_pool.do(audio.seal, part, job.id)
-                await self._do(self._table.fetched, job, time.time(), size)
+                await self.storage.on_disk(self.storage.seal, part, job.id)
+                await self._do(self._table.fetched, job, size)
         except OSError as error:
-            why = UnavailableError(f"no room for the url's audio: {error.strerror}")
-            await self._handle_error(job, ApiError(why, URL_AWAY), counted=True)
+            logger.error("a url's audio cannot be kept: %s", error)
+            await self._handle_error(job, errors.no_room_for_upload(), counted=True)
         except ApiError as error:
             await self._handle_error(job, error, counted=error.reason == URL_AWAY)
         finally:
@@ -275,12 +261,14 @@ class JobRunner(Background):
                 self._claimed(job),
                 RequestContext(self.services, record, "jobs", identify) as context,
             ):
-                with contextlib.ExitStack() as stack:
+                # The engine's process takes a copy of the audio from the uploads folder.
+                with tempfile.NamedTemporaryFile(dir=self.services.engines.uploads) as copy:
                     with context.admit() as permit:
-                        request = await self._request(job, permit, stack)
+                        request = await self._request(job, permit, copy.name)
                         call = context.start(request, permit)
                     sent = True
-                    transcript = await stack.enter_context(call).transcript()
+                    with call:
+                        transcript = await call.transcript()
                     result, seconds = to_json(transcript), transcript.duration
                     # Nothing changes if the job has ended otherwise.
                     if await self._do(self._table.complete, job, time.time(), result, seconds):
@@ -289,36 +277,25 @@ class JobRunner(Background):
         except ApiError as error:
             await self._handle_error(job, error, counted=sent)
 
-    async def _request(
-        self, job: JobRecord, permit: Permit, stack: contextlib.ExitStack
-    ) -> EngineRequest:
-        """Make a job's request; when `stack` closes, it removes the copy of the audio.
+    async def _request(self, job: JobRecord, permit: Permit, copy_path: str) -> EngineRequest:
+        """Make a job's request, and copy its audio.
 
         Raises:
             ApiError: the request cannot be made.
         """
-        path, run_blocking = self.storage.audio.path(job.id), self.storage.audio_pool.do
+        path = self.storage.path(job.id)
         try:
             size = path.stat().st_size
         except OSError:
             why = RequestError("the job's audio is missing from storage")
             raise ApiError(why, "jobs_audio") from None
         permit.charge(size)
-        services = self.services
-        target = Target(services.models.named(job.model), segments=False)
-        fields = fields_of(job, services.config.gateway.unknown_fields)
-        # Copy the audio to the uploads folder, from which the engine's process can take it.
-        file = tempfile.NamedTemporaryFile(dir=services.engines.uploads)  # noqa: SIM115
-        copy_path = stack.enter_context(file).name
-        await run_blocking(shutil.copyfile, path, copy_path)
-        length = await run_blocking(_audio_length, path, size)
-        return EngineRequest(
-            target,
-            request_parts(fields.request, None),
-            audio_file=copy_path,
-            priority="job",
-            audio=length,
-        )
+        target = Target(self.services.models.named(job.model), segments=False)
+        fields = fields_of(job, self.services.config.gateway.unknown_fields)
+        await self.storage.on_disk(shutil.copyfile, path, copy_path)
+        length = await self.storage.on_disk(_audio_length, path, size)
+        parts = request_parts(fields.request, None)
+        return EngineRequest(target, parts, audio_file=copy_path, priority="job", audio=length)
 
     async def _handle_error(self, job: JobRecord, error: ApiError, counted: bool) -> None:
         """Let a job fail by its own error, and put it back after one of the server.
@@ -352,7 +329,7 @@ class JobRunner(Background):
     def _ended(self, job: JobRecord, status: str) -> None:
         self._ended_jobs.labels(status).inc()
         self.storage.discard(job.id)
-        self.wake()
+        self.wake.set()
 
     async def _post_webhook(self, job: JobRecord) -> None:
         assert self.secret is not None  # else no webhook is claimed

@@ -25,71 +25,50 @@ TABLE_S = 15.0
 ORPHAN_S = 3600.0
 """Seconds after which a file of no job is removed; a younger one may be of a job to come."""
 _THREADS = 4  # of each pool: a database that is away leaves the disk's threads free
-_AUDIO = "audio"  # in the jobs' folder
 _CHUNK_BYTES = 2**20
 
 T = TypeVar("T")
 
 
 class JobStorage:
-    """The table of jobs and the folder with the audio. For one event loop.
+    """The table of jobs, and the audio of those that have not ended. For one event loop.
+
+    A file of audio is there whole or not at all.
 
     Args:
-        config: where they are.
+        config: where they are; the jobs' folder is made if it does not exist.
 
     Raises:
         ConfigError: they cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
-        self.audio = AudioFolder(Path(config.jobs.folder))
+        folder = Path(config.jobs.folder)
+        self._folder = folder.absolute() / "audio"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"jobs.folder = {folder} cannot be made: {error.strerror}") from error
         self.table = JobTable(config)
         # A call of the table is short, and must not wait until audio has been copied: it renews
         # the lease of a job.
-        self.audio_pool, self._table_pool = _BlockingPool("audio"), _BlockingPool("table", TABLE_S)
-        self.do, self.quietly = self._table_pool.do, self._table_pool.quietly
-
-    def discard(self, id: str) -> None:
-        """Have a job's audio removed, soon."""
-        with contextlib.suppress(RuntimeError):  # closed: a file that stays becomes an orphan
-            self.audio_pool.threads.submit(self.audio.remove, id)
-
-    def close(self) -> None:
-        """Wait for the calls that have begun, and close both."""
-        self.audio_pool.threads.shutdown()
-        self._table_pool.threads.shutdown()
-        self.table.close()
-
-
-class _BlockingPool:
-    """Threads that wait for a disk or a database. For one event loop.
-
-    Args:
-        name: the threads' name.
-        limit_s: timeout of the wait for a call; None: no timeout. The call itself continues.
-    """
-
-    def __init__(self, name: str, limit_s: float | None = None) -> None:
-        self._limit_s = limit_s
-        self.threads = ThreadPoolExecutor(_THREADS, f"earshot-jobs-{name}")
+        self._audio_threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-audio")
+        self._table_threads = ThreadPoolExecutor(_THREADS, "earshot-jobs-table")
 
     async def do(self, call: Callable[..., T], *args: Any) -> T:
-        """Make a call that blocks, and return its result.
+        """Make a call of the table, and return its result.
 
         Raises:
-            ApiError: the disk or the database cannot be used now; the log says why.
+            ApiError: 503, the database cannot be used now; the log says why.
         """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._limit_s) as limit:
-                return await loop.run_in_executor(self.threads, call, *args)
-        except (FileError, OSError) as error:
-            if isinstance(error, OSError) and not limit.expired():
-                logger.error("a job's audio cannot be kept: %s", error)
-                raise errors.no_room_for_upload() from error
-            late = f"jobs cannot be kept: no answer within {self._limit_s:g} s"
+            async with asyncio.timeout(TABLE_S):  # the call itself continues
+                return await loop.run_in_executor(self._table_threads, call, *args)
+        except (FileError, TimeoutError) as error:
+            reason = str(error) or f"jobs cannot be kept: no answer within {TABLE_S:g} s"
             text = "%s; jobs wait until they can be, everything else goes on"
-            logger.error(text, late if limit.expired() else error, extra={"max_lines": 1})
+            logger.error(text, reason, extra={"max_lines": 1})
             message = "jobs are not available just now, everything else is; the server's log says "
             raise ApiError(UnavailableError(f"{message}why")) from error
 
@@ -100,23 +79,31 @@ class _BlockingPool:
         except ApiError:
             return None
 
+    async def on_disk(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call that reads or writes audio, and return its result.
 
-class AudioFolder:
-    """The audio of jobs that have not ended. A file is there whole or not at all.
-
-    Args:
-        folder: the jobs' folder; it is made if it does not exist.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute() / _AUDIO
+        Raises:
+            ApiError: 503, the disk cannot be used now; the log says why.
+        """
+        loop = asyncio.get_running_loop()
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return await loop.run_in_executor(self._audio_threads, call, *args)
         except OSError as error:
-            raise ConfigError(f"jobs.folder = {folder} cannot be made: {error.strerror}") from error
+            logger.error("a job's audio cannot be kept: %s", error)
+            raise errors.no_room_for_upload() from error
+
+    def close(self) -> None:
+        """Wait for the calls that have begun, and close both."""
+        self._audio_threads.shutdown()
+        self._table_threads.shutdown()
+        self.table.close()
+
+    # ------------------------------------------------------------ audio
+
+    def discard(self, id: str) -> None:
+        """Have a job's audio removed, soon. A file that cannot be removed becomes an orphan."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self._audio_threads.submit(self.path(id).unlink, missing_ok=True)
 
     def path(self, id: str) -> Path:
         """Return the path of a job's audio."""
@@ -151,11 +138,6 @@ class AudioFolder:
         sync(part)
         part.replace(self.path(id))
         sync(self._folder)
-
-    def remove(self, id: str) -> None:
-        """Remove a job's audio, if any. A file that cannot be removed becomes an orphan."""
-        with contextlib.suppress(OSError):
-            self.path(id).unlink(missing_ok=True)
 
     def remove_orphans(self, ids: Collection[str]) -> None:
         """Remove the files that belong to none of these jobs: processes that died left them."""

@@ -40,7 +40,6 @@ MAX_FETCHED_OF_KEY = 4
 
 _BUSY_S = 10.0  # that a call waits for another process, at most
 _LOOK_S = 0.002  # between two tries to switch the file's journal
-_AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
 _POSTGRESQL = {
@@ -272,9 +271,9 @@ class JobTable:
         """Give up a claim; the job is due at a time. `counted`: whether this try counts."""
         return self._change(job, due=due, status=QUEUED, token="", tries=job.tries - (not counted))
 
-    def fetched(self, job: JobRecord, now: float, size: int) -> bool:
+    def fetched(self, job: JobRecord, size: int) -> bool:
         """Give up a claim, with the number of bytes of the url's audio."""
-        return self._change(job, due=now, token="", tries=job.tries - 1, audio_bytes=size)
+        return self._change(job, due=0.0, token="", tries=job.tries - 1, audio_bytes=size)
 
     def complete(self, job: JobRecord, now: float, result: str, duration: float) -> bool:
         """Record a claimed job's result; return whether this is its only end."""
@@ -294,20 +293,6 @@ class JobTable:
         """Remove jobs that ended before a time and have no pending webhook; return their number."""
         old = sa.delete(JOBS).where(sa.not_(_IS_OPEN), _C.ended < before, sa.not_(_PENDING))
         return len(self._rows(old.returning(_C.id)))
-
-    def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
-        """Make jobs and webhooks due if their time is too far ahead: the clock was set back.
-
-        Args:
-            now: the time.
-            ahead_s: seconds from now that no job may be due after.
-            lease_s: seconds after which a job is due that a worker has; the worker renews it.
-        """
-        far = sa.update(JOBS).where(_IS_OPEN, _C.due > now + ahead_s)
-        self._rows(far.values(due=sa.case((_C.status == RUNNING, now + lease_s), else_=now)))
-        untried = sa.and_(_C.webhook_tries == 0, _C.webhook_due > now)
-        far = sa.update(JOBS).where(_PENDING, sa.or_(untried, _C.webhook_due > now + _AHEAD_S))
-        self._rows(far.values(webhook_due=now))
 
     def open_ids(self) -> set[str]:
         """Return the ids of all jobs that have no end."""

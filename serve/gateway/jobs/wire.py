@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from typing import Any, cast, get_args
 
 from starlette.requests import Request
@@ -20,7 +19,6 @@ from serve.gateway.openai.answers import render_transcript
 from serve.gateway.openai.fields import FormFields, read_field, read_fields
 from serve.gateway.openai.form import MAX_FIELDS
 from serve.speech.cues import CUE_OPTIONS
-from serve.speech.formats import SUBTITLES
 
 _MAX_JSON_BYTES = 2**20
 _OWN_FIELDS = ("task", "webhook_url", "url")  # which other requests do not have
@@ -43,9 +41,7 @@ class JobForm:
     webhook_url: str
 
 
-def read_job_form(
-    pairs: Iterable[tuple[str, str]], unknown: UnknownFields, has_file: bool
-) -> JobForm:
+def read_job_form(pairs: Pairs, unknown: UnknownFields, has_file: bool) -> JobForm:
     """Read the fields of a request for a job.
 
     Args:
@@ -156,7 +152,7 @@ def require_result(job: JobRecord) -> None:
 
 
 def render_result(
-    fields: FormFields, transcript: Transcript, query: Iterable[tuple[str, str]]
+    fields: FormFields, transcript: Transcript, query: list[tuple[str, str]]
 ) -> tuple[str, str]:
     """Return a result's text and its media type.
 
@@ -168,25 +164,17 @@ def render_result(
     Raises:
         ApiError: the format or the splitting needs speakers or word times that the result lacks.
     """
-    pairs = tuple(query)
-    require_known((name for name, _ in pairs), _PARAMETERS)
-    if not any(name == _FORMAT for name, _ in pairs):
-        pairs = ((_FORMAT, fields.format), *pairs)
+    require_known(dict(query), _PARAMETERS)
+    pairs = query if _FORMAT in dict(query) else [(_FORMAT, fields.format), *query]
     requested, request = read_fields(pairs, fields.request.task), fields.request
     if requested.format == "diarized_json" and not request.diarize and request.channels != "split":
-        raise field_error(
-            _FORMAT,
-            "this job's result has no speakers; send the job with diarize=true or "
-            "response_format=diarized_json",
-        )
-    cues = requested.cues if len(pairs) > 1 or fields.format not in SUBTITLES else fields.cues
+        advice = "send the job with diarize=true or response_format=diarized_json"
+        raise field_error(_FORMAT, f"this job's result has no speakers; {advice}")
+    cues = requested.cues if len(pairs) > 1 else fields.cues
     if cues.needs_words and not all(segment.words is not None for segment in transcript.segments):
-        raise field_error(
-            "highlight_words",
-            "this format needs word times, which this job's result lacks; send the job with "
-            "highlight_words or max_words_per_line, or with timestamp_granularities[]=word and "
-            "verbose_json",
-        )
+        found = "this format needs word times, which this job's result lacks"
+        advice = "send the job with highlight_words or max_words_per_line"
+        raise field_error("highlight_words", f"{found}; {advice}")
     fields = dataclasses.replace(fields, format=requested.format, cues=cues)
     return render_transcript(transcript, fields)
 

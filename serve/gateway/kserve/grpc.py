@@ -10,7 +10,6 @@ and read to their ends.
 """
 
 import asyncio
-import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -285,16 +284,13 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
     """Return a method as gRPC's handler; errors become the call's status and are in the log."""
 
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
-        record = LogRecord(header=functools.partial(_metadata, rpc))
-        rpc.set_trailing_metadata(_id_metadata(record))
+        record = LogRecord(header=dict(rpc.invocation_metadata() or ()).get)
         try:
             await method(rpc, record)
-            rpc.set_trailing_metadata(_id_metadata(record))  # the record has a trace id now
+            rpc.set_trailing_metadata(_id_metadata(record))
             return
         except ApiError as failed:
             error = failed
-        except grpc.aio.AbortError:
-            raise
         except Exception:
             logger.exception("call %s failed in the gateway", record.id)
             error = errors.failed()
@@ -311,11 +307,6 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
 def _id_metadata(record: LogRecord) -> tuple[tuple[str, str], ...]:
     """Return the metadata that identify a call: its id in the log, and its trace."""
     return (("x-request-id", record.id), *record.span.answer_headers().items())
-
-
-def _metadata(rpc: Rpc, name: str) -> str | None:
-    """Return the metadata of a call that have this name."""
-    return dict(rpc.invocation_metadata() or ()).get(name)
 
 
 async def _write(rpc: Rpc, answer: bytes) -> None:

@@ -23,11 +23,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
-from tritonclient.grpc import service_pb2
-from tritonclient.utils import deserialize_bytes_tensor
+from tritonclient.grpc import InferResult, service_pb2
 
 from serve.contract.codec import from_json, to_json
-from serve.contract.errors import RequestError
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.budget import JSON_S_PER_BYTE, ConnectionBudget
@@ -35,10 +33,9 @@ from serve.gateway.edge.connection import BUDGET
 from serve.gateway.edge.headers import RECORD
 from serve.gateway.edge.uploads import while_client_waits, whole_body
 from serve.gateway.engines import EngineRequest
-from serve.gateway.errors import ApiError
 from serve.gateway.kserve import messages
 from serve.gateway.limits import EXPANSION, MAX_JSON_BYTES, Permit, check_json
-from serve.wire.tensors import INPUTS, NUMPY_TYPES, OUTPUTS
+from serve.wire.tensors import INPUTS, OUTPUTS
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 
@@ -166,8 +163,7 @@ class Translated:
 
     request: service_pb2.ModelInferRequest  # without raw_input_contents
     raw: list[messages.Chunk]  # the inputs' bytes; binary data are views of the body
-    binary: Mapping[str, bool]  # whether an output is wanted as binary data
-    binary_default: bool  # the same for outputs that are not in `binary`
+    binary: Mapping[str, bool]  # whether each output is wanted as binary data
 
 
 def json_bytes(body_bytes: int, header: str | None) -> int:
@@ -208,21 +204,18 @@ def request_from_http(body: bytes, json_size: int) -> Translated:
         )
     text = body if json_size == len(body) else body[:json_size]
     check_json(text, "the request")
-    try:
-        content = from_json(_InferRequest, text, "the request", error=RequestError)
-    except RequestError as error:
-        raise ApiError(error) from error
+    content = from_json(_InferRequest, text, "the request", error=errors.invalid)
     request = service_pb2.ModelInferRequest(id=content.id)
+    binary = dict.fromkeys(OUTPUTS, (content.parameters or {}).get("binary_data_output", False))
     for output in content.outputs:
         request.outputs.add(name=output.name)
+        if (wanted := (output.parameters or {}).get("binary_data")) is not None:
+            binary[output.name] = wanted
     for tensor in content.inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     raw = _contents(content.inputs, memoryview(body)[json_size:])
     messages.check_request(request, raw, streamed=False)
-    asked = {one.name: (one.parameters or {}).get("binary_data") for one in content.outputs}
-    binary = {name: wanted for name, wanted in asked.items() if wanted is not None}
-    default = (content.parameters or {}).get("binary_data_output", False)
-    return Translated(request, raw, binary, default)
+    return Translated(request, raw, binary)
 
 
 def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[messages.Chunk]:
@@ -249,15 +242,15 @@ def _contents(tensors: Iterable[_AnyTensor], binary: memoryview) -> list[message
 
 def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) -> Response:
     """Write an answer to a request as an HTTP response."""
-    outputs, binary = [], []
+    outputs, binary, array = [], [], InferResult(answer).as_numpy
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         described: dict[str, Any] = {"name": output.name, "datatype": output.datatype}
         described["shape"] = list(output.shape)
-        if request.binary.get(output.name, request.binary_default):
+        if request.binary[output.name]:
             described["parameters"] = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:
-            described["data"] = _values(output.datatype, raw)
+            described["data"] = _values(array(output.name))
         outputs.append(described)
     head = {"model_name": answer.model_name, "model_version": answer.model_version}
     if answer.id:
@@ -269,10 +262,9 @@ def answer_to_http(answer: service_pb2.ModelInferResponse, request: Translated) 
     return Response(b"".join([text, *binary]), headers=headers, media_type=kind)
 
 
-def _values(datatype: str, raw: bytes) -> list[Any]:
-    if datatype == "BYTES":
-        return [text.decode() for text in deserialize_bytes_tensor(raw)]
-    values: npt.NDArray[Any] = np.frombuffer(raw, NUMPY_TYPES[datatype])
-    if datatype == "FP32":  # via text, so that 0.2 is written as 0.2
-        return [float(str(value)) for value in values]
-    return list(values.tolist())
+def _values(array: npt.NDArray[Any]) -> list[Any]:
+    if array.dtype == np.object_:
+        return [text.decode() for text in array]
+    if array.dtype == np.float32:  # via text, so that 0.2 is written as 0.2
+        return [float(str(value)) for value in array]
+    return list(array.tolist())

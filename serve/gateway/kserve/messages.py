@@ -13,23 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.internal import decoder, encoder, wire_format
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from serve.contract.codec import from_json
 from serve.contract.errors import EarshotError
-from serve.contract.messages import (
-    Phase,
-    Priority,
-    Request,
-    RequestFinished,
-    Samples,
-    Segment,
-    SegmentReady,
-    Timings,
-    Transcript,
-)
+from serve.contract.messages import Phase, Priority, Request, Samples, Segment, Timings, Transcript
 from serve.gateway import errors
 from serve.gateway.limits import MAX_STRUCTURE_BYTES
 from serve.gateway.models import Target
@@ -44,9 +35,8 @@ SERVER_METADATA = {"name": "earshot", "version": "1", "extensions": ["binary_ten
 
 _MAX_FIELDS = 256  # of the message itself; a request with every input has less than 40
 _RAW_CONTENTS = 7  # number of the field raw_input_contents
-_BYTES = 2  # wire type of a field with a length
-_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
-_MAX_VARINT_BYTES = 10
+_BYTES = wire_format.WIRETYPE_LENGTH_DELIMITED
+_FIXED_BYTES = {wire_format.WIRETYPE_FIXED64: 8, wire_format.WIRETYPE_FIXED32: 4}
 _CONTENTS = {
     "BYTES": "bytes_contents",
     "FP32": "fp32_contents",
@@ -150,16 +140,14 @@ def check_request(request: ModelInferRequest, raw: Sequence[Chunk], streamed: bo
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; "
             "expected one for each, or none"
         )
-    contents = list(raw)
-    for tensor in request.inputs:
+    contents: list[Chunk] = []
+    for index, tensor in enumerate(request.inputs):
         _check_type(tensor)
-        if not raw:
-            values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
-            contents.append(raw_values(tensor.datatype, values))
-        elif tensor.HasField("contents"):
+        if raw and tensor.HasField("contents"):
             raise errors.invalid(f"{tensor.name} has contents beside raw_input_contents")
-    for tensor, content in zip(request.inputs, contents, strict=True):
-        _check_size(tensor, content)
+        values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+        contents.append(raw[index] if raw else raw_values(tensor.datatype, values))
+        _check_size(tensor, contents[index])
     return contents
 
 
@@ -303,7 +291,8 @@ def raw_values(datatype: str, values: Iterable[Any]) -> bytes:
 
 def raw_chunks(*pieces: Chunk) -> Iterator[Chunk]:
     """Serialise a raw tensor, in one or more pieces, as a field that follows the other fields."""
-    yield bytes([_RAW_CONTENTS << 3 | _BYTES]) + _varint_bytes(sum(map(len, pieces)))
+    size = encoder._VarintBytes(sum(map(len, pieces)))
+    yield encoder.TagBytes(_RAW_CONTENTS, _BYTES) + size
     yield from pieces
 
 
@@ -319,17 +308,17 @@ def read_transcript(answer: ModelInferResponse) -> Transcript:
     return tensors.transcript_from_outputs(InferResult(answer).as_numpy)
 
 
-def stream_event(answer: bytes) -> SegmentReady | RequestFinished:
-    """Read a `ModelStreamInferResponse`.
+def read_streamed(answer: bytes) -> Segment | Transcript:
+    """Read a `ModelStreamInferResponse`: one of the segments, or at the end the whole.
 
     Raises:
         EarshotError: it is malformed.
     """
     result = InferResult(service_pb2.ModelStreamInferResponse.FromString(answer).infer_response)
     if tensors.is_whole(result.as_numpy):
-        return RequestFinished(tensors.transcript_from_outputs(result.as_numpy))
+        return tensors.transcript_from_outputs(result.as_numpy)
     (segment,) = tensors.segments_from_outputs(result.as_numpy)
-    return SegmentReady(segment)
+    return segment
 
 
 def answer_figures(
@@ -365,39 +354,21 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
         if count > _MAX_FIELDS:
             raise errors.invalid(f"the request has more than {_MAX_FIELDS} fields")
         begin = position
-        tag, position = _varint(view, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            payload, end = position, _varint(view, position)[1]
-        elif kind == _BYTES:
-            length, payload = _varint(view, position)
-            end = payload + length
-        elif kind in _FIXED_BYTES:
-            payload, end = position, position + _FIXED_BYTES[kind]
-        else:
+        try:
+            tag, payload = decoder._DecodeVarint(view, begin)
+            number, kind = wire_format.UnpackTag(tag)
+            if kind == _BYTES:
+                length, payload = decoder._DecodeVarint(view, payload)
+                position = payload + length
+            elif kind == wire_format.WIRETYPE_VARINT:
+                _, position = decoder._DecodeVarint(view, payload)
+            else:
+                position = payload + _FIXED_BYTES[kind]
+        except (DecodeError, IndexError, KeyError):
+            raise _malformed() from None
+        if position > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
             raise _malformed()
-        if end > len(view) or (number == _RAW_CONTENTS and kind != _BYTES):
-            raise _malformed()
-        yield number, begin, payload, end
-        position = end
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at a position, and the position after it."""
-    value = 0
-    for index, byte in enumerate(view[position : position + _MAX_VARINT_BYTES]):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, position + index + 1
-    raise _malformed()
-
-
-def _varint_bytes(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+        yield number, begin, payload, position
 
 
 def _malformed(kind: str = "ModelInferRequest") -> errors.ApiError:

@@ -60,11 +60,9 @@ def read_event(text: str) -> Event:
     if long and marks > _AUDIO_MARKS:
         raise _too_long(len(text))
     if marks > _MAX_MARKS:
-        raise EventError(
-            f"the message has {marks} commas, quotation marks and opening brackets; expected at "
-            f"most {_MAX_MARKS}: send fewer settings",
-            "invalid_event",
-        )
+        found = f"the message has {marks} commas, quotation marks and opening brackets"
+        expected = f"expected at most {_MAX_MARKS}: send fewer settings"
+        raise EventError(f"{found}; {expected}", "invalid_event")
     try:
         table = parse_json(text)
     except ValueError as error:
@@ -134,8 +132,7 @@ def error(error: ApiError, code: str | None, event_id: str | None = None) -> Eve
         code: OpenAI's name of such errors.
         event_id: the id of the client's event that caused it.
     """
-    details = _error(error.status.kind, code, str(error), error.param)
-    return event("error", error={**details, "event_id": event_id})
+    return event("error", error={**_error(error, code), "event_id": event_id})
 
 
 def session(kind: str, id: str, settings: SessionSettings) -> Event:
@@ -169,24 +166,20 @@ def committed(item_id: str, previous_id: str | None) -> list[Event]:
 
 def completed(item_id: str, transcript: str, seconds: float) -> Event:
     """Return the event of the whole text of an utterance."""
-    return event(
-        f"{_TRANSCRIPTION}.completed",
-        item_id=item_id,
-        content_index=CONTENT,
-        transcript=transcript,
-        usage={"type": "duration", "seconds": round(seconds, 3)},
-    )
+    about = {"item_id": item_id, "content_index": CONTENT, "transcript": transcript}
+    usage = {"type": "duration", "seconds": round(seconds, 3)}
+    return event(f"{_TRANSCRIPTION}.completed", **about, usage=usage)
 
 
 def failed(item_id: str, error: ApiError) -> Event:
     """Return the event of an utterance with missing or incomplete text."""
-    details = _error(error.status.kind, error.reason, str(error))
     about = {"item_id": item_id, "content_index": CONTENT}
-    return event(f"{_TRANSCRIPTION}.failed", **about, error=details)
+    return event(f"{_TRANSCRIPTION}.failed", **about, error=_error(error, error.reason))
 
 
-def _error(kind: str, code: str | None, message: str, param: str | None = None) -> Event:
-    return {"type": kind, "code": code, "message": message, "param": param}
+def _error(error: ApiError, code: str | None) -> Event:
+    kind, message = error.status.kind, str(error)
+    return {"type": kind, "code": code, "message": message, "param": error.param}
 
 
 def event(kind: str, **fields: Any) -> Event:

@@ -57,17 +57,22 @@ class Hearing:
         self._detector = detector
         self._pool = pool
         self._voice = VadState(options)
-        self._resampler = StreamResampler(format)
         # Samples until a piece of audio, with that piece, and the time at which it came.
         self._arrivals = collections.deque([(0.0, clock_s())], maxlen=_ARRIVALS)
-        self._data = bytearray()  # smaller than a block
+        self._data = bytearray()  # smaller than a block; a sample's first byte waits for the second
         self._partial = np.zeros(0, np.float32)  # samples of a frame that is not complete
         self._position = 0  # samples in the frames before
+        self._set_format(format)
 
-    @property
-    def bytes_per_s(self) -> int:
+    def _set_format(self, format: Format) -> None:
+        self._format = format
+        self._law = _LAWS.get(format.type)  # None: 16-bit little-endian PCM
+        rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
+        self._sample_bytes = 2 if self._law is None else 1
+        self.bytes_per_s = rate * self._sample_bytes
         """Bytes of a second of the stream."""
-        return self._resampler.bytes_per_s
+        self._resampler = soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+        self._data.clear()
 
     def arrived_s(self, sample: int) -> float:
         """Return the loop's time at which a sample had come."""
@@ -87,9 +92,10 @@ class Hearing:
         Args:
             end: also return the samples that the resampler holds back, and start it anew.
         """
-        if not (self._data or end):
+        size = len(self._data) - len(self._data) % self._sample_bytes
+        if not (size or end):
             return []
-        data, self._data = bytes(self._data), bytearray()
+        data, self._data = bytes(self._data[:size]), self._data[size:]
         job = self._pool.submit(self._frames, data, end)
         if job.done():  # always of a pool that runs jobs where they are submitted
             return job.result()
@@ -107,8 +113,8 @@ class Hearing:
         return samples
 
     def clear(self) -> int:
-        """Remove the samples of a frame that is not complete; return their number."""
-        self._resampler.clear()
+        """Remove all that is no complete frame, after a `flush`; return the number of samples."""
+        self._data.clear()
         return len(self.take_partial_frame())
 
     def tune(self, format: Format, options: SpeechOptions, speaking: bool) -> None:
@@ -119,18 +125,21 @@ class Hearing:
             options: the bounds of speech.
             speaking: whether an utterance is open, which has to end.
         """
-        if format != self._resampler.format:
-            self._resampler = StreamResampler(format)
+        if format != self._format:
+            self._set_format(format)
         previous, self._voice = self._voice, VadState(options)
         self._voice.speaking, self._voice.quiet_since = previous.speaking, previous.quiet_since
         if speaking and not previous.speaking:
             self._voice.speaking, self._voice.quiet_since = True, self._position
 
     def _frames(self, data: bytes, end: bool) -> list[VadFrame]:
-        pieces = [self._partial, self._resampler.samples(data)]
+        if self._law is None:
+            block = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        else:
+            block = _table(self._law)[np.frombuffer(data, np.uint8)]
+        samples = np.concatenate([self._partial, self._resampler.resample_chunk(block, last=end)])
         if end:
-            pieces.append(self._resampler.flush())
-        samples = np.concatenate(pieces)
+            self._resampler.clear()
         frames, partial = np.split(samples, [len(samples) // FRAME * FRAME])
         self._partial = partial.copy()
         if not len(frames):
@@ -145,51 +154,6 @@ class Hearing:
         speaking = self._voice.speaking
         speech = speaking and self._voice.quiet_since is None
         return VadFrame(samples, speech, ends=was_speaking and not speaking)
-
-
-class StreamResampler:
-    """Converts the audio of one stream to samples of 16 kHz.
-
-    Args:
-        format: 16-bit little-endian PCM, or G.711.
-    """
-
-    def __init__(self, format: Format) -> None:
-        self.format = format
-        self._law = _LAWS.get(format.type)
-        self._rate = (format.rate or _PCM_RATE) if self._law is None else _G711_RATE
-        self.bytes_per_s = self._rate * (2 if self._law is None else 1)
-        self._odd = b""  # the first byte of a sample that is not complete
-        self._resampler = _resampler(self._rate)
-
-    def samples(self, data: bytes) -> Samples:
-        """Return the samples that are known after some more bytes.
-
-        Resampling holds back some milliseconds. The first byte of a sample waits for the second.
-        """
-        if self._law is None:
-            data = self._odd + data
-            even = len(data) // 2 * 2
-            self._odd = data[even:]
-            block = np.frombuffer(data[:even], "<i2").astype(np.float32) / 32768
-        else:
-            block = _table(self._law)[np.frombuffer(data, np.uint8)]
-        samples: Samples = self._resampler.resample_chunk(block)
-        return samples
-
-    def clear(self) -> None:
-        """Forget half a sample: the next byte is the first one of a sample."""
-        self._odd = b""
-
-    def flush(self) -> Samples:
-        """Return the samples that were held back; half a sample still waits."""
-        samples: Samples = self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-        self._resampler = _resampler(self._rate)
-        return samples
-
-
-def _resampler(rate: int) -> soxr.ResampleStream:
-    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
 
 
 @functools.cache

@@ -22,13 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from serve.contract.codec import from_table, split_unknown, to_json
-from serve.contract.errors import EarshotError, OptionError, OverloadedError, RequestError, shown
+from serve.contract.errors import EarshotError, OverloadedError, RequestError, shown
 from serve.contract.keys import CLIENT_SECRET_PREFIX
 from serve.contract.messages import Transcript
 from serve.gateway import errors
@@ -61,7 +62,6 @@ _URL_PARAMETERS = ("model", "intent")
 _THREADS = 4  # that resample audio and detect speech
 _COPIES = 4  # that exist of a message while it is handled
 _MAX_SECRET_BYTES = 100_000  # the body of a request for a client secret
-_SECRET_S = 600  # that a client secret is valid, where its request does not say
 
 
 class RealtimeRoute:
@@ -143,11 +143,9 @@ class _Connection:
                 settings,
             )
             offered = self.websocket.scope["subprotocols"]
-            headers = (served_by(context.record.model) | ignored(unknown)).items()
-            await self.websocket.accept(
-                _SUBPROTOCOL if _SUBPROTOCOL in offered else None,
-                [(name.encode(), text.encode()) for name, text in headers],
-            )
+            headers = Headers(served_by(context.record.model) | ignored(unknown))
+            subprotocol = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
+            await self.websocket.accept(subprotocol, headers.raw)
             try:
                 await self._run(session)
             except ApiError as end:
@@ -178,7 +176,6 @@ class _Connection:
         Raises:
             ApiError: the server ends the session; the error is the reason.
         """
-        await session.start()
         work = asyncio.create_task(session.work())
         receive = asyncio.create_task(self._receive(session))
         stopped = asyncio.create_task(self.stop.wait())
@@ -199,9 +196,8 @@ class _Connection:
             await asyncio.wait((receive,))
             await session.drain()
             await work
-            raise ApiError(
-                OverloadedError("the server is stopping; connect again"), "server_stopping"
-            )
+            stopping = OverloadedError("the server is stopping; connect again")
+            raise ApiError(stopping, "server_stopping")
         except (ApiError, WebSocketDisconnect, SlowClientError):
             raise
         except Exception as error:  # one session must not hurt its neighbours
@@ -235,17 +231,17 @@ class _Connection:
                 self.services.keys.require_good(self.context.api_key)  # its key may be removed
                 await session.handle(text)
 
-    async def _transcribe(self, model: str | None, window: UpdateWindow) -> Transcript:
+    async def _transcribe(self, window: UpdateWindow) -> Transcript:
         """Transcribe a window.
 
         Raises:
             ApiError: there is no text.
         """
-        record, target = self.context.record, Target(self.services.models.named(model), False)
-        config, audio = self.services.config.live, AudioLength(window.duration_s)
+        record, target = self.context.record, Target(self.services.models.default, False)
+        audio = AudioLength(window.duration_s)
         with record.span.part("decoding") as span:
             with self.permit.child() as permit:
-                parts = request_parts(window.request(config), samples=window.audio)
+                parts = request_parts(window.options, samples=window.audio)
                 permit.charge(sum(map(len, parts)))
                 request = EngineRequest(target, parts, priority="live", audio=audio)
                 call = self.services.engines.start(request, permit, span)
@@ -276,7 +272,7 @@ def _authorization(websocket: WebSocket) -> str | None:
 @dataclasses.dataclass(frozen=True)
 class _Expiry:
     anchor: Literal["created_at"] = "created_at"
-    seconds: Annotated[int, Whole, Field(ge=10, le=7200)] = _SECRET_S
+    seconds: Annotated[int, Whole, Field(ge=10, le=7200)] = 600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +281,11 @@ class _SecretRequest:
 
     expires_after: _Expiry | None = None
     session: dict[str, Any] | None = None
+
+
+def _wrong_key(message: str) -> ApiError:
+    message = message.removeprefix("client_secrets: ")
+    return field_error(message.partition(" ")[0], message)
 
 
 async def make_client_secret(request: Request, services: Services) -> Response:
@@ -297,21 +298,14 @@ async def make_client_secret(request: Request, services: Services) -> Response:
     with services.admission.admit(api_key) as permit:
         body = await json_object(request, permit, _MAX_SECRET_BYTES, "the body")
     table, unknown = split_unknown(_SecretRequest, body)
-    try:
-        secret_request = from_table(_SecretRequest, table, "client_secrets", error=OptionError)
-    except OptionError as error:
-        message = str(error).removeprefix("client_secrets: ")
-        raise field_error(message.partition(" ")[0], message) from error
+    secret_request = from_table(_SecretRequest, table, "client_secrets", error=_wrong_key)
     changes = secret_request.session or {}
     settings, warnings = updated(SessionSettings(), changes, services.models.named)
     if unknown:
         warnings.append(unknown_keys(unknown))
-    seconds = secret_request.expires_after.seconds if secret_request.expires_after else _SECRET_S
-    secret = ClientSecret(
-        round(time.time()) + seconds,
-        api_key.key.public_id,
-        split_unknown(SessionSettings, changes)[0],
-    )
+    seconds = (secret_request.expires_after or _Expiry()).seconds
+    known, _ = split_unknown(SessionSettings, changes)
+    secret = ClientSecret(round(time.time()) + seconds, api_key.key.public_id, known)
     session = {"id": events.new_id("sess"), "object": events.OBJECT, **as_session(settings)}
     value = services.client_secrets.sign(secret)
     answer = {"value": value, "expires_at": secret.expires_at, "session": session}

@@ -23,13 +23,7 @@ from serve.gateway.errors import ApiError
 from serve.gateway.live import events
 from serve.gateway.live.events import Event
 from serve.gateway.live.hearing import Hearing, VadFrame, clock_s
-from serve.gateway.live.settings import (
-    HYPOTHESIS,
-    EventError,
-    ServerVad,
-    SessionSettings,
-    updated,
-)
+from serve.gateway.live.settings import HYPOTHESIS, EventError, ServerVad, SessionSettings, updated
 from serve.gateway.live.utterance import NOTHING, FinalText, LiveUtterance, UpdateWindow
 from serve.gateway.observe.metrics import LiveMetrics
 from serve.speech.rate import SAMPLE_RATE
@@ -49,8 +43,8 @@ _BLOCK_S = 0.5  # maximum audio that is handed to a thread
 _TRIES = 3  # decodings of an utterance for which the server has no room
 _MIN_SAMPLES = SAMPLE_RATE // 10  # an utterance that a client commits
 
-Transcribe = Callable[[str | None, UpdateWindow], Awaitable[Transcript]]
-"""Transcribes a window by the model of this name; raises an ApiError."""
+Transcribe = Callable[[UpdateWindow], Awaitable[Transcript]]
+"""Transcribes a window; raises an ApiError."""
 Send = Callable[[Event], Awaitable[None]]
 
 
@@ -82,17 +76,11 @@ class LiveSession:
         self._spoken_until = 0  # the end of speech in the last utterance
         self._changed = asyncio.Event()  # for `work`
         self._progress = asyncio.Event()  # for `handle`
-        factor = settings.input.transcription.delay_factor
-        self._pace = UpdatePacer(self.config.update_s * factor)
-        self._tries = 0
+        self._pace = UpdatePacer(self.config.update_s * settings.input.transcription.delay_factor)
         self._errors = 0
         self._closing = False
 
     # ------------------------------------------------------------ events of the client
-
-    async def start(self) -> None:
-        """Send the client the session's first event."""
-        await self.send(events.session("session.created", self.id, self.settings))
 
     async def handle(self, text: str) -> None:
         """Handle one message.
@@ -130,8 +118,7 @@ class LiveSession:
         begun = self._position > 0
         settings, warnings = updated(self.settings, changes, self.check_model, begun)
         self.settings = settings
-        factor = settings.input.transcription.delay_factor
-        self._pace.update_s = self.config.update_s * factor
+        self._pace.update_s = self.config.update_s * settings.input.transcription.delay_factor
         speaking = self._open is not None
         self._hearing.tune(settings.input.format, _options(settings), speaking)
         told = events.session("session.updated", self.id, settings)
@@ -182,7 +169,8 @@ class LiveSession:
             if length and self._recent:
                 padding = np.concatenate(list(self._recent))[-length:]
         start, settings = self._position - len(padding), self.settings.input.transcription
-        self._open = LiveUtterance(events.new_id("item"), start, settings)
+        short_encoder = self.config.asks_short_encoder
+        self._open = LiveUtterance(events.new_id("item"), start, settings, short_encoder)
         self._open.add(padding, speech=False)
         self._queue.append(self._open)
         self._pace.speech(clock_s())
@@ -235,7 +223,8 @@ class LiveSession:
         self._changed.set()
 
     async def work(self) -> None:
-        """Transcribe as long as the session lasts."""
+        """Send the client the session's first event, then transcribe as long as it lasts."""
+        await self.send(events.session("session.created", self.id, self.settings))
         while self._queue or not self._closing:
             self._changed.clear()
             utterance = self._queue[0] if self._queue else None
@@ -252,7 +241,7 @@ class LiveSession:
     def _wait_s(self, utterance: LiveUtterance) -> float:
         """Return the seconds until the next decoding; infinite: more audio has to come."""
         due_s = self._pace.due_s - clock_s()
-        if self._tries:
+        if self._pace.tries:
             return due_s
         if utterance.ended or utterance.undecoded_s >= _LONG_S:
             return 0.0
@@ -270,18 +259,15 @@ class LiveSession:
             self._previous = None
         window = utterance.window()
         try:
-            model = self.settings.input.transcription.model
-            transcript = NOTHING if utterance.silent else await self.transcribe(model, window)
+            transcript = NOTHING if utterance.silent else await self.transcribe(window)
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
-            self._tries += 1
-            self._pace.failed(clock_s(), self._tries)
-            if not error.status.again or self._tries >= _TRIES:
+            self._pace.failed(clock_s())
+            if not error.status.again or self._pace.tries >= _TRIES:
                 await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()
         self._pace.ended(clock_s(), self.streams())
-        self._tries = 0
         if utterance in self._queue:  # the client has not cleared it
             await self._send_text(utterance, utterance.take(window, transcript, self._pace.hold_s))
             if HYPOTHESIS in (self.settings.include or ()):
@@ -299,7 +285,7 @@ class LiveSession:
 
     async def _fail(self, utterance: LiveUtterance, error: ApiError) -> None:
         """Give up an utterance, and tell the client why."""
-        self._tries = 0
+        self._pace.tries = 0
         if utterance is self._open:
             self._open = None
         self._done(utterance)
@@ -338,6 +324,8 @@ class UpdatePacer:
         """The time at which the next decoding may begin."""
         self.hold_s = HOLD_S[0]
         """Seconds of audio that the next decoding should have at most, within `HOLD_S`."""
+        self.tries = 0
+        """The decodings that have failed in a row."""
 
     def speech(self, now_s: float) -> None:
         """Note that speech begins; the first decoding comes `update_s` later."""
@@ -349,6 +337,7 @@ class UpdatePacer:
 
     def ended(self, now_s: float, streams: int) -> None:
         """Note that a decoding has ended while this many streams were open."""
+        self.tries = 0
         took_s = now_s - self._began_s
         rest_s = took_s * (1 - 1 / streams)
         self.due_s = max(self._began_s + self.update_s, now_s + rest_s)
@@ -357,9 +346,10 @@ class UpdatePacer:
         else:
             self.hold_s = min(HOLD_S[1], self.hold_s + _MORE_S)
 
-    def failed(self, now_s: float, tries: int) -> None:
-        """Note that a decoding failed, this many times in a row."""
-        self.due_s = now_s + self.update_s * tries
+    def failed(self, now_s: float) -> None:
+        """Note that a decoding has failed; each one in a row waits longer for the next."""
+        self.tries += 1
+        self.due_s = now_s + self.update_s * self.tries
 
 
 def _options(settings: SessionSettings) -> SpeechOptions:

@@ -37,18 +37,13 @@ def _none_if_blank(value: object) -> object:
 Whole = BeforeValidator(_whole)
 """Annotate an integer that may be written with a point and zeros behind it."""
 
-Language = Annotated[
-    str,
-    text_that(
-        lambda text: language_code(text) is not None,
-        'a code such as "en", a tag such as "en-US", or a name',
-    ),
-]
+_CODES = 'a code such as "en", a tag such as "en-US"'
+Language = Annotated[str, text_that(language_code, f"{_CODES}, or a name")]
 LanguageOrAuto = Annotated[
     str,
     text_that(
-        lambda text: (code := named_language(text)) is None or language_code(code) is not None,
-        'a code such as "en", a tag such as "en-US", a name, or "auto"',
+        lambda text: named_language(text) is None or language_code(text),
+        f'{_CODES}, a name, or "auto"',
     ),
 ]
 Milliseconds = Annotated[int, Whole, Field(ge=0, le=round(_MAX_S * 1000))]
@@ -190,19 +185,14 @@ def updated(
     if unknown:
         warnings.append(unknown_keys({f"session.{key}": near for key, near in unknown.items()}))
     table = merged(_with_turns(settings, changes), changes)
-    try:
-        after = from_table(SessionSettings, table, "session", error=OptionError)
-        format, transcription = after.input.format, after.input.transcription
-        if format.type != "audio/pcm" and format.rate is not None:
-            raise OptionError("session: audio.input.format.rate is given; G.711 has 8 kHz always")
-        if named_language(transcription.language) is not None and transcription.languages:
-            raise OptionError(
-                "session: audio.input.transcription.languages came beside language; expected one"
-            )
-    except OptionError as error:
-        location = _LOCATION.match(str(error))
-        param = f"session.{location[1]}" if location else None
-        raise EventError(str(error), "invalid_value", param) from error
+    after = from_table(SessionSettings, table, "session", error=_wrong_setting)
+    format, transcription = after.input.format, after.input.transcription
+    if format.type != "audio/pcm" and format.rate is not None:
+        raise _wrong_setting("session: audio.input.format.rate is given; G.711 has 8 kHz always")
+    if named_language(transcription.language) is not None and transcription.languages:
+        raise _wrong_setting(
+            "session: audio.input.transcription.languages came beside language; expected one"
+        )
     if transcription.model is not None:
         try:
             check_model(transcription.model)
@@ -213,6 +203,11 @@ def updated(
         message = "the format cannot change once audio has come; open another session"
         raise EventError(message, "invalid_value", f"{_INPUT}.format")
     return after, warnings
+
+
+def _wrong_setting(message: str) -> EventError:
+    location = _LOCATION.match(message)
+    return EventError(message, "invalid_value", f"session.{location[1]}" if location else None)
 
 
 def unknown_keys(keys: Mapping[str, str]) -> SettingWarning:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from serve.contract.messages import Request, Samples, SpeechOptions, Timings, Transcript, Word
-from serve.contract.server_config import LiveConfig
 from serve.gateway.live.agreement import LocalAgreement
 from serve.gateway.live.settings import Transcription
 from serve.speech.languages import Script, language_code, named_language, script_in, script_of
@@ -25,7 +24,6 @@ PROMPT_CHARS = 200  # final text of audio that is cut off
 NOTHING = Transcript("", None, None, 0.0, (), Timings(0.0, 0.0, 0.0, 0.0))
 """The transcript of silence, which is not decoded."""
 
-_NONE = np.zeros(0, np.float32)
 _MAX_PREVIOUS_SHARE = 0.8  # maximum share of the held audio from the utterance before
 _MIN_FREED_SHARE = 0.25  # minimum share of the held audio that a cut frees
 _UNSURE_S = 2.0  # that stay at the end of audio which must be cut: a word may be incomplete
@@ -38,22 +36,12 @@ class UpdateWindow:
     audio: tuple[Samples, ...]  # pieces of float32 (n,), n > 0, 16 kHz
     begin: int
     end: int
-    options: Request  # all but the audio and the config's encoder length
+    options: Request  # all but the audio
 
     @property
     def duration_s(self) -> float:
         """Seconds of audio."""
         return (self.end - self.begin) / SAMPLE_RATE
-
-    def request(self, config: LiveConfig, samples: Samples = _NONE) -> Request:
-        """Make a request.
-
-        Args:
-            config: the keys of [live].
-            samples: `audio` in one piece; empty: it is sent beside the request.
-        """
-        short_encoder = config.asks_short_encoder
-        return dataclasses.replace(self.options, audio=samples, short_encoder=short_encoder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +59,7 @@ class LiveUtterance:
     item_id: str  # the item's id in events
     start: int  # the first sample
     settings: Transcription
+    short_encoder: bool | None = None  # see `LiveConfig.asks_short_encoder`
 
     def __post_init__(self) -> None:
         self.language = named_language(self.settings.language)
@@ -125,12 +114,9 @@ class LiveUtterance:
         """
         if self.language is None or previous.language != self.language:
             return
-        if (
-            previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s
-            and (cut_s := previous._find_cut_s()) is not None
-        ):
-            previous._cut(cut_s)
-        if previous._audio_s > _MAX_PREVIOUS_SHARE * hold_s:
+        max_s = _MAX_PREVIOUS_SHARE * hold_s
+        previous._shorten(max_s)
+        if previous._audio_s > max_s:
             return
         self.agreement = LocalAgreement(_shifted(previous.agreement.words, -previous.duration_s))
         self._audio_begin -= previous.end - previous._audio_begin
@@ -157,7 +143,7 @@ class LiveUtterance:
         """Return the window to decode now."""
         settings, bounds = self.settings, itertools.chain.from_iterable(self._speech_ranges)
         options = Request(
-            _NONE,
+            np.zeros(0, np.float32),
             SAMPLE_RATE,
             language=f"zh-{self._chinese_script}" if self._chinese_script else self.language,
             languages=() if self.language else tuple(settings.languages or ()),
@@ -169,6 +155,7 @@ class LiveUtterance:
             temperature=0.0,  # temperature fallback would delay all streams
             beam_size=1,  # greedy decoding takes the text before as a draft
             unfinished=True,
+            short_encoder=self.short_encoder,
             draft=self._draft,
         )
         return UpdateWindow(tuple(self._pieces()), self._audio_begin, self.end, options)
@@ -196,8 +183,7 @@ class LiveUtterance:
         if text and names_no_script and not self._chinese_script:
             self._chinese_script = script_in(text)  # all text that follows has the same
         final = self._final_text(text, count)
-        if self._audio_s > hold_s and (cut_s := self._find_cut_s()) is not None:
-            self._cut(cut_s)
+        self._shorten(hold_s)
         if self._audio_s > MAX_S:
             self._cut(end_s - _UNSURE_S)
         return final
@@ -226,10 +212,13 @@ class LiveUtterance:
     def _audio_s(self) -> float:
         return (self.end - self._audio_begin) / SAMPLE_RATE
 
-    def _find_cut_s(self) -> float | None:
-        """Return the second at which a cut frees enough of the audio; None: there is none."""
+    def _shorten(self, max_s: float) -> None:
+        """Cut off final text if more than these seconds are held and a cut frees enough of them."""
         begin_s = (self._audio_begin - self.start) / SAMPLE_RATE
-        return self.agreement.cut(begin_s + _MIN_FREED_SHARE * self._audio_s)
+        if self._audio_s > max_s:
+            cut_s = self.agreement.cut(begin_s + _MIN_FREED_SHARE * self._audio_s)
+            if cut_s is not None:
+                self._cut(cut_s)
 
     def _cut(self, cut_s: float) -> None:
         """Forget the audio before a second of the utterance; its final text becomes the prompt."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Send
 
 from serve.contract.codec import to_json
@@ -21,11 +22,11 @@ _SEEKS_PER_S = 100  # Whisper's frames of 10 ms
 _AUDIO_TOKENS_PER_S = 50  # positions of Whisper's encoder
 _NO_LANGUAGE = "unknown"  # no speech was found, so nothing was decoded
 _NOBODY = "unknown"  # words without a detected voice
-_EVENTS_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies would buffer it
-]
+_EVENTS_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # proxies would buffer it
+}
 
 
 def render_transcript(transcript: Transcript, fields: FormFields) -> tuple[str, str]:
@@ -104,22 +105,14 @@ def done_event(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
     return {"type": "transcript.text.done", **whole, "text": transcript.text, "usage": usage}
 
 
-class Deltas:
-    """The texts of segments as pieces of the whole text, which has no space at either end."""
+def added_text(before: str, text: str) -> str:
+    """Return what a segment adds to the text, which has no space at either end.
 
-    def __init__(self) -> None:
-        self._space = ""  # sent once text follows
-        self._begun = False
-
-    def next(self, text: str) -> str:
-        """Return the text that a segment adds; it may be empty."""
-        text = self._space + text
-        if not self._begun:
-            text = text.lstrip()
-        piece = text.rstrip()
-        self._space = text[len(piece) :]
-        self._begun |= bool(piece)
-        return piece
+    Args:
+        before: the texts of all segments before it.
+        text: the segment's text.
+    """
+    return (before + text).strip()[len(before.strip()) :]
 
 
 def _whole(transcript: Transcript, fields: FormFields) -> dict[str, Any]:
@@ -200,9 +193,8 @@ class Events:
         """
         if not self.begun:
             self.begun = True
-            headers = [(name.encode(), text.encode()) for name, text in self.headers.items()]
-            start = {"status": 200, "headers": _EVENTS_HEADERS + headers}
-            await self._send({"type": "http.response.start", **start})
+            headers = Headers(_EVENTS_HEADERS | self.headers).raw
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         data = f"data: {to_json(event)}\n\n".encode()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -8,6 +8,7 @@ https://developers.openai.com/api/reference/resources/audio
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -27,6 +28,7 @@ from serve.speech.formats import SUBTITLES
 
 Pairs = Iterable[tuple[str, str]]
 """Names and texts of a form's fields."""
+_Texts = Mapping[str, Sequence[str]]  # by the field's name
 Milliseconds = Annotated[int, Bounds(ge=0, le=1_000_000)]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Granularity = Literal["word", "segment"]
@@ -114,13 +116,12 @@ def read_fields(pairs: Pairs, task: Task, unknown: UnknownFields = "ignore") -> 
     Raises:
         ApiError: one is unknown, malformed, or cannot be honoured.
     """
-    texts, ignored = _collect(pairs, unknown)
-    form = _Texts(texts)
-    format: Format = form.value("response_format") or "json"
-    stream, logprobs = bool(form.value("stream")), bool(form.many("include"))
-    granularities = form.many("timestamp_granularities")
+    form, ignored = _collect(pairs, unknown)
+    format: Format = _value(form, "response_format") or "json"
+    stream, logprobs = bool(_value(form, "stream")), bool(_many(form, "include"))
+    granularities = _many(form, "timestamp_granularities")
     words = "word" in granularities
-    cues = {name: value for name in CUE_OPTIONS if (value := form.value(name)) is not None}
+    cues = {name: value for name in CUE_OPTIONS if (value := _value(form, name)) is not None}
     for name, wanted, formats in (
         ("stream", stream, _STREAMED),
         ("include", logprobs, ("json",)),
@@ -136,7 +137,7 @@ def read_fields(pairs: Pairs, task: Task, unknown: UnknownFields = "ignore") -> 
         except OptionError as error:
             raise field_error(name, f"{name} = {error}") from error
     cue_options = CueOptions(**cues)
-    if not words and form.value("low_confidence") is not None:
+    if not words and _value(form, "low_confidence") is not None:
         raise field_error("low_confidence", f"low_confidence marks words; {_ASK_FOR_WORDS}")
     request = Request(
         b"",
@@ -148,19 +149,19 @@ def read_fields(pairs: Pairs, task: Task, unknown: UnknownFields = "ignore") -> 
         **_options(form, format),
     )
     segments = not words or "segment" in granularities
-    model = form.value("model")
+    model = _value(form, "model")
     return FormFields(request, model, format, stream, segments, words, cue_options, tuple(ignored))
 
 
-def _options(form: "_Texts", format: Format) -> dict[str, Any]:
+def _options(form: _Texts, format: Format) -> dict[str, Any]:
     """Return the options of the request that a form has."""
-    options = {name: form.value(name) for name in _OPTIONS}
+    options = {name: _value(form, name) for name in _OPTIONS}
     options |= _chunking(form)
-    if keywords := form.many("keywords"):  # OpenAI's name of our hotwords
-        options["hotwords"] = ", ".join([*form.many("hotwords"), *keywords])
-    if len(phrases := form.many("phrases")) > 1:  # each as it is; a single text is split at commas
+    if keywords := _many(form, "keywords"):  # OpenAI's name of our hotwords
+        options["hotwords"] = ", ".join([*_many(form, "hotwords"), *keywords])
+    if len(phrases := _many(form, "phrases")) > 1:  # a single text is split at commas
         options["phrases"] = tuple(phrases)
-    options |= {name: tuple(form.many(name)) or None for name in _KNOWN}
+    options |= {name: tuple(_many(form, name)) or None for name in _KNOWN}
     if format == "diarized_json" and options["channels"] != "split":
         options["diarize"] = True
     if options["temperature"] == 0.0:
@@ -205,28 +206,23 @@ def _require_far_from_known(name: str, base: str, unknown: UnknownFields) -> Non
         raise field_error(name[:60], message, "unknown_parameter")
 
 
-class _Texts:
-    """The texts of fields, which become typed values."""
+def _value(form: _Texts, name: str) -> Any:
+    """Return the value of a field; None: the form lacks it."""
+    texts = form.get(name)
+    return None if texts is None else read_field(FIELDS[name], ",".join(texts))
 
-    def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
-        self._texts = texts
 
-    def value(self, name: str) -> Any:
-        """Return the value of a field; None: the form lacks it."""
-        texts = self._texts.get(name)
-        return None if texts is None else read_field(FIELDS[name], ",".join(texts))
-
-    def many(self, name: str) -> Sequence[str]:
-        """Return the texts of a field that may be repeated, or be a list in one text."""
-        texts, choices = self._texts.get(name, ()), FIELDS[name].choices
-        if not choices:
-            return texts
-        texts = [part for text in texts for part in _listed(text)]
-        for text in texts:
-            if text not in choices:
-                expected = f"{name}[] = {shown(text)}; expected {' or '.join(choices)}"
-                raise field_error(name, expected)
+def _many(form: _Texts, name: str) -> Sequence[str]:
+    """Return the texts of a field that may be repeated, or be a list in one text."""
+    texts, choices = form.get(name, ()), FIELDS[name].choices
+    if not choices:
         return texts
+    texts = [part for text in texts for part in _listed(text)]
+    for text in texts:
+        if text not in choices:
+            expected = f"{name}[] = {shown(text)}; expected {' or '.join(choices)}"
+            raise field_error(name, expected)
+    return texts
 
 
 def read_field(field: Option, text: str) -> Any:
@@ -252,13 +248,11 @@ def _listed(text: str) -> list[str]:
 
 def _chunking(form: _Texts) -> dict[str, Any]:
     """Return a `chunking_strategy` as our options."""
-    text = form.value(_STRATEGY)
+    text = _value(form, _STRATEGY)
     if text in (None, "auto"):
         return {}
-    try:
-        vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=OptionError, advice='or "auto"')
-    except OptionError as error:
-        raise field_error(_STRATEGY, str(error)) from error
+    wrong = functools.partial(field_error, _STRATEGY)
+    vad = from_json(_ChunkingStrategy, text, _STRATEGY, error=wrong, advice='or "auto"')
     options = {
         "vad": "on",
         "vad_threshold": vad.threshold,
@@ -267,7 +261,7 @@ def _chunking(form: _Texts) -> dict[str, Any]:
     }
     options = {name: value for name, value in options.items() if value is not None}
     for name, value in options.items():
-        if form.value(name) not in (None, value):
+        if _value(form, name) not in (None, value):
             raise field_error(name, f"{name} says otherwise than {_STRATEGY}; expected one of them")
     return options
 

@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -67,17 +67,11 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
             too slow.
     """
     _check_headers(request)
-    parser = _Parser(
-        request.headers,
-        body_chunks(request, permit),
-        folder,
-        max_files=2,  # the second one is rejected by name
-        max_fields=MAX_FIELDS,
-        max_part_size=_MAX_FIELD_BYTES,
-    )
-    try:
+    with contextlib.closing(_Parser(request, permit, folder)) as parser:
         try:
             form = await in_time(permit.admission, parser.parse())
+            if not parser.ended:
+                raise MultiPartException("It is cut short, its last boundary is missing;")
             pairs = form.multi_items()
             file = _only_file(pairs)
             _put_header(file, file.size or 0)  # the size is known now
@@ -89,8 +83,6 @@ async def received_form(request: Request, permit: Permit, folder: Path) -> Async
             raise errors.no_room_for_upload() from error
         texts = tuple((name, text) for name, text in pairs if isinstance(text, str))
         yield Form(texts, file, cast(_Spool, file.file).path)
-    finally:
-        parser.close()
 
 
 def _check_headers(request: Request) -> None:
@@ -122,14 +114,19 @@ class _Spool(tempfile.SpooledTemporaryFile[bytes]):
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser, with spooled files and a check of the last boundary."""
+    """Starlette's parser, with spooled files and a note of the last boundary."""
 
-    def __init__(
-        self, headers: Headers, stream: AsyncGenerator[bytes, None], folder: Path, **limits: int
-    ) -> None:
+    def __init__(self, request: Request, permit: Permit, folder: Path) -> None:
+        super().__init__(
+            request.headers,
+            body_chunks(request, permit),
+            max_files=2,  # the second one is rejected by name
+            max_fields=MAX_FIELDS,
+            max_part_size=_MAX_FIELD_BYTES,
+        )
         self._folder = folder
-        super().__init__(headers, self._until_end(stream), **limits)
-        self._ended = False
+        self.ended = False
+        """Whether the last boundary has come."""
 
     def close(self) -> None:
         """Close the files; an exception's traceback would keep their space on the disk for long."""
@@ -156,13 +153,7 @@ class _Parser(MultiPartParser):
         super().on_part_end()
 
     def on_end(self) -> None:
-        self._ended = True
-
-    async def _until_end(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        async for chunk in stream:
-            yield chunk
-        if not self._ended:
-            raise MultiPartException("It is cut short, its last boundary is missing;")
+        self.ended = True
 
 
 def _put_header(file: UploadFile, size: int) -> None:

@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from serve.contract.errors import AccessError, ConfigError
-from serve.contract.messages import RequestFinished, Task, Transcript
+from serve.contract.messages import Task, Transcript
 from serve.gateway import errors
 from serve.gateway.context import RequestContext, Services
 from serve.gateway.edge.connection import SlowClientError
@@ -33,7 +33,7 @@ from serve.gateway.edge.headers import RECORD, ignored, served_by, warnings
 from serve.gateway.edge.uploads import while_client_waits
 from serve.gateway.engines import EngineCall, EngineRequest
 from serve.gateway.errors import ApiError, as_openai, exception_handlers, field_error, openai_error
-from serve.gateway.kserve.messages import request_parts, stream_event
+from serve.gateway.kserve.messages import read_streamed, request_parts
 from serve.gateway.live.route import make_client_secret
 from serve.gateway.models import Target
 from serve.gateway.openai import answers
@@ -144,22 +144,23 @@ async def _pass_on(
     Raises:
         ApiError: the request failed, or the client left.
     """
-    deltas, index = answers.Deltas(), 0
+    text, index = "", 0
     while True:
         answer = await while_client_waits(request, call.next())
         if answer is None:
             raise errors.from_upstream("INTERNAL", "the stream ended without an answer")
-        event = stream_event(answer)
-        if isinstance(event, RequestFinished):
-            await events.send(answers.done_event(event.transcript, fields))
+        piece = read_streamed(answer)
+        if isinstance(piece, Transcript):
+            await events.send(answers.done_event(piece, fields))
             await events.end()
-            return event.transcript
-        context.segment_sent(event.segment.end)
-        if delta := deltas.next(event.segment.text):
-            await events.send(answers.delta_event(delta, index, event.segment, fields))
+            return piece
+        context.segment_sent(piece.end)
+        if delta := answers.added_text(text, piece.text):
+            await events.send(answers.delta_event(delta, index, piece, fields))
             context.text_sent()
         if fields.format == "diarized_json":
-            await events.send(answers.segment_event(index, event.segment))
+            await events.send(answers.segment_event(index, piece))
+        text += piece.text
         index += 1
 
 

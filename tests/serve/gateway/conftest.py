@@ -84,3 +84,9 @@ def config(tmp_path, hearer):
 @pytest.fixture
 def keys_file(tmp_path):
     return keys_of(tmp_path, bob={"requests_per_minute": 1})
+
+
+@pytest.fixture
+def keyed(start, config, keys_file):
+    """Jobs of a gateway with keys."""
+    return start(jobs=config, keys_file=keys_file)

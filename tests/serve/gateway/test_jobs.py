@@ -36,11 +36,6 @@ def running(start, config):
     return start(jobs=config)
 
 
-@pytest.fixture
-def keyed(start, config, keys_file):
-    return start(jobs=config, keys_file=keys_file)
-
-
 # ---------------------------------------------------------------- from the door to the end
 
 

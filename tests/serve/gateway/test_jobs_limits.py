@@ -37,16 +37,6 @@ def keys_file(tmp_path):
     return keys_of(tmp_path)
 
 
-@pytest.fixture
-def running(start, config):
-    return start(jobs=config)
-
-
-@pytest.fixture
-def keyed(start, config, keys_file):
-    return start(jobs=config, keys_file=keys_file)
-
-
 # ---------------------------------------------------------------- what a key's jobs take
 
 
@@ -79,7 +69,8 @@ def test_jobs_that_come_at_once_do_not_all_find_room(start, config, monkeypatch)
     assert statuses.count(202) <= 3
 
 
-def test_the_texts_of_ignored_fields_are_not_kept(running, config):
+def test_the_texts_of_ignored_fields_are_not_kept(start, config):
+    running = start(jobs=config)
     ids = [accepted(running, zebra="z" * 2 * LONG)["id"] for _ in range(20)]
     ended(running, ids[-1])
     kept = sum(path.stat().st_size for path in Path(config.folder).glob("jobs.sqlite*"))
@@ -149,7 +140,7 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 1)
-    monkeypatch.setattr("serve.gateway.jobs.fetch.MIB_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("serve.gateway.jobs.fetch.FETCH_TIMEOUT_S", 0.2)
     running = start(jobs=config)
     job = ended(running, accepted(running, None, url=f"{hearer.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)

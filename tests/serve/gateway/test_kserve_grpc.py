@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import queue
+import threading
 import tracemalloc
 
 import grpc
@@ -16,8 +17,10 @@ from serve.gateway.kserve.grpc import InferStream
 from serve.gateway.observe.log import LogRecord
 from serve.triton.cancellation import owner_of
 from serve.wire import tensors
-from tests.fake_upstream import LEAK
+from serve.wire.folder import is_held
+from tests.fake_upstream import LEAK, FakeTriton
 from tests.gateways import WAIT_S, inputs, message, until
+from tests.serve.gateway.test_run import exchange
 
 
 def refusal(call):
@@ -65,14 +68,6 @@ def test_a_new_gateway_cancels_first_by_which_what_another_left_behind_ends(runn
     running.call()(message())
     (first,), (key,) = running.triton.introduced, running.triton.requests
     assert owner_of(first) == owner_of(key) and first != key
-
-
-def test_a_clients_own_key_has_no_effect(shared):
-    request = service_pb2.ModelInferRequest.FromString(message())
-    request.parameters["earshot_key"].string_param = "mine"
-    status, text = refused(shared, request.SerializeToString())
-    assert status == "INVALID_ARGUMENT"
-    assert "earshot_key" in text
 
 
 def test_streams_mix_requests_and_answers(running):
@@ -238,6 +233,28 @@ def test_while_triton_is_away_requests_are_refused_and_then_served_again(running
     running.triton.start()
     until(lambda: running.grpc_client().is_server_ready())
     assert running.call()(message())
+
+
+def test_who_asks_whether_it_is_ready_is_answered_by_the_triton_that_was_asked(start, monkeypatch):
+    """An exchange of Tritons meanwhile would close the connection, and cancel the asking task."""
+    asked, answer = threading.Event(), threading.Event()
+
+    async def late(triton, message, context):
+        asked.set()
+        await asyncio.to_thread(answer.wait, WAIT_S)
+        return service_pb2.ServerReadyResponse(ready=True).SerializeToString()
+
+    monkeypatch.setattr(FakeTriton, "server_ready", late)
+    monkeypatch.setattr("serve.gateway.engines._READY_S", WAIT_S)
+    running = start()
+    asking = running.submit(running.services.ready())
+    until(asked.is_set)
+    with contextlib.closing(running.make_triton("other")) as other:
+        exchange(running, other)
+        until(lambda: is_held(other.folder))
+        answer.set()
+        assert asking.result(WAIT_S)
+        until(lambda: not is_held(running.triton.folder))
 
 
 def test_a_message_larger_than_a_request_may_be(start):

@@ -58,9 +58,14 @@ def contents_too_few(request):
     request.inputs[1].contents.int_contents.append(1)
 
 
+def key_of_its_own(request):
+    request.parameters["earshot_key"].string_param = "mine"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        (key_of_its_own, "parameter 'earshot_key'"),
         (contents_beside, "contents beside"),
         (one_too_few, "1 raw_input_contents"),
         (one_byte_too_few, "1599 bytes; expected 1600"),

@@ -135,7 +135,7 @@ def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     assert found["internal"]["route"] == "grpc_stream"
 
 
-def test_a_live_stream_has_one_at_its_end(start, line, monkeypatch):
+def test_a_live_stream_has_one_at_its_end_also_where_the_server_ends_it(start, line, monkeypatch):
     monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
     running = start(live=LIVE)
     with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
@@ -149,11 +149,6 @@ def test_a_live_stream_has_one_at_its_end(start, line, monkeypatch):
     assert found["audio_s"] == pytest.approx(1.0, abs=0.05)
     assert 0 < found["first_text_s"] <= found["total_s"]
     assert found["queue_s"] == 0.1
-
-
-def test_a_live_stream_that_the_server_ends_says_so(start, line, monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
-    running = start(live=LIVE)
     with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
         Talk(websocket).until("session.created")
         assert running.run(running.gateway.drain())

@@ -42,10 +42,13 @@ def input_of(event):
 
 
 def test_unknown_keys_of_events_and_parameters_of_the_url_are_ignored(opened):
+    """Azure's, with a model's name that is an alias."""
     query = "api-version=2025-04-01-preview&deployment=gpt-4o-transcribe&intent=transcription"
-    client, created = opened(query)
+    client, created = opened(f"{query}&model=gpt-realtime")
     assert created["type"] == "session.created"
-    assert client.socket.response.headers["x-earshot-ignored"] == "api-version, deployment"
+    headers = client.socket.response.headers
+    assert headers["x-earshot-ignored"] == "api-version, deployment"
+    assert headers["x-earshot-model"] == "demo"
     client.say("session.update", session={"type": "transcription", "voice": "alloy"}, reason="new")
     (warning,) = client.until("session.updated")["warnings"]
     assert warning["param"] == "session.voice"

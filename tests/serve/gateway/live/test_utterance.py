@@ -1,5 +1,7 @@
 """What is decoded of an utterance, and what of it is told."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -71,8 +73,9 @@ def test_a_word_with_enough_audio_behind_it_is_final_by_one_hypothesis():
 
 @pytest.mark.parametrize(("chosen", "asked"), [("auto", None), ("on", True), ("off", False)])
 def test_how_much_the_encoder_sees_is_left_to_the_engine_or_asked_for(chosen, asked):
-    window = spoken("first", 0.0, 2.0).window()
-    assert window.request(LiveConfig(short_encoder=chosen)).short_encoder is asked
+    chosen = LiveConfig(short_encoder=chosen).asks_short_encoder
+    utterance = LiveUtterance("first", 0, Transcription(), chosen)
+    assert utterance.window().options.short_encoder is asked
 
 
 def test_a_window_tells_where_somebody_speaks_in_it():
@@ -91,9 +94,10 @@ def test_a_windows_audio_is_sent_as_it_lies_in_memory():
     utterance = LiveUtterance("first", 0, Transcription())
     for level in (0.0, 0.1, 0.2):
         utterance.add(np.full(512, level, np.float32), speech=True)
-        window, config = utterance.window(), LiveConfig()
-    parts = request_parts(window.request(config), samples=window.audio)
-    whole = request_parts(window.request(config, np.concatenate(window.audio)))
+        window = utterance.window()
+    parts = request_parts(window.options, samples=window.audio)
+    audio = np.concatenate(window.audio)
+    whole = request_parts(dataclasses.replace(window.options, audio=audio))
     assert b"".join(parts) == b"".join(whole)
     views = [np.frombuffer(part, np.float32) for part in parts if len(part) == 4 * 512]
     assert [np.shares_memory(*pair) for pair in zip(views, window.audio, strict=True)] == [True] * 3
@@ -182,7 +186,7 @@ def test_quick_decodings_get_more_audio_and_slow_ones_less(pace):
 
 
 def test_what_failed_is_tried_again_later_and_later(pace):
-    pace.failed(10.0, 1)
+    pace.failed(10.0)
     assert pace.due_s == 10.5
-    pace.failed(10.6, 2)
+    pace.failed(10.6)
     assert pace.due_s == 11.6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve.contract.messages import Request, Segment
 from serve.gateway.errors import ApiError
-from serve.gateway.openai.answers import Deltas, render_transcript
+from serve.gateway.openai.answers import added_text, render_transcript
 from serve.gateway.openai.fields import FIELDS, read_fields
 from serve.speech.windows import join_text
 from tests.fakes import transcript
@@ -45,54 +45,44 @@ def test_each_option_of_ours_is_a_field():
     assert {field.name for field in dataclasses.fields(Request)} - not_fields <= FIELDS.keys()
 
 
-def test_phrases_stand_between_commas_or_come_one_by_one():
-    assert read(("phrases", "Karenina^2, Vronsky")).request.phrases == ("Karenina^2", "Vronsky")
-    several = ("phrases[]", "Levin, Konstantin"), ("phrases[]", "Vronsky")
-    assert read(*several).request.phrases == ("Levin, Konstantin", "Vronsky")
-
-
-@pytest.mark.parametrize(
-    "pairs", [[("languages[]", "en"), ("languages[]", "German")], [("languages", "en, German")]]
-)
-def test_languages_are_those_that_may_be_heard(pairs):
-    assert read(*pairs).request.languages == ("en", "German")
-
-
-def test_keywords_are_hotwords():
-    pairs = ("keywords[]", "Zoë"), ("hotwords", "oboe, viola"), ("keywords[]", "Ann")
-    assert read(*pairs).request.hotwords == "oboe, viola, Zoë, Ann"
-
-
 def test_an_empty_field_says_nothing():
     assert read(("language", ""), ("temperature", ""), ("model", "")) == read()
-
-
-@pytest.mark.parametrize(("text", "temperature"), [("0", None), ("0.0", None), ("0.2", 0.2)])
-def test_a_temperature_of_0_rises_by_itself_as_openais_does(text, temperature):
-    assert read(("temperature", text)).request.temperature == temperature
 
 
 @pytest.mark.parametrize(
     ("pairs", "options"),
     [
-        ([("chunking_strategy", '{"type": "server_vad"}')], {}),
-        ([SERVER_VAD], {}),
+        # Phrases stand between commas or come one by one.
+        ([("phrases", "Ann^2, Levin")], {"phrases": ("Ann^2", "Levin")}),
+        ([("phrases[]", "Levin, K."), ("phrases[]", "Ann")], {"phrases": ("Levin, K.", "Ann")}),
+        ([("languages[]", "en"), ("languages[]", "German")], {"languages": ("en", "German")}),
+        ([("languages", "en, German")], {"languages": ("en", "German")}),
+        (
+            [("keywords[]", "Zoë"), ("hotwords", "oboe, viola"), ("keywords[]", "Ann")],
+            {"hotwords": "oboe, viola, Zoë, Ann"},
+        ),
+        # A temperature of 0 rises by itself, as OpenAI's does.
+        *(([("temperature", text)], {}) for text in ("0", "0.0")),
+        ([("temperature", "0.2")], {"temperature": 0.2}),
+        # Voice activity: on, off, or as configured.
+        *(([("vad", text)], {"vad": "on"}) for text in ("on", "True", "1")),
+        *(([("vad", text)], {"vad": "off"}) for text in ("off", "0")),
+        ([("vad", "auto")], {"vad": "auto"}),
+        ([("chunking_strategy", "auto")], {}),
+        ([("chunking_strategy", "auto"), ("vad", "false")], {"vad": "off"}),
+        ([("chunking_strategy", '{"type": "server_vad"}')], {"vad": "on"}),
+        ([SERVER_VAD], {"vad": "on"}),
         (
             [("chunking_strategy", '{"type": "server_vad", "silence_duration_ms": 500}')],
-            {"vad_min_silence_s": 0.5},
+            {"vad": "on", "vad_min_silence_s": 0.5},
         ),
-        ([SERVER_VAD, PADDING], {"vad_pad_s": 0.3}),
-        ([SERVER_VAD, ("chunking_strategy[threshold]", ".7")], {"vad_threshold": 0.7}),
-        ([("vad", "true"), ("vad_pad_s", "0.3")], {"vad_pad_s": 0.3}),
+        ([SERVER_VAD, PADDING], {"vad": "on", "vad_pad_s": 0.3}),
+        ([SERVER_VAD, ("chunking_strategy[threshold]", ".7")], {"vad": "on", "vad_threshold": 0.7}),
+        ([("vad", "true"), ("vad_pad_s", "0.3")], {"vad": "on", "vad_pad_s": 0.3}),
     ],
 )
-def test_server_vad_is_voice_activity_in_either_spelling(pairs, options):
-    assert read(*pairs).request == Request(b"", vad="on", **options)
-
-
-def test_chunking_as_the_server_likes_is_as_configured():
-    assert read(("chunking_strategy", "auto")).request.vad is None
-    assert read(("chunking_strategy", "auto"), ("vad", "false")).request.vad == "off"
+def test_fields_become_options(pairs, options):
+    assert read(*pairs).request == Request(b"", **options)
 
 
 @pytest.mark.parametrize("name", ["langauge", "model[]", "task"])
@@ -104,14 +94,6 @@ def test_misspelled_fields_are_refused_although_unknown_ones_are_ignored(name):
 def test_unknown_fields_are_refused_where_that_is_configured():
     with pytest.raises(ApiError, match="unknown field 'user'"):
         read_fields([("user", "u")], "transcribe", "refuse")
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [("auto", "auto"), ("on", "on"), ("True", "on"), ("1", "on"), ("off", "off"), ("0", "off")],
-)
-def test_vad_is_a_choice_or_a_boolean(text, meant):
-    assert read(("vad", text)).request.vad == meant
 
 
 @pytest.mark.parametrize(
@@ -166,9 +148,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(pairs, field, told):
 @settings(derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text(alphabet="ab \n\u3000", max_size=5), max_size=6))
 def test_deltas_join_to_the_whole_text(texts):
-    deltas = Deltas()
+    deltas = [added_text("".join(texts[:i]), text) for i, text in enumerate(texts)]
     segments = [Segment(0.0, 1.0, text, (), None, None, 0.0, 1.0) for text in texts]
-    assert "".join(map(deltas.next, texts)) == join_text(segments)
+    assert "".join(deltas) == join_text(segments)
 
 
 def test_json_names_every_language_that_was_heard():
