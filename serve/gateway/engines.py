@@ -26,7 +26,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
+from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Priority, Transcript
 from serve.gateway import errors
 from serve.gateway.background import Background
@@ -539,7 +539,7 @@ class EngineCall:
 
         A request that an engine was lost with is retried once, for it may be the cause.
         """
-        if self._begun or self._cancelled or isinstance(error.error, DeadlineError):
+        if self._begun or self._cancelled:
             return False
         if isinstance(error.error, UnavailableError):
             self._engine_lost, again = True, not self._engine_lost

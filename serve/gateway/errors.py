@@ -76,17 +76,14 @@ class ApiError(Exception):
     Args:
         error: the error to write; its class gives the status unless `reason` does.
         reason: a key of `REASONS` or another label for metrics and log; empty: the gRPC status.
-        grpc: the gRPC status, if it differs from the status of the reason or class.
     """
 
-    def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
+    def __init__(self, error: EarshotError, reason: str = "") -> None:
         super().__init__(str(error))
         self.error = error
         self.text = tensors.error_to_text(error)
-        self.reason = reason or (grpc or error.status.grpc).lower()
+        self.reason = reason or error.status.grpc.lower()
         self.status = REASONS.get(self.reason, error.status)
-        if grpc:
-            self.status = dataclasses.replace(self.status, grpc=grpc)
         self.param: str | None = None
         """The field that is wrong, if one is."""
         self.retry_after_s = _RETRY_AFTER_S
@@ -129,20 +126,16 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response]) -
         render: writes an error in the form of the application's API, with further headers.
     """
 
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return render(error, {})
-
-    async def routing_error(request: Request, error: HTTPException) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return render(error if isinstance(error, ApiError) else failed(), {})
         text = f"no {request.method} at this address; {_OFFERED}"
         reason = "method" if error.status_code == 405 else "not_found"
         response = render(ApiError(RequestError(text), reason), dict(error.headers or {}))
         response.status_code = error.status_code
         return response
 
-    async def unexpected_error(request: Request, error: Exception) -> Response:
-        return render(failed(), {})
-
-    return {ApiError: api_error, HTTPException: routing_error, Exception: unexpected_error}
+    return dict.fromkeys((ApiError, HTTPException, Exception), answer)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -259,10 +252,10 @@ def from_upstream(status: str, text: str) -> ApiError:
     error = tensors.error_from_text(text, "")
     has_class = type(error) is not EarshotError
     if has_class and error.status.grpc != "INTERNAL":
-        return ApiError(error, grpc=status)
+        return ApiError(error)
     logger.error("a server answered %s: %s", status or "an error", text)
     if has_class:  # its class may be known, its words may hold anything
-        return ApiError(type(error)(_SERVER_FAILED), grpc=status)
+        return ApiError(type(error)(_SERVER_FAILED))
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED_TEXTS):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget
+from serve.gateway.edge.budget import REJECTED_S, ConnectionBudget
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import LARGE_BYTES, Admission
 
@@ -39,8 +39,6 @@ SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
 FIRST_REQUEST_S = 1.0
 """Seconds within which a new client sends its request."""
-MAX_CONTROLS = 100
-"""Maximum pings and pongs of a WebSocket in a second."""
 
 _FEW_QUEUED = 16  # up to this length of the pipeline, reading goes on to notice a client's end
 _UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
@@ -70,9 +68,7 @@ class HttpLimits:
     """The limits of a server's HTTP connections, and those that are idle."""
 
     max_connections: int  # beyond it the longest idle one is closed for each new connection
-    admission: Admission  # tells whether the server drains
-    # Seconds for which a client may go on sending a request that a draining server has rejected,
-    # and for which a connection may be idle.
+    # Seconds for which a connection may be idle, and a client go on sending a rejected request.
     patience_s: float
     # Connections without a request, the longest idle one first: the loop's time since which.
     idle: dict["HttpProtocol", float] = dataclasses.field(default_factory=dict)
@@ -88,8 +84,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, limits: HttpLimits, **options: Any) -> None:
         super().__init__(**options)
-        self._limits = limits
+        self._max_connections = limits.max_connections
         self._idle = limits.idle
+        self.linger_s = limits.patience_s
         self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
@@ -108,16 +105,11 @@ class HttpProtocol(HttpToolsProtocol):
     def unfinished(self) -> bool:
         return self._invalid_reason is not None or (self.cycle is not None and self.cycle.more_body)
 
-    @property
-    def linger_s(self) -> float:
-        """Longer while the server drains: then rejected requests are no flood."""
-        return self._limits.patience_s if self._limits.admission.draining else LINGER_S
-
     def connection_made(self, transport: Any) -> None:
         self.budget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
-        if self._idle and len(self.connections) > self._limits.max_connections:
+        if self._idle and len(self.connections) > self._max_connections:
             longest_idle = next(iter(self._idle))
             del self._idle[longest_idle]
             longest_idle.transport.abort()
@@ -182,10 +174,6 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._head_bytes = 0
-        super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """Make the connection a WebSocket."""
@@ -278,7 +266,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._admission = admission
         self._counted_bytes = 0  # bytes of `_admission` that are this connection's
         self._waiting_bytes = 0  # bytes of complete messages that the application has not taken
-        self._pings, self._pings_second = 0, 0
         self._accepted = False
         self.lost = asyncio.Event()
 
@@ -374,19 +361,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         """Answer a ping, where the answer is taken."""
-        self._control()
         if self.writable.is_set():
             super().handle_ping()
         else:
             self.conn.data_to_send()
-
-    def handle_pong(self, event: Any) -> None:
-        self._control()
-        super().handle_pong(event)
-
-    def _control(self) -> None:
-        second = int(self.loop.time())
-        self._pings = self._pings + 1 if second == self._pings_second else 1
-        self._pings_second = second
-        if self._pings > MAX_CONTROLS:
-            self._end(1008, f"more than {MAX_CONTROLS} pings in a second")

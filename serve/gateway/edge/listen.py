@@ -94,7 +94,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         admission, server = services.admission, services.config.server
         tls = server.tls_certificate != "" and listener.family != socket.AF_UNIX
-        self.limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
+        self.limits = HttpLimits(max_connections, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 

@@ -286,10 +286,10 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
 
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
         record = LogRecord(header=functools.partial(_metadata, rpc))
-        rpc.set_trailing_metadata(_id_metadata(record))
+        request_id = (("x-request-id", record.id),)
+        rpc.set_trailing_metadata(request_id)
         try:
             await method(rpc, record)
-            rpc.set_trailing_metadata(_id_metadata(record))  # the record has a trace id now
             return
         except ApiError as failed:
             error = failed
@@ -303,14 +303,9 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
             record.write()
         status = error.status
         wait = (("retry-after", str(error.retry_after_s)),) if status.again else ()
-        await rpc.abort(grpc.StatusCode[status.grpc], error.text, _id_metadata(record) + wait)
+        await rpc.abort(grpc.StatusCode[status.grpc], error.text, request_id + wait)
 
     return grpc.stream_stream_rpc_method_handler(handle)
-
-
-def _id_metadata(record: LogRecord) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that identify a call: its id in the log, and its trace."""
-    return (("x-request-id", record.id), *record.span.answer_headers().items())
 
 
 def _metadata(rpc: Rpc, name: str) -> str | None:

@@ -62,18 +62,11 @@ class RequestSpan:
         self._engine: trace.Span = trace.INVALID_SPAN  # of the engine that has the request
         self._engine_began_ns = 0
         self._answered_ns: int | None = None
-        context = self._context = span.get_span_context()
+        context = span.get_span_context()
         self.trace_id = trace.format_trace_id(context.trace_id) if context.is_valid else ""
         """32 hexadecimal digits; empty if there are no traces."""
         self.recorded = span.is_recording()
         """Whether the engine's answer lists the request's phases."""
-
-    def answer_headers(self) -> Mapping[str, str]:
-        """Return the header `traceresponse`, by the draft of W3C's Trace Context, if any."""
-        if not self.trace_id:
-            return {}
-        span_id, flags = trace.format_span_id(self._context.span_id), self._context.trace_flags
-        return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def given(self, engine: str) -> None:
         """Note that an engine gets the request now; the engine before it has failed."""
