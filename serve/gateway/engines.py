@@ -105,7 +105,7 @@ class Engine(Background):
         self.model = model
         self.inflight = 0
         """Requests that the gateway has given to it and that have not ended."""
-        self._address = address
+        self.address = address
         self._used = address.link.parent / USED if unloads else None
         self._current: TritonConnection | None = None
         self._replaced: list[TritonConnection] = []  # connections with unfinished requests
@@ -144,7 +144,7 @@ class Engine(Background):
         try:
             while self._current is None or self._current.folder != self._folder():
                 # A folder is held before it is looked up again: if it is still named, it stays.
-                self._replace(TritonConnection(self._address, self._folder()))
+                self._replace(TritonConnection(self.address, self._folder()))
         except OSError:
             self._replace(None)
         return self._current
@@ -155,7 +155,7 @@ class Engine(Background):
             touch_heartbeat(self._used)
 
     def _folder(self) -> Path:
-        return Path(os.path.realpath(self._address.link, strict=True))
+        return Path(os.path.realpath(self.address.link, strict=True))
 
     def _replace(self, connection: "TritonConnection | None") -> None:
         if self._current is not None:

@@ -27,21 +27,17 @@ from serve.gateway.observe.metrics import OWN_PAGE
 from serve.gateway.openai.docs import openapi
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
-from serve.gateway.page.state import EngineStateReader
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 MetricsPage = Callable[[], Awaitable[bytes]]
 
 
-def build_app(
-    services: Services, metrics: MetricsPage, state: EngineStateReader, jobs: Sequence[BaseRoute]
-) -> ASGIApp:
+def build_app(services: Services, metrics: MetricsPage, jobs: Sequence[BaseRoute]) -> ASGIApp:
     """Build the application for clients.
 
     Args:
         services: the gateway's services.
         metrics: returns the page of all processes' metrics.
-        state: the state of the server that the page shows.
         jobs: the routes of jobs; (): there are no jobs.
     """
 
@@ -50,7 +46,7 @@ def build_app(
         return await _metrics(metrics)(request)
 
     routes: list[BaseRoute] = [
-        *page_routes(state, services),
+        *page_routes(services),
         Route("/health", _health(services)),
         Route("/metrics", metrics_for_keys),
         Route("/openapi.json", openapi),

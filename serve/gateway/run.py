@@ -26,7 +26,6 @@ from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
 from serve.gateway.observe.metrics import whole_page
-from serve.gateway.page.state import EngineStateReader
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
 if TYPE_CHECKING:
@@ -68,12 +67,11 @@ class GatewayServer:
         metrics = self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         tritons = {engine.device: engine.link for engine in engines}
-        self.state = EngineStateReader(self.services, list(tritons.values()))
         metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, metrics_page, self.state, jobs)
+        clients = build_app(self.services, metrics_page, jobs)
         monitoring = build_monitoring_app(self.services, metrics_page)
         serving = functools.partial(HttpServer, self.services, connections)
         self.http = [
@@ -88,7 +86,7 @@ class GatewayServer:
         services = self.services
         await services.usage.exchange()  # the usage of the day
         tasks = services.usage, services.uploads, *services.engines.all, services.shadow
-        for task in (*tasks, self.state, services.watch):
+        for task in (*tasks, services.watch):
             task.start()
         for server in self.http:
             server.start()
@@ -118,7 +116,6 @@ class GatewayServer:
         services = self.services
         if self.jobs:
             await self.jobs.close()
-        await self.state.close()
         remaining_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
         closing = [server.close(remaining_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)

@@ -1,11 +1,5 @@
-"""The server's state now, for people to look at.
+"""The server's state now, for people to look at; the figures are from Triton's metrics page."""
 
-Every few seconds the engines' metrics are read from Triton's metrics page. Requests get the figures
-that were read last, so many requests cost nothing.
-"""
-
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from serve.contract.messages import Request
-from serve.gateway.background import Background
 from serve.gateway.context import Services
 from serve.gateway.observe.metrics import tritons_page
 from serve.speech.languages import LANGUAGE_NAMES
-
-INTERVAL_S = 3.0
 
 _INFO = "earshot_engine_info"
 _GAUGES = {
@@ -28,57 +19,35 @@ _GAUGES = {
 }
 
 
-class EngineStateReader(Background):
-    """Reads the server's state at intervals, as long as it is started.
-
-    Args:
-        services: the gateway's services.
-        tritons: links to the folders of the engines' Tritons.
-    """
-
-    def __init__(self, services: Services, tritons: Sequence[Path]) -> None:
-        self._services, self._tritons = services, tritons
-        self.latest = self._as_json(False, [])
-        """The latest state, as the page reads it."""
-
-    async def read(self) -> None:
-        """Read the state now."""
-        ready = await self._services.ready()
-        engines = [await _samples(triton) for triton in self._tritons]
-        # An engine that starts or stops has a part of its metrics.
-        available = [samples for samples in engines if samples.keys() >= {_INFO, *_GAUGES.values()}]
-        self.latest = self._as_json(ready, available)
-
-    def _as_json(self, ready: bool, engines: Sequence[dict[str, Sample]]) -> dict[str, Any]:
-        services, config = self._services, self._services.config
-        search = config.transcriber
-        status = "ready" if ready else "starting"
-        now = {
-            name: sum(int(samples[metric].value) for samples in engines)
-            for name, metric in _GAUGES.items()
-        }
-        return {
-            "name": config.name,
-            "status": "draining" if services.admission.draining else status,
-            "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
-            "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
-            "jobs": bool(config.jobs.folder),
-            "limits": {"request_bytes": config.server.max_request_mb * 2**20},
-            "now": now if engines else None,
-            "engines": [
-                {
-                    "name": engine.name,
-                    "models": {engine.model: engine.is_available()},
-                    "requests": engine.inflight,
-                }
-                for engine in services.engines.all
-            ],
-        }
-
-    async def _run(self) -> None:
-        while True:
-            await self.read()
-            await asyncio.sleep(INTERVAL_S)
+async def state_of(services: Services) -> dict[str, Any]:
+    """Return the server's state now, as the page reads it."""
+    config, ready = services.config, await services.ready()
+    found = [await _samples(engine.address.link) for engine in services.engines.own]
+    # An engine that starts or stops has a part of its metrics.
+    engines = [samples for samples in found if samples.keys() >= {_INFO, *_GAUGES.values()}]
+    search = config.transcriber
+    now = {
+        name: sum(int(samples[metric].value) for samples in engines)
+        for name, metric in _GAUGES.items()
+    }
+    status = "ready" if ready else "starting"
+    return {
+        "name": config.name,
+        "status": "draining" if services.admission.draining else status,
+        "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
+        "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
+        "jobs": bool(config.jobs.folder),
+        "limits": {"request_bytes": config.server.max_request_mb * 2**20},
+        "now": now if engines else None,
+        "engines": [
+            {
+                "name": engine.name,
+                "models": {engine.model: engine.is_available()},
+                "requests": engine.inflight,
+            }
+            for engine in services.engines.all
+        ],
+    }
 
 
 async def _samples(triton: Path) -> dict[str, Sample]:

@@ -116,7 +116,6 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(), max_request_mb=4
     )
-    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         yield running
         running.triton.release()
@@ -598,7 +597,6 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
     offers = metrics().replace(b'"en,es"', b'"ba,bo,ht,jw"')
     running = Running(tmp_path, 600.0, triton_metrics=offers)
-    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         page = visit(running)
         names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
@@ -730,7 +728,6 @@ def with_jobs(tmp_path, config):
     folder = tmp_path / "run"
     folder.mkdir()
     running = Running(folder, 600.0, triton_metrics=metrics(), jobs=config)
-    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         yield running
 
