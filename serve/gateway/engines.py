@@ -32,7 +32,7 @@ from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import Chunk, cancel_of, for_triton, read_transcript
-from serve.gateway.limits import Permit
+from serve.gateway.limits import LARGE_BYTES, Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
@@ -62,7 +62,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 _READY_S = 2.0  # limit of a health check
-_LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
 LOOK_S = 0.25
 """Seconds between two looks at a device's link."""
@@ -292,8 +291,8 @@ async def infer(unary: Any, stream: Any, message: bytes, streamed: bool) -> Asyn
         streamed: whether it may have several answers.
     """
     # The model is decoupled and so answers by streams alone. On the wire a stream of one message
-    # is the same as a message; as a stream it frees the message once it is sent.
-    if not streamed and len(message) <= _LARGE_BYTES:
+    # is the same as a message; as a stream it frees the message, if large, once it is sent.
+    if not streamed and len(message) <= LARGE_BYTES:
         yield await unary(message)
         return
     call = stream()

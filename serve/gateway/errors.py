@@ -64,7 +64,6 @@ REASONS = {
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
 _OFFERED = "/openapi.json lists all; jobs are at /v1/audio/jobs if the config has jobs.folder"
-_SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
 _STALLED_TEXTS = ("is not healthy", "Failed to obtain the health mutex")
@@ -239,7 +238,7 @@ def no_answer_in_time(limit_s: float) -> ApiError:
 
 def server_away() -> ApiError:
     """Return the error of a request that no engine can take."""
-    return ApiError(UnavailableError(_SERVER_AWAY), "server_away")
+    return ApiError(UnavailableError("the engine process is restarting; try again"), "server_away")
 
 
 def from_upstream(status: str, text: str) -> ApiError:

@@ -137,7 +137,6 @@ class HttpServer(uvicorn.Server):
             ) from error
         super().__init__(config)
         self._listener = listener
-        self._task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
@@ -166,7 +165,7 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             return
         await self._accept_last()
-        for server in getattr(self, "servers", ()):
+        for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -176,8 +175,7 @@ class HttpServer(uvicorn.Server):
                 break
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
-        if self._task is not None:
-            await self._task
+        await self._task
 
     async def _accept_last(self) -> None:
         """Accept the connections that clients take for established; they would be reset."""
