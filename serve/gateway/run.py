@@ -25,7 +25,6 @@ from serve.gateway.engines import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
-from serve.gateway.observe.metrics import whole_page
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
 if TYPE_CHECKING:
@@ -60,24 +59,20 @@ class GatewayServer:
     """
 
     def __init__(self, config: Config, folder: Path, engines: Sequence[EngineAddress]) -> None:
-        number, processes = engines[0].process_number, config.gateway.processes
         config = share_of(config)
-        server, shared = config.server, processes > 1
+        server, shared = config.server, config.gateway.processes > 1
         self.services = Services(config, folder, engines)
-        metrics = self.services.metrics
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
-        tritons = {engine.device: engine.link for engine in engines}
-        metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, metrics_page, jobs)
-        monitoring = build_monitoring_app(self.services, metrics_page)
+        clients = build_app(self.services, jobs)
+        monitoring = build_monitoring_app(self.services)
         serving = functools.partial(HttpServer, self.services, connections)
         self.http = [
             serving(clients, listening_socket(server, "http_port", shared)),
             serving(monitoring, listening_socket(server, "metrics_port", shared)),
-            serving(monitoring, unix_listener(gateway_door(folder, number))),
+            serving(monitoring, unix_listener(gateway_door(folder, self.services.process_number))),
         ]
         self._grpc = open_server(self.services, connections, shared)
 

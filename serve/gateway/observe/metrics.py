@@ -10,16 +10,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from serve.gateway.background import LoopWatch
-from serve.gateway.edge.budget import SharedBudget
-from serve.gateway.limits import Admission
 from serve.gateway.shadow.figures import ShadowMetrics
-from serve.gateway.target import LatencyTarget
-from serve.gateway.usage import Usage
 from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
 from serve.wire.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
+
+Services = Any
+"""`serve.gateway.context.Services`, which has the metrics."""
 
 OWN_PAGE = "/metrics/own"
 """Route of the metrics of one process of the gateway."""
@@ -68,27 +66,12 @@ class Metrics:
     """All metrics of a gateway's process.
 
     Args:
-        admission: counts requests in flight and their bytes.
-        streams: the open live streams.
-        watch: measures the event loop.
-        budget: the loop's time for connections beyond their own budgets.
-        usage: counts the audio of each key.
-        target: the latency target, if there is one.
-        model: the product's name.
+        services: the services whose state gauges read.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        streams: Sized,
-        watch: LoopWatch,
-        budget: SharedBudget,
-        usage: Usage,
-        target: LatencyTarget | None,
-        model: str,
-    ) -> None:
+    def __init__(self, services: Services) -> None:
         self.registry = CollectorRegistry()
-        self.live = LiveMetrics(self.registry, streams)
+        self.live = LiveMetrics(self.registry, services.streams)
         self.upstreams = UpstreamMetrics(self.registry)
         self.shadow = ShadowMetrics(self.registry)
         options: Any = {"namespace": "earshot_gateway", "registry": self.registry}
@@ -108,62 +91,53 @@ class Metrics:
         longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
         unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
         uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
+        admission, target = services.admission, services.target
         for name, text, read in (
             ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
             ("inflight_requests", "Requests under way", lambda: admission.requests),
             ("inflight_upload_bytes", uploading, lambda: admission.uploading_bytes),
-            ("longest_turn_seconds", longest, lambda: watch.longest_s),
-            ("waiting_turns", f"{waiting} for a turn", lambda: budget.waiting),
-            ("unwritten_usage_seconds", unwritten, lambda: usage.unwritten_s),
+            ("longest_turn_seconds", longest, lambda: services.watch.longest_s),
+            ("waiting_turns", f"{waiting} for a turn", lambda: services.budget.waiting),
+            ("unwritten_usage_seconds", unwritten, lambda: services.usage.unwritten_s),
         ):
             Gauge(name, text, **options).set_function(read)
         if target is not None:
-            _add_target(self.registry, target, model)
+            options["namespace"] = "earshot_gateway_target"
+            text = "Within which 99 of 100 requests are to be answered"
+            Gauge("seconds", text, **options).set(target.target_s)
+            options["labelnames"] = ("model",)
+            text = "In which 30 s of audio would be answered now"
+            forecast = Gauge("forecast_seconds", text, **options).labels(services.config.name)
+            forecast.set_function(lambda: target.forecast_s)
+            text = "Audio, in whole windows, that is decoded in a second"
+            rate = Gauge("rate", text, **options).labels(services.config.name)
+            rate.set_function(lambda: target.rate)
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
         return generate_latest(self.registry)
 
 
-def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) -> None:
-    options: Any = {"namespace": "earshot_gateway_target", "registry": registry}
-    text = "Within which 99 of 100 requests are to be answered"
-    Gauge("seconds", text, **options).set(target.target_s)
-    text = "In which 30 s of audio would be answered now"
-    forecast = Gauge("forecast_seconds", text, ("model",), **options).labels(model)
-    forecast.set_function(lambda: target.forecast_s)
-    text = "Audio, in whole windows, that is decoded in a second"
-    rate = Gauge("rate", text, ("model",), **options).labels(model)
-    rate.set_function(lambda: target.rate)
-
-
-async def whole_page(
-    folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
-) -> bytes:
+async def whole_page(services: Services) -> bytes:
     """Write the page of all processes of a run; a process that is away has no part in it.
 
-    Args:
-        folder: the run's folder.
-        tritons: links to the Tritons' folders, by device.
-        own: the metrics of this process.
-        number: the number of this process among the gateway's.
-        processes: the number of these; if there are several, each has its number as a label.
+    If the gateway has several processes, their metrics have the process's number as a label.
     """
-    pages = {}
-    for device, triton in tritons.items():
+    pages, own_page = {}, services.metrics.page()
+    for engine in services.engines.own:
         try:
-            pages[device] = await tritons_page(triton)
+            pages[engine.name] = await tritons_page(engine.address.link)
         except OSError as error:
-            if triton.exists():  # else it is unloaded
-                logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
+            if engine.address.link.exists():  # else it is unloaded
+                logger.warning("the metrics of Triton of %s cannot be had: %s", engine.name, error)
     parts = [joined(pages, "device")]
     with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
-        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
-    gateways = {str(number): own.page()}
-    for other in sorted(set(range(processes)) - {number}):
+        parts.append((services.folder / SUPERVISOR_PAGE).read_bytes())
+    gateways = {str(services.process_number): own_page}
+    for number in sorted(set(range(services.config.gateway.processes)) - {services.process_number}):
         with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(other)] = await _page_of(gateway_door(folder, other), OWN_PAGE)
-    parts.append(joined(gateways, "process") if processes > 1 else own.page())
+            gateways[str(number)] = await _page_of(gateway_door(services.folder, number), OWN_PAGE)
+    parts.append(joined(gateways, "process") if services.config.gateway.processes > 1 else own_page)
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
