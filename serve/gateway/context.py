@@ -189,7 +189,8 @@ class RequestContext:
             ApiError: 429, the key has had too much before it.
         """
         self.services.usage.require(self.api_key)
-        self.api_key.count_live(seconds)
+        self.api_key.require_audio()
+        self.api_key.count_audio(seconds)
         self._count(seconds)
 
     def _count_answer(self, seconds: float, queued_s: float | None) -> None:

@@ -124,7 +124,7 @@ class ApiKey:
         Raises:
             ApiError: 429, the key has had too many requests, or too much audio, in this minute.
         """
-        self._require_audio()
+        self.require_audio()
         if wait_s := self._requests.wait_s(1.0):
             raise errors.key_limit("requests_per_minute", self.name, wait_s)
         self._requests.take(1.0)
@@ -132,15 +132,6 @@ class ApiKey:
     def count_audio(self, audio_s: float) -> None:
         """Count the audio of a request; its length is known once it is answered."""
         self._audio_s.take(audio_s)
-
-    def count_live(self, audio_s: float) -> None:
-        """Count live audio as it comes in.
-
-        Raises:
-            ApiError: 429, the key has had too much before it.
-        """
-        self._require_audio()
-        self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
         """Reject a KServe request if its answer would not contain the length of the audio.
@@ -159,7 +150,12 @@ class ApiKey:
             names = " or ".join(needed)
             raise errors.invalid(f"the outputs lack {names}, by which this key's audio is counted")
 
-    def _require_audio(self) -> None:
+    def require_audio(self) -> None:
+        """Reject a key that has had too much audio.
+
+        Raises:
+            ApiError: 429, it has.
+        """
         if wait_s := self._audio_s.wait_s(0.0):
             raise errors.key_limit("audio_s_per_minute", self.name, wait_s)
 

@@ -40,11 +40,7 @@ async def state_of(services: Services) -> dict[str, Any]:
         "limits": {"request_bytes": config.server.max_request_mb * 2**20},
         "now": now if engines else None,
         "engines": [
-            {
-                "name": engine.name,
-                "models": {engine.model: engine.is_available()},
-                "requests": engine.inflight,
-            }
+            {"name": engine.name, "available": engine.is_available()}
             for engine in services.engines.all
         ],
     }

@@ -96,7 +96,6 @@ class ShadowMonitor(Background):
         self._drift = figures.DriftCusum(self.config.baseline)
         self._max_bytes, self._bytes = MAX_PENDING_MB * _MIB, 0  # of pending samples
         self._numbers = itertools.count(1)  # of samples' files
-        self._reference = REFERENCE if self.config.engine else ""
         self._engines = engines
         self._metrics = metrics
         self._chance = random.Random(_SEED)
@@ -244,9 +243,9 @@ class ShadowMonitor(Background):
         """
         message, started = bytes(sample.request.parts[0]), self._engines.started
         message = await asyncio.to_thread(for_reference, message, self.config.beam_size)
-        target = Target(self._reference or sample.request.target.model, segments=False)
+        model = REFERENCE if self.config.engine else sample.request.target.model
         file = sample.request.audio_file
-        request = EngineRequest(target, [message], audio_file=file, priority="job")
+        request = EngineRequest(Target(model, False), [message], audio_file=file, priority="job")
         with self._uncounted.admit_unchecked(ApiKey("")) as permit:
             call = self._engines.start(request, permit)
         started.clear()  # the sample's own request has set it
