@@ -6,7 +6,6 @@ on sending a rejected request.
 """
 
 import asyncio
-import dataclasses
 import functools
 import socket
 from collections.abc import Sized
@@ -63,30 +62,19 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-@dataclasses.dataclass(frozen=True)
-class HttpLimits:
-    """The limits of a server's HTTP connections, and those that are idle."""
-
-    max_connections: int  # beyond it the longest idle one is closed for each new connection
-    # Seconds for which a connection may be idle, and a client go on sending a rejected request.
-    patience_s: float
-    # Connections without a request, the longest idle one first: the loop's time since which.
-    idle: dict["HttpProtocol", float] = dataclasses.field(default_factory=dict)
-
-
 class HttpProtocol(HttpToolsProtocol):
     """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        limits: the server's.
+        server: the `serve.gateway.edge.listen.HttpServer`, with its limits and idle connections.
         options: uvicorn's options.
     """
 
-    def __init__(self, limits: HttpLimits, **options: Any) -> None:
+    def __init__(self, server: Any, **options: Any) -> None:
         super().__init__(**options)
-        self._max_connections = limits.max_connections
-        self._idle = limits.idle
-        self.linger_s = limits.patience_s
+        self._max_connections: int = server.max_connections
+        self._idle: dict[HttpProtocol, float] = server.idle
+        self.linger_s: float = server.patience_s
         self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request

@@ -116,7 +116,7 @@ def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkey
 
 def test_who_says_nothing_makes_room_for_who_does(start):
     running = start(max_inflight=1)
-    most = running.gateway.http[0].limits.max_connections
+    most = running.gateway.http[0].max_connections
     with contextlib.ExitStack() as others:
         for _ in range(most + 20):
             others.enter_context(running.connected())
