@@ -18,9 +18,9 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from serve.contract.keys import add_key, hash_of
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
+from tests.jobs import keys_of
 from tests.programs import path_of
 from tests.serve.gateway.test_page import metrics
 
@@ -420,11 +420,9 @@ def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
 
 
 def test_a_server_that_wants_a_key_is_given_one(visit, start, tmp_path):
-    add_key(tmp_path / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
-    running = start(keys_file=str(tmp_path / "keys.toml"))
-    page = visit(running, "needs an API key")
+    page = visit(start(keys_file=keys_of(tmp_path)), "needs an API key")
     expect(page.get_by_label("API key")).to_be_focused()
-    page.keyboard.type("secret-b")
+    page.keyboard.type("secret-c")
     drop(page, CLIP)
     expect(card(page).locator(".problem")).to_contain_text("needs a valid API key")
     page.get_by_label("API key").fill("secret-a")
@@ -595,8 +593,7 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 @pytest.mark.nightly
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, start):
     offers = metrics().replace(b'"en,es"', b'"ba,bo,ht,jw"')
-    running = start(triton_metrics=offers)
-    page = visit(running)
+    page = visit(start(triton_metrics=offers))
     names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
     assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
     say(page, "one")

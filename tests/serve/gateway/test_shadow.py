@@ -13,7 +13,6 @@ import pytest
 from serve.cli.main import main
 from serve.contract.config import load_config
 from serve.contract.errors import ConfigError
-from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Segment, Timings, Transcript
 from serve.contract.server_config import ShadowBaseline, ShadowConfig
 from serve.gateway.shadow import monitor
@@ -30,7 +29,7 @@ from serve.gateway.shadow.monitor import LOOK_S
 from serve.supervisor.server import config_to_toml
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, post, until
-from tests.jobs import accepted
+from tests.jobs import ALICE, BOB, accepted, keys_of
 
 SHADOW = ShadowConfig(share=1.0, beam_size=8)
 AUDIO = b"RIFF" + bytes(2**20)  # spooled
@@ -268,12 +267,9 @@ def test_the_command_says_why_it_cannot(start, tmp_path, capsys):
 
 
 def test_texts_are_shown_to_readers_alone(start, tmp_path):
-    keys = tmp_path / "keys.toml"
-    for name in ("alice", "bob"):
-        add_key(keys, name, {"sha256": hash_of(f"secret-{name}")})
-    running = start(shadow=dataclasses.replace(SHADOW, readers=("alice",)), keys_file=str(keys))
-    for name, expected in (("alice", 200), ("bob", 403), ("carol", 401)):
-        headers = {"authorization": f"Bearer secret-{name}"}
+    shadow = dataclasses.replace(SHADOW, readers=("alice",))
+    running = start(shadow=shadow, keys_file=keys_of(tmp_path))
+    for headers, expected in ((ALICE, 200), (BOB, 403), ({}, 401)):
         assert running.ask("GET", "/v1/shadow", headers=headers)[0] == expected
 
 
