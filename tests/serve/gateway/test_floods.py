@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 
 from serve.gateway.edge.connection import MAX_FRAGMENTS
@@ -127,46 +128,28 @@ def test_who_says_nothing_makes_room_for_who_does(start):
 # ---------------------------------------------------------------- WebSockets
 
 
-@pytest.fixture
-def live(start):
-    """A gateway, and a WebSocket of it."""
-    with contextlib.ExitStack() as stack:
-
-        def live(**server):
-            running = start(**server)
-            client = stack.enter_context(connect(f"ws://{running.http}/v1/realtime"))
-            client.recv(timeout=WAIT_S)
-            return running, client
-
-        yield live
+def frame(opcode, data, fin=True):
+    """A client's frame."""
+    return Frame(opcode, data, fin).serialize(mask=True)
 
 
-def frame(opcode, data=b"", length=None, fin=True):
-    """A client's frame with the mask 0; `length`: the declared length."""
-    length = len(data) if length is None else length
-    head = bytes([opcode | (0x80 if fin else 0), 0x80 | 127]) + length.to_bytes(8, "big")
-    short = bytes([opcode | (0x80 if fin else 0), 0x80 | length]) if length < 126 else head
-    return short + bytes(4) + data
-
-
-def ended_with(client):
-    with pytest.raises(ConnectionClosed):
-        while True:
-            client.recv(timeout=WAIT_S)
-    return client.close_code
-
-
-def test_a_message_in_a_flood_of_frames_ends_its_session(live):
-    _, client = live()
-    flood = frame(1, b"{", fin=False) + frame(0, b"  ", fin=False) * (MAX_FRAGMENTS + 1)
-    with contextlib.suppress(ConnectionError):
-        client.socket.sendall(flood)
-    assert ended_with(client) == 1008
-
-
-def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
-    running, client = live(max_request_mb=2, max_inflight_mb=2)
-    with contextlib.suppress(ConnectionError):
-        client.socket.sendall(frame(1, bytes(3 * 2**20), length=2**23))
-    assert ended_with(client) == 1008
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(Opcode.TEXT, b"{", fin=False)
+        + frame(Opcode.CONT, b"  ", fin=False) * (MAX_FRAGMENTS + 1),
+        frame(Opcode.TEXT, bytes(2**23))[: 3 * 2**20],
+    ],
+    ids=["a flood of frames", "never whole"],
+)
+def test_a_message_that_takes_too_much_room_ends_its_session(start, said):
+    running = start(max_request_mb=2, max_inflight_mb=2)
+    with connect(f"ws://{running.http}/v1/realtime") as client:
+        client.recv(timeout=WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            client.socket.sendall(said)
+        with pytest.raises(ConnectionClosed):
+            while True:
+                client.recv(timeout=WAIT_S)
+    assert client.close_code == 1008
     until(lambda: running.services.admission.bytes == 0)

@@ -20,7 +20,7 @@ from serve.gateway.observe.log import (
     LogRecord,
 )
 from serve.wire import tensors
-from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Clock, message, part, until
+from tests.gateways import WAIT_S, Clock, message, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 
 SECRET = "Zanzibar"  # what is said, and asked for
@@ -48,14 +48,14 @@ def line(caplog):
     return line
 
 
-def transcribe(running, *parts, headers=FORM, path=TRANSCRIPTIONS):
+def transcribe(running, **options):
     """Status, id and body of a request of OpenAI's kind."""
-    status, found, body = running.ask("POST", path, FILE + b"".join(parts) + END, headers)
+    status, found, body = running.transcribe(**options)
     return status, found["x-request-id"], body
 
 
 def test_a_transcription(running, line):
-    status, id, body = transcribe(running, part("prompt", SECRET.encode()))
+    status, id, body = transcribe(running, prompt=SECRET)
     assert (status, SECRET in body.decode()) == (200, True)
     found = line(id)
     assert found.pop("total_s") >= 0
@@ -70,7 +70,7 @@ def test_a_transcription(running, line):
 
 
 def test_a_stream_tells_its_first_text(running, line):
-    _, id, _ = transcribe(running, part("stream", b"true"), part("prompt", SECRET.encode()))
+    _, id, _ = transcribe(running, stream="true", prompt=SECRET)
     found = line(id)
     assert 0 <= found["first_text_s"] <= found["total_s"]
     assert (found["audio_s"], found["outcome"]) == (1.5, "ok")
@@ -79,9 +79,9 @@ def test_a_stream_tells_its_first_text(running, line):
 def test_a_key_is_named_and_not_shown(start, line, monkeypatch, caplog):
     monkeypatch.setenv(ENVIRONMENT, f"alice:{hash_of('sesame')}")
     running = start()
-    _, id, _ = transcribe(running, headers={**FORM, "Authorization": "Bearer sesame"})
+    _, id, _ = transcribe(running, headers={"Authorization": "Bearer sesame"})
     assert line(id)["key"] == "alice"
-    status, id, _ = transcribe(running, headers={**FORM, "Authorization": "Bearer tahini"})
+    status, id, _ = transcribe(running, headers={"Authorization": "Bearer tahini"})
     assert (status, line(id)["outcome"]) == (401, "unauthenticated")
     _, headers, _ = running.ask("GET", "/v1/models")
     found = line(headers["x-request-id"])
@@ -90,10 +90,10 @@ def test_a_key_is_named_and_not_shown(start, line, monkeypatch, caplog):
 
 
 def test_refusals_and_failures(running, line):
-    status, id, _ = transcribe(running, part("beem_size", SECRET.encode()))
+    status, id, _ = transcribe(running, beem_size=SECRET)
     found = line(id)
     assert (status, found["outcome"], found["param"]) == (400, "invalid_argument", "beem_size")
-    status, id, _ = transcribe(running, part("prompt", b"error:INTERNAL oh"))
+    status, id, _ = transcribe(running, prompt="error:INTERNAL oh")
     assert (status, line(id)["outcome"]) == (503, "unavailable")
     status, headers, _ = running.ask("GET", "/v1/nothing")
     assert line(headers["x-request-id"])["outcome"] == "not found"
@@ -164,12 +164,12 @@ def test_a_request_ends_once_however_it_ends(start, caplog):
     """Answered, rejected, left by its client, lost with its engine, and ended by the drain."""
     running = start(drain_timeout_s=0.2)
     running.call()(message(), timeout=WAIT_S)
-    assert transcribe(running, part("beem_size", b"5"))[0] == 400
+    assert transcribe(running, beem_size=5)[0] == 400
     left = running.call().future(message("wait"))
     until(lambda: running.triton.waiting)
     left.cancel()
     until(lambda: running.services.admission.requests == 0)
-    assert transcribe(running, part("prompt", b"error:UNAVAILABLE Socket closed"))[0] == 503
+    assert transcribe(running, prompt="error:UNAVAILABLE lost")[0] == 503
     ended = running.call().future(message("wait"))
     until(lambda: running.triton.waiting)
     assert not running.run(running.gateway.drain())
