@@ -8,7 +8,6 @@ a bucket and have the rest of the loop.
 """
 
 import asyncio
-import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,13 +99,6 @@ class ConnectionBudget:
         return self._tokens_s
 
 
-def is_readable(connection: Any) -> bool:
-    """Return whether a socket has data that was not read yet."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 class ThrottledConnection(asyncio.Protocol):
     """Stands between a transport and its protocol; reads nothing while the budget is spent.
 
@@ -167,11 +159,6 @@ class ThrottledConnection(asyncio.Protocol):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether data has come that the protocol has not got yet."""
-        return self._turn_pending or is_readable(self._transport.get_extra_info("socket"))
 
     def pause_reading(self) -> None:
         self._paused = True

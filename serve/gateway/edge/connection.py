@@ -36,8 +36,6 @@ MAX_FRAGMENTS = 1024
 """Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
-FIRST_REQUEST_S = 1.0
-"""Seconds within which a new client sends its request."""
 
 _FEW_QUEUED = 16  # up to this length of the pipeline, reading goes on to notice a client's end
 _UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
@@ -115,21 +113,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and self._invalid_reason is None:
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
-
-    def expects_answer(self, waited_s: float) -> bool:
-        """Return whether the client expects an answer.
-
-        Args:
-            waited_s: seconds since the server accepted its last connection.
-        """
-        if self.cycle is None and not self.transport.is_closing():
-            return waited_s < FIRST_REQUEST_S
-        return self._busy() or self.transport.is_closing() or self.transport.has_unread
-
-    def shutdown(self) -> None:
-        """Close the connection once the requests that have come are answered; see uvicorn."""
-        if self._busy() or not self.transport.has_unread:
-            super().shutdown()
 
     def _busy(self) -> bool:
         last = self._answering
@@ -256,10 +239,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._waiting_bytes = 0  # bytes of complete messages that the application has not taken
         self._accepted = False
         self.lost = asyncio.Event()
-
-    def expects_answer(self, waited_s: float) -> bool:
-        """Return False; the session has ended before the server closes."""
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

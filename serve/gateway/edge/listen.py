@@ -7,6 +7,7 @@ limit of an upload, and before that if others need its place.
 import asyncio
 import asyncio.sslproto
 import functools
+import select
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway.context import Services
-from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection, is_readable
+from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection
 from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
 
 MAX_MESSAGE_BYTES = 2**24
@@ -34,6 +35,7 @@ PING_S = 10.0
 _STOP_S = 2  # limit of answers on their way
 _TURNS = 3  # turns of the loop in which an accepted connection gets its protocol
 _LOOK_S = 0.02  # between two looks at connections that are to end
+_FIRST_REQUEST_S = 1.0  # within which a new client sends its request
 
 
 def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> socket.socket:
@@ -171,20 +173,29 @@ class HttpServer(uvicorn.Server):
         await self._accept_last()
         for server in self.servers:
             server.close()
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        while (waited_s := loop.time() - began_s) < patience_s:
-            connections: Any = self.server_state.connections
-            if not any(connection.expects_answer(waited_s) for connection in connections):
-                break
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while (waited_s := clock() - began_s) < patience_s and self._answer_is_due(waited_s):
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
         await self._task
 
+    def _answer_is_due(self, waited_s: float) -> bool:
+        """Return whether a client expects an answer or is getting it, or may be about to ask."""
+        return any(
+            connection not in self.idle
+            or connection.transport.is_closing()
+            or (connection.cycle is None and waited_s < _FIRST_REQUEST_S)
+            for connection in self.server_state.connections
+            if isinstance(connection, HttpProtocol)  # live sessions have ended before
+        )
+
     async def _accept_last(self) -> None:
         """Accept the connections that clients take for established; they would be reset."""
+        listener = select.poll()
+        listener.register(self._listener, select.POLLIN)
         for _ in range(_BACKLOG):  # without a free descriptor, nothing is accepted
-            if not is_readable(self._listener):
+            if not listener.poll(0):
                 break
             await asyncio.sleep(0)
         for _ in range(_TURNS):
