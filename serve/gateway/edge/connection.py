@@ -204,13 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
         await app(scope, receive, watch)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, within the budget."""
-        if self.pipeline and self.budget.spent:
-            self.budget.call(self._go_on)
-        else:
-            self._go_on()
-
-    def _go_on(self) -> None:
+        """Go on with the next request; the budget limits how many are read."""
         super().on_response_complete()
         if self._invalid_reason is not None and not (self._busy() or self.transport.is_closing()):
             super().send_400_response(self._invalid_reason)
