@@ -73,11 +73,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._max_connections: int = server.max_connections
         self._idle: dict[HttpProtocol, float] = server.idle
         self.linger_s: float = server.patience_s
-        self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
+        self._answering: Any = None  # the request that began last; `cycle` is the latest one
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
         self._invalid_reason: str | None = None  # the error after which nothing is read
-        self.budget: ConnectionBudget
         self.transport: Any
 
     # ------------------------------------------------------------ as a connection
@@ -92,7 +91,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._invalid_reason is not None or (self.cycle is not None and self.cycle.more_body)
 
     def connection_made(self, transport: Any) -> None:
-        self.budget = transport.budget
+        self.budget: ConnectionBudget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         if self._idle and len(self.connections) > self._max_connections:
@@ -102,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.cycle = cast(Any, self._answering)  # it is told, and not the latest request
+        self.cycle = self._answering  # it is told, and not the latest request
         super().connection_lost(exc)
         self._idle.pop(self, None)
 
@@ -113,10 +112,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and self._invalid_reason is None:
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
-
-    def _busy(self) -> bool:
-        last = self._answering
-        return bool(self.pipeline) or (last is not None and not last.response_complete)
 
     # ------------------------------------------------------------ as a parser
 
@@ -148,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Make the connection a WebSocket."""
-        if self._busy():
+        if self not in self._idle:
             self.send_400_response("A WebSocket cannot begin before the last answer is there.")
             return
         # Unread data delays pings, so it must be little.
@@ -167,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
-        elif self._busy():
+        elif self not in self._idle:
             self.flow.pause_reading()
         else:
             super().send_400_response(msg)
@@ -206,10 +201,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with the next request; the budget limits how many are read."""
         super().on_response_complete()
-        if self._invalid_reason is not None and not (self._busy() or self.transport.is_closing()):
-            super().send_400_response(self._invalid_reason)
-        if not self._busy():
+        if self._answering.response_complete:  # no other request has begun
             self._idle[self] = self.loop.time()
+            if self._invalid_reason is not None and not self.transport.is_closing():
+                super().send_400_response(self._invalid_reason)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
