@@ -93,7 +93,7 @@ class Process:
     def __init__(self, folder, **server):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
-        self.address, self.http = f"127.0.0.1:{rpc}", ("127.0.0.1", http)
+        self.http = ("127.0.0.1", http)
         config = tomli_w.dumps({"server": {**ports, **server}})
         (folder / "config.toml").write_text(config, encoding="utf-8")
         for link in engine_links(folder, 1):  # of a Triton that has not begun
