@@ -61,7 +61,9 @@ class GatewayServer:
     def __init__(self, config: Config, folder: Path, engines: Sequence[EngineAddress]) -> None:
         config = share_of(config)
         server, shared = config.server, config.gateway.processes > 1
-        self.services = Services(config, folder, engines)
+        self.services = services = Services(config, folder, engines)
+        tasks = services.watch, services.usage, services.uploads, *services.engines.all
+        self._tasks = (*tasks, services.shadow)
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
@@ -78,10 +80,8 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Start all services, and accept connections."""
-        services = self.services
-        await services.usage.exchange()  # the usage of the day
-        tasks = services.usage, services.uploads, *services.engines.all, services.shadow
-        for task in (*tasks, services.watch):
+        await self.services.usage.exchange()  # the usage of the day
+        for task in self._tasks:
             task.start()
         for server in self.http:
             server.start()
@@ -108,16 +108,14 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Close all connections; wait until the drain's end for clients that still send."""
-        services = self.services
         if self.jobs:
             await self.jobs.close()
         remaining_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
         closing = [server.close(remaining_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)
-        tasks = services.uploads, services.shadow, *services.engines.all, services.watch
-        for task in (*tasks, services.usage):
+        for task in reversed(self._tasks):
             await task.close()
-        await services.tracer.close()
+        await self.services.tracer.close()
 
 
 def _open_jobs(services: Services) -> "JobRoutes":
