@@ -184,11 +184,10 @@ class ApiKeys:
         self._version = self._file_version()
         self._read()
         if not (self.required or server.open or server.on_loopback):
-            raise ConfigError(
-                f"server.host = {server.host} accepts remote connections, but no API keys are "
-                "configured; create one with `python -m serve keys new` and set server.keys_file, "
-                "or turn authentication off with --open (server.open = true)"
-            )
+            found = f"server.host = {server.host} accepts remote connections"
+            create = "create one with `python -m serve keys new` and set server.keys_file"
+            turn_off = "turn authentication off with --open (server.open = true)"
+            raise ConfigError(f"{found}, but no API keys are configured; {create}, or {turn_off}")
 
     def identify(self, authorization: str | None) -> ApiKey:
         """Return the API key that a request's `Authorization` header names.
@@ -197,14 +196,12 @@ class ApiKeys:
             ApiError: 401, it names none, or an unknown or expired one.
         """
         token = bearer_token(authorization)
-        unknown, digest = _UNKNOWN, hash_of(token)
+        unknown, digest = _UNKNOWN, hash_of(token) if token else ""
         if not token:
             unknown = "no API key; send Authorization: Bearer KEY (commands: set EARSHOT_API_KEY)"
         elif token.startswith(CLIENT_SECRET_PREFIX):
             unknown = "a client secret opens live sessions at /v1/realtime only; send an API key"
-        return self._find(
-            lambda name, key: hmac.compare_digest(digest, key.sha256) and bool(token), unknown
-        )
+        return self._find(lambda name, key: hmac.compare_digest(digest, key.sha256), unknown)
 
     def of_request(self, request: HTTPConnection) -> ApiKey:
         """Return the API key of an HTTP request; see `identify`."""
@@ -293,9 +290,7 @@ class ApiKeys:
         keys = self._environment_keys | file_keys
         server, live = self._config.server, self._config.live
         if not server.usage_file and any(key.audio_s_per_day for key in keys.values()):
-            logger.warning(
-                "no server.usage_file is named: a stop forgets the usage of keys by audio_s_per_day"
-            )
+            logger.warning("no server.usage_file is named: a stop forgets usage by audio_s_per_day")
         previous, self._keys = self._keys, {}
         share = KEY_SHARE if len(keys) > 1 else 1.0
         for name, entry in keys.items():

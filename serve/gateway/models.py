@@ -72,9 +72,8 @@ class Models:
             segments = name.endswith(_STREAM) and self._has(name.removesuffix(_STREAM))
             if not segments:
                 others = "".join(f", {known}, {known}{_STREAM}" for known in self.names)
-                raise errors.not_found(
-                    f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
-                )
+                names = f"{MODEL}, {STREAM_MODEL}{others}"
+                raise errors.not_found(f"no model {shown(name)}; there are {names}")
         if version not in _VERSIONS:
             raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
         if segments and not streamed:

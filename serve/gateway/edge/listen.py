@@ -58,9 +58,8 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> so
             reuse_port=shared,
         )
     except OSError as error:
-        raise UnavailableError(
-            f"cannot listen on {server.host}:{port}: {error.strerror}; set another server.{key}"
-        ) from error
+        found = f"cannot listen on {server.host}:{port}: {error.strerror}"
+        raise UnavailableError(f"{found}; set another server.{key}") from error
     # Connections inherit this option. asyncio does not set it, because the protocol number of this
     # socket is 0. Without it, the body of an answer waits 40 ms for the client to acknowledge the
     # headers.
@@ -137,10 +136,9 @@ class HttpServer(uvicorn.Server):
         try:
             config.load()
         except OSError as error:  # of ssl, too
-            raise UnavailableError(
-                f"server.tls_certificate = {server.tls_certificate} with server.tls_key = "
-                f"{server.tls_key} cannot be used: {error}"
-            ) from error
+            files = f"{server.tls_certificate} with server.tls_key = {server.tls_key}"
+            message = f"server.tls_certificate = {files} cannot be used: {error}"
+            raise UnavailableError(message) from error
         super().__init__(config)
         self._listener = listener
 

@@ -203,10 +203,9 @@ def open_tracer(spans: Counter) -> RequestTracer:
         return RequestTracer()
     protocol = next(filter(None, map(environment, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}, but traces are sent as {_PROTOCOL}; "
-            "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
-        )
+        found = f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}"
+        advice = "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
+        raise ConfigError(f"{found}, but traces are sent as {_PROTOCOL}; {advice}")
     from serve.gateway.observe.traces import open_provider  # noqa: PLC0415 - loads the SDK
 
     return RequestTracer(open_provider(endpoint or base.rstrip("/") + _PATH, spans))
