@@ -214,21 +214,18 @@ def stopping() -> ApiError:
     return overloaded("the server is stopping; try again later", "draining")
 
 
-def key_limit(
-    limit: str, name: str, wait_s: float | None = None, reason: str = "key_limit"
-) -> ApiError:
+def key_limit(limit: str, name: str, wait_s: float = 0.0, reason: str = "key_limit") -> ApiError:
     """Return the error of a key that has used up a limit.
 
     Args:
         limit: the limit's name.
         name: the key's name.
-        wait_s: seconds until the key may send again, if they are known.
+        wait_s: seconds until the key may send again; 0: they are unknown.
         reason: see `ApiError`.
     """
-    when = "later" if wait_s is None else f"in {math.ceil(wait_s)} s"
-    retry_after_s = _RETRY_AFTER_S if wait_s is None else math.ceil(wait_s)
+    when = f"in {math.ceil(wait_s)} s" if wait_s else "later"
     message = f"the key {name} has used up its {limit}; try again {when}"
-    return overloaded(message, reason, retry_after_s)
+    return overloaded(message, reason, math.ceil(wait_s) or _RETRY_AFTER_S)
 
 
 def no_answer_in_time(limit_s: float) -> ApiError:

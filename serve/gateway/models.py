@@ -40,9 +40,8 @@ class Models:
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
-        self._expressions = [
-            ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
-        ]
+        texts = (pattern.lower().split("*") for pattern in self.patterns)
+        self._expressions = [".*".join(map(re.escape, between)) for between in texts]
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.

@@ -51,11 +51,9 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> so
     """
     port = getattr(server, key)
     try:
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
         listener = socket.create_server(
-            (server.host, port),
-            family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
-            backlog=_BACKLOG,
-            reuse_port=shared,
+            (server.host, port), family=family, backlog=_BACKLOG, reuse_port=shared
         )
     except OSError as error:
         found = f"cannot listen on {server.host}:{port}: {error.strerror}"

@@ -49,16 +49,14 @@ class RequestSpan:
     Args:
         tracer: makes spans.
         span: the parent of all others.
-        received_ns: the time since which audio is received, in nanoseconds since 1970; None: an
-            engine gets the request at once.
+        began_ns: the time since which audio is received, in nanoseconds since 1970; None: an engine
+            gets the request at once.
     """
 
-    def __init__(
-        self, tracer: trace.Tracer, span: trace.Span, received_ns: int | None = None
-    ) -> None:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, began_ns: int | None = None) -> None:
         self._tracer = tracer
         self._span = span
-        self._received_ns = received_ns
+        self._received_ns = began_ns
         self._engine: trace.Span = trace.INVALID_SPAN  # of the engine that has the request
         self._engine_began_ns = 0
         self._answered_ns: int | None = None
@@ -123,9 +121,8 @@ class RequestSpan:
         if failed:
             self._span.set_status(trace.StatusCode.ERROR)
             attributes["error.type"] = record.outcome
-        self._span.set_attributes(
-            {name: value for name, value in attributes.items() if value not in ("", None)}
-        )
+        told = {name: value for name, value in attributes.items() if value not in ("", None)}
+        self._span.set_attributes(told)
         self._end_engine()
         self._span.end()
 

@@ -26,10 +26,8 @@ async def state_of(services: Services) -> dict[str, Any]:
     # An engine that starts or stops has a part of its metrics.
     engines = [samples for samples in found if samples.keys() >= {_INFO, *_GAUGES.values()}]
     search = config.transcriber
-    now = {
-        name: sum(int(samples[metric].value) for samples in engines)
-        for name, metric in _GAUGES.items()
-    }
+    now = {name: sum(int(one[metric].value) for one in engines) for name, metric in _GAUGES.items()}
+    shown = [{"name": one.name, "available": one.is_available()} for one in services.engines.all]
     status = "ready" if ready else "starting"
     return {
         "name": config.name,
@@ -39,10 +37,7 @@ async def state_of(services: Services) -> dict[str, Any]:
         "jobs": bool(config.jobs.folder),
         "limits": {"request_bytes": config.server.max_request_mb * 2**20},
         "now": now if engines else None,
-        "engines": [
-            {"name": engine.name, "available": engine.is_available()}
-            for engine in services.engines.all
-        ],
+        "engines": shown,
     }
 
 
