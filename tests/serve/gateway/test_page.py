@@ -81,16 +81,12 @@ def test_files_of_the_page_name_nothing_foreign_and_stay_readable(path):
         assert max(map(len, text.splitlines())) <= 100
 
 
+WORDS = [
+    {"start": 0.0, "end": 0.5, "word": "Hello,"},
+    {"start": 0.5, "end": 1.5, "word": "<you>."},
+]
 SEGMENTS = [
-    {
-        "start": 0,
-        "end": 2.0,
-        "text": " Hello, <you>.",
-        "words": [
-            {"start": 0.0, "end": 0.5, "word": "Hello,"},
-            {"start": 0.5, "end": 1.5, "word": "<you>."},
-        ],
-    },
+    {"start": 0, "end": 2.0, "text": " Hello, <you>.", "words": WORDS},
     {"start": 5.0, "end": 6.0, "text": "Corrected by hand.", "words": None},
 ]
 

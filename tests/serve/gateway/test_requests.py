@@ -12,13 +12,6 @@ from websockets.sync.client import connect
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
-from serve.gateway.observe.log import (
-    MAX_LINES,
-    MAX_REFUSALS,
-    AsyncLogHandler,
-    LogRateLimiter,
-    LogRecord,
-)
 from serve.wire import tensors
 from tests.gateways import WAIT_S, Clock, message, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
@@ -123,11 +116,9 @@ def test_kserve_over_grpc(running, line):
 
 def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-    requests = [
-        message(SECRET, tensors.STREAM_MODEL),
-        message("error:EarshotError: no", tensors.STREAM_MODEL),
-    ]
-    call = stream(iter(requests), timeout=WAIT_S)
+    texts = SECRET, "error:EarshotError: no"
+    requests = (message(text, tensors.STREAM_MODEL) for text in texts)
+    call = stream(requests, timeout=WAIT_S)
     assert list(call)
     id = dict(call.trailing_metadata())["x-request-id"]
     found = {line(f"{id}.{number}")["outcome"]: line(f"{id}.{number}") for number in (1, 2)}
@@ -191,8 +182,8 @@ def written():
     """Lines as a handler writes them into a pipe, which is read at the end."""
     read, write = os.pipe()
     logger = logging.getLogger("earshot.requests")
-    handler = AsyncLogHandler(write)
-    handler.addFilter(LogRateLimiter())
+    handler = log.AsyncLogHandler(write)
+    handler.addFilter(log.LogRateLimiter())
     logger.addHandler(handler)
 
     def written():
@@ -209,7 +200,7 @@ def written():
 
 
 def test_text_is_one_line_of_words(written):
-    LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
+    log.LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
     (found,) = written()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO earshot\.requests: id=req_1 "
@@ -220,7 +211,7 @@ def test_text_is_one_line_of_words(written):
 
 def test_json_is_one_object_a_line(written):
     written.handler.setFormatter(log.JsonFormatter())
-    LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
+    log.LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
     assert (first["id"], first["audio_s"], first["level"]) == ("req_1", 2.0, "INFO")
@@ -228,34 +219,34 @@ def test_json_is_one_object_a_line(written):
 
 
 def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
-    for _ in range(MAX_REFUSALS + 50):
-        LogRecord(route="http", outcome="overloaded").write()
-        LogRecord(route="http", outcome="ok").write()
-    LogRecord(route="http", key="alice", outcome="overloaded").write()
+    for _ in range(log.MAX_REFUSALS + 50):
+        log.LogRecord(route="http", outcome="overloaded").write()
+        log.LogRecord(route="http", outcome="ok").write()
+    log.LogRecord(route="http", key="alice", outcome="overloaded").write()
     found = written()
-    assert sum("outcome=ok" in line for line in found) == MAX_REFUSALS + 50
-    assert sum("outcome=overloaded" in line for line in found) == MAX_REFUSALS + 1
+    assert sum("outcome=ok" in line for line in found) == log.MAX_REFUSALS + 50
+    assert sum("outcome=overloaded" in line for line in found) == log.MAX_REFUSALS + 1
 
 
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(12_000):  # of which the pipe takes a few hundred
-        LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
+        log.LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._dropped
 
 
 def test_what_is_said_again_and_again_is_said_a_few_times_a_minute():
     clock = Clock()
-    limiter = LogRateLimiter(clock)
+    limiter = log.LogRateLimiter(clock)
 
     def said(times, line=1):
         call = "earshot", logging.WARNING, "a.py", line, "no room for %d"
         records = [logging.LogRecord(*call, (number,), None) for number in range(times)]
         return [record.getMessage() for record in records if limiter.filter(record)]
 
-    assert len(said(1000)) == MAX_LINES
+    assert len(said(1000)) == log.MAX_LINES
     clock.now_s += 59.0
     assert said(1) == []
     assert said(1, line=2) == ["no room for 0"]
     clock.now_s += 1.0
-    assert said(2) == [f"no room for 0 (and {1001 - MAX_LINES} more before)", "no room for 1"]
+    assert said(2) == [f"no room for 0 (and {1001 - log.MAX_LINES} more before)", "no room for 1"]
