@@ -59,7 +59,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),  # the limit of a connection's handshake
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
 ]
 _READY_S = 2.0  # limit of a health check
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends

@@ -81,7 +81,5 @@ class Models:
         return Target(self.default, segments, name)
 
     def _has(self, name: str) -> bool:
-        return name in self.names or (
-            len(name) <= _MAX_CHARS
-            and any(re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
-        )
+        matches = (re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
+        return name in self.names or (len(name) <= _MAX_CHARS and any(matches))
