@@ -58,7 +58,7 @@ class Services:
         self.budget = SharedBudget()
         target_s, slots = config.gateway.target_p99_s, config.runtime.slots * len(addresses)
         self.target = LatencyTarget(target_s, slots) if target_s else None
-        self.metrics = Metrics(self)
+        self.metrics = Metrics(self.streams)
         self.engines = Engines(config, folder, addresses, self.target, self.metrics.upstreams)
         self.shadow = ShadowMonitor(config, self.engines, self.metrics.shadow)
         self.tracer = open_tracer(self.metrics.spans)

@@ -23,17 +23,19 @@ from serve.gateway.edge.headers import with_headers
 from serve.gateway.errors import as_kserve, exception_handlers
 from serve.gateway.kserve.http import kserve_routes, live
 from serve.gateway.live.route import RealtimeRoute
-from serve.gateway.observe.metrics import OWN_PAGE, whole_page
+from serve.gateway.observe.pages import OWN_PAGE, whole_page
 from serve.gateway.openai.docs import openapi
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
+from serve.gateway.page.state import EngineStateReader
 
 
-def build_app(services: Services, jobs: Sequence[BaseRoute]) -> ASGIApp:
+def build_app(services: Services, state: EngineStateReader, jobs: Sequence[BaseRoute]) -> ASGIApp:
     """Build the application for clients.
 
     Args:
         services: the gateway's services.
+        state: the state of the server that the page shows.
         jobs: the routes of jobs; (): there are no jobs.
     """
 
@@ -42,7 +44,7 @@ def build_app(services: Services, jobs: Sequence[BaseRoute]) -> ASGIApp:
         return _metrics(await whole_page(services))
 
     routes: list[BaseRoute] = [
-        *page_routes(services),
+        *page_routes(services, state),
         Route("/health", _health(services)),
         Route("/metrics", metrics),
         Route("/openapi.json", openapi),

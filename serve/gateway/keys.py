@@ -290,7 +290,9 @@ class ApiKeys:
         keys = self._environment_keys | file_keys
         server, live = self._config.server, self._config.live
         if not server.usage_file and any(key.audio_s_per_day for key in keys.values()):
-            logger.warning("no server.usage_file is named: a stop forgets usage by audio_s_per_day")
+            logger.warning(
+                "no server.usage_file is named: a stop forgets the usage of keys by audio_s_per_day"
+            )
         previous, self._keys = self._keys, {}
         share = KEY_SHARE if len(keys) > 1 else 1.0
         for name, entry in keys.items():

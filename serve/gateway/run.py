@@ -25,6 +25,8 @@ from serve.gateway.engines import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
+from serve.gateway.observe.pages import add_gauges
+from serve.gateway.page.state import EngineStateReader
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
 if TYPE_CHECKING:
@@ -62,13 +64,15 @@ class GatewayServer:
         config = share_of(config)
         server, shared = config.server, config.gateway.processes > 1
         self.services = services = Services(config, folder, engines)
+        add_gauges(services)
         tasks = services.watch, services.usage, services.uploads, *services.engines.all
-        self._tasks = (*tasks, services.shadow)
+        self.state = EngineStateReader(services)
+        self._tasks = (*tasks, services.shadow, self.state)
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, jobs)
+        clients = build_app(services, self.state, jobs)
         monitoring = build_monitoring_app(self.services)
         serving = functools.partial(HttpServer, self.services, connections)
         self.http = [

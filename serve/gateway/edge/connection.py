@@ -6,6 +6,7 @@ on sending a rejected request.
 """
 
 import asyncio
+import dataclasses
 import functools
 import socket
 from collections.abc import Sized
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve.gateway.edge.budget import REJECTED_S, ConnectionBudget
+from serve.gateway.edge.budget import LINGER_S, REJECTED_S, ConnectionBudget
 from serve.gateway.errors import ApiError
 from serve.gateway.limits import LARGE_BYTES, Admission
 
@@ -36,6 +37,8 @@ MAX_FRAGMENTS = 1024
 """Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
+MAX_CONTROLS = 100
+"""Maximum pings and pongs of a WebSocket in a second."""
 
 _FEW_QUEUED = 16  # up to this length of the pipeline, reading goes on to notice a client's end
 _UNREAD_BYTES = 2**16  # of a WebSocket, which the kernel keeps while nothing is read
@@ -60,20 +63,32 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+@dataclasses.dataclass(frozen=True)
+class HttpLimits:
+    """The limits of a server's HTTP connections, and those that are idle."""
+
+    max_connections: int  # beyond it the longest idle one is closed for each new connection
+    admission: Admission  # tells whether the server drains
+    # Seconds for which a client may go on sending a request that a draining server has rejected,
+    # and for which a connection may be idle.
+    patience_s: float
+    # Connections without a request, the longest idle one first: the loop's time since which.
+    idle: dict["HttpProtocol", float] = dataclasses.field(default_factory=dict)
+
+
 class HttpProtocol(HttpToolsProtocol):
     """An HTTP connection over a `ThrottledConnection`.
 
     Args:
-        server: the `serve.gateway.edge.listen.HttpServer`, with its limits and idle connections.
+        limits: the server's.
         options: uvicorn's options.
     """
 
-    def __init__(self, server: Any, **options: Any) -> None:
+    def __init__(self, limits: HttpLimits, **options: Any) -> None:
         super().__init__(**options)
-        self._max_connections: int = server.max_connections
-        self._idle: dict[HttpProtocol, float] = server.idle
-        self.linger_s: float = server.patience_s
-        self._answering: Any = None  # the request that began last; `cycle` is the latest one
+        self._limits = limits
+        self._idle = limits.idle
+        self._answering = self.cycle  # the request that began last; `cycle` is the latest one
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
         self._invalid_reason: str | None = None  # the error after which nothing is read
@@ -90,11 +105,16 @@ class HttpProtocol(HttpToolsProtocol):
     def unfinished(self) -> bool:
         return self._invalid_reason is not None or (self.cycle is not None and self.cycle.more_body)
 
+    @property
+    def linger_s(self) -> float:
+        """Longer while the server drains: then rejected requests are no flood."""
+        return self._limits.patience_s if self._limits.admission.draining else LINGER_S
+
     def connection_made(self, transport: Any) -> None:
         self.budget: ConnectionBudget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
-        if self._idle and len(self.connections) > self._max_connections:
+        if self._idle and len(self.connections) > self._limits.max_connections:
             longest_idle = next(iter(self._idle))
             del self._idle[longest_idle]
             longest_idle.transport.abort()
@@ -199,9 +219,15 @@ class HttpProtocol(HttpToolsProtocol):
         await app(scope, receive, watch)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; the budget limits how many are read."""
+        """Go on with the next request, within the budget."""
+        if self.pipeline and self.budget.spent:
+            self.budget.call(self._go_on)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
         super().on_response_complete()
-        if self._answering.response_complete:  # no other request has begun
+        if self._answering.response_complete and not self.pipeline:
             self._idle[self] = self.loop.time()
             if self._invalid_reason is not None and not self.transport.is_closing():
                 super().send_400_response(self._invalid_reason)
@@ -226,6 +252,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._admission = admission
         self._counted_bytes = 0  # bytes of `_admission` that are this connection's
         self._waiting_bytes = 0  # bytes of complete messages that the application has not taken
+        self._pings, self._pings_second = 0, 0
         self._accepted = False
         self.lost = asyncio.Event()
 
@@ -317,7 +344,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         """Answer a ping, where the answer is taken."""
+        self._control()
         if self.writable.is_set():
             super().handle_ping()
         else:
             self.conn.data_to_send()
+
+    def handle_pong(self, event: Any) -> None:
+        self._control()
+        super().handle_pong(event)
+
+    def _control(self) -> None:
+        second = int(self.loop.time())
+        self._pings = self._pings + 1 if second == self._pings_second else 1
+        self._pings_second = second
+        if self._pings > MAX_CONTROLS:
+            self._end(1008, f"more than {MAX_CONTROLS} pings in a second")

@@ -19,7 +19,7 @@ from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway.context import Services
 from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection
-from serve.gateway.edge.connection import HttpProtocol, WebSocketProtocol
+from serve.gateway.edge.connection import HttpLimits, HttpProtocol, WebSocketProtocol
 
 MAX_MESSAGE_BYTES = 2**24
 """Maximum bytes of a WebSocket's message; OpenAI's clients expect at least 15 MiB."""
@@ -93,16 +93,12 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         admission, server = services.admission, services.config.server
         tls = server.tls_certificate != "" and listener.family != socket.AF_UNIX
-        self.max_connections = max_connections
-        self.patience_s = server.upload_timeout_s
-        """Seconds for which a connection may be idle, or send the rest of a rejected request."""
-        self.idle: dict[HttpProtocol, float] = {}
-        """Connections without a request by the loop's time since then, the longest idle first."""
+        self.limits = HttpLimits(max_connections, admission, server.upload_timeout_s)
         # Under TLS too, a connection reads pieces that cost few milliseconds.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_READ_BYTES
 
         def protocol(**options: Any) -> ThrottledConnection:
-            connection = HttpProtocol(self, **options)
+            connection = HttpProtocol(self.limits, **options)
             return ThrottledConnection(ConnectionBudget(services.budget), connection)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,10 +143,10 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this every 0.1 s."""
-        now_s = asyncio.get_running_loop().time()
-        for connection, since_s in list(self.idle.items()):
-            if now_s - since_s > self.patience_s:
-                del self.idle[connection]
+        idle, now_s = self.limits.idle, asyncio.get_running_loop().time()
+        for connection, since_s in list(idle.items()):
+            if now_s - since_s > self.limits.patience_s:
+                del idle[connection]
                 connection.transport.abort()
         return await super().on_tick(counter)
 
@@ -179,8 +175,9 @@ class HttpServer(uvicorn.Server):
     def _answer_is_due(self, waited_s: float) -> bool:
         """Return whether a client expects an answer or is getting it, or may be about to ask."""
         return any(
-            connection not in self.idle
+            connection not in self.limits.idle
             or connection.transport.is_closing()
+            or connection.transport.turn_pending
             or (connection.cycle is None and waited_s < _FIRST_REQUEST_S)
             for connection in self.server_state.connections
             if isinstance(connection, HttpProtocol)  # live sessions have ended before

@@ -32,7 +32,7 @@ from serve.contract.messages import Segment, Timings, Transcript, Word
 from serve.gateway import errors
 from serve.gateway.context import Services
 from serve.gateway.edge.uploads import small_body
-from serve.gateway.page.state import state_of
+from serve.gateway.page.state import EngineStateReader
 from serve.speech.formats import render
 
 MAX_BYTES = 4 * 1024**2
@@ -57,7 +57,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(services: Services) -> list[BaseRoute]:
+def page_routes(services: Services, state: EngineStateReader) -> list[BaseRoute]:
     """List the page's addresses."""
     files, subtitle_lock = _Files(directory=_WEB), asyncio.Lock()
 
@@ -66,7 +66,7 @@ def page_routes(services: Services) -> list[BaseRoute]:
 
     async def state_as_json(request: Request) -> Response:
         services.keys.of_request(request)
-        return JSONResponse(await state_of(services), headers={"Cache-Control": "no-store"})
+        return JSONResponse(state.latest, headers={"Cache-Control": "no-store"})
 
     async def write_subtitles(request: Request) -> Response:
         api_key = services.keys.of_request(request)

@@ -1,5 +1,11 @@
-"""The server's state now, for people to look at; the figures are from Triton's metrics page."""
+"""The server's state now, for people to look at.
 
+Every few seconds the engines' metrics are read from Triton's metrics page. Requests get the figures
+that were read last, so many requests cost nothing.
+"""
+
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from serve.contract.messages import Request
+from serve.gateway.background import Background
 from serve.gateway.context import Services
-from serve.gateway.observe.metrics import tritons_page
+from serve.gateway.observe.pages import tritons_page
 from serve.speech.languages import LANGUAGE_NAMES
+
+INTERVAL_S = 3.0
 
 _INFO = "earshot_engine_info"
 _GAUGES = {
@@ -19,26 +28,50 @@ _GAUGES = {
 }
 
 
-async def state_of(services: Services) -> dict[str, Any]:
-    """Return the server's state now, as the page reads it."""
-    config, ready = services.config, await services.ready()
-    found = [await _samples(engine.address.link) for engine in services.engines.own]
-    # An engine that starts or stops has a part of its metrics.
-    engines = [samples for samples in found if samples.keys() >= {_INFO, *_GAUGES.values()}]
-    search = config.transcriber
-    now = {name: sum(int(one[metric].value) for one in engines) for name, metric in _GAUGES.items()}
-    shown = [{"name": one.name, "available": one.is_available()} for one in services.engines.all]
-    status = "ready" if ready else "starting"
-    return {
-        "name": config.name,
-        "status": "draining" if services.admission.draining else status,
-        "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
-        "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
-        "jobs": bool(config.jobs.folder),
-        "limits": {"request_bytes": config.server.max_request_mb * 2**20},
-        "now": now if engines else None,
-        "engines": shown,
-    }
+class EngineStateReader(Background):
+    """Reads the server's state at intervals, as long as it is started.
+
+    Args:
+        services: the gateway's services.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.latest = self._as_json(False, [])
+        """The latest state, as the page reads it."""
+
+    async def read(self) -> None:
+        """Read the state now."""
+        services, ready = self._services, await self._services.ready()
+        engines = [await _samples(engine.address.link) for engine in services.engines.own]
+        # An engine that starts or stops has a part of its metrics.
+        available = [samples for samples in engines if samples.keys() >= {_INFO, *_GAUGES.values()}]
+        self.latest = self._as_json(ready, available)
+
+    def _as_json(self, ready: bool, engines: Sequence[dict[str, Sample]]) -> dict[str, Any]:
+        services, config = self._services, self._services.config
+        search, status = config.transcriber, "ready" if ready else "starting"
+        now = {
+            name: sum(int(samples[metric].value) for samples in engines)
+            for name, metric in _GAUGES.items()
+        }
+        every = services.engines.all
+        shown = [{"name": one.name, "available": one.is_available()} for one in every]
+        return {
+            "name": config.name,
+            "status": "draining" if services.admission.draining else status,
+            "offers": _capabilities(engines[0][_INFO].labels) if engines else None,
+            "defaults": {"beam_size": search.beam_size, "vad": search.vad, "mode": Request.mode},
+            "jobs": bool(config.jobs.folder),
+            "limits": {"request_bytes": config.server.max_request_mb * 2**20},
+            "now": now if engines else None,
+            "engines": shown,
+        }
+
+    async def _run(self) -> None:
+        while True:
+            await self.read()
+            await asyncio.sleep(INTERVAL_S)
 
 
 async def _samples(triton: Path) -> dict[str, Sample]:

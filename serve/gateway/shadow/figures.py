@@ -181,7 +181,7 @@ class ShadowMetrics:
         self.dropped = Counter("dropped", text, **options)
         text = "Samples requeued because a client's request arrived"
         self.requeued = Counter("yielded", text, **options)
-        self.sampled = Counter("sampled", "Answered requests taken as samples", **options)
+        self.sampled = Counter("sampled", "Answered requests that were taken as samples", **options)
         self.failed = Counter("failed", "Samples for which the reference failed", **options)
         self.pending_bytes = Gauge("pending_bytes", "Bytes of samples that wait", **options)
         self.pending = Gauge("pending_requests", "Samples that wait", **options)

@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 
-from serve.gateway.edge.connection import MAX_FRAGMENTS
+from serve.gateway.edge.connection import MAX_CONTROLS, MAX_FRAGMENTS
 from tests.gateways import WAIT_S, all_from, json_request, post, until
 
 INFER = "/v2/models/whisper/infer"
@@ -41,6 +41,20 @@ def test_a_refusal_before_its_body_is_the_last_of_its_connection(shared, more):
     assert received.startswith(b"HTTP/1.1 404 ")
     assert b"connection: close" in received.lower()
     assert received.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n"], ids=["is silent", "sends on"])
+def test_who_stays_after_such_a_refusal_is_hung_up_on(shared, more, monkeypatch):
+    for name in ("budget", "connection"):
+        monkeypatch.setattr(f"serve.gateway.edge.{name}.LINGER_S", 0.05)
+    with shared.connected(CHUNKED + b"1\r\nx\r\n") as connection:
+
+        def is_hung_up_on():
+            connection.sendall(more)
+            return not connections(shared)
+
+        with contextlib.suppress(ConnectionError):
+            until(is_hung_up_on)
 
 
 def test_a_refusal_of_a_whole_request_leaves_the_connection(shared):
@@ -117,7 +131,7 @@ def test_who_takes_no_answers_is_hung_up_on_and_that_is_no_error(running, monkey
 
 def test_who_says_nothing_makes_room_for_who_does(start):
     running = start(max_inflight=1)
-    most = running.gateway.http[0].max_connections
+    most = running.gateway.http[0].limits.max_connections
     with contextlib.ExitStack() as others:
         for _ in range(most + 20):
             others.enter_context(running.connected())
@@ -139,10 +153,11 @@ def frame(opcode, data, fin=True):
         frame(Opcode.TEXT, b"{", fin=False)
         + frame(Opcode.CONT, b"  ", fin=False) * (MAX_FRAGMENTS + 1),
         frame(Opcode.TEXT, bytes(2**23))[: 3 * 2**20],
+        frame(Opcode.PING, b"x") * (20 * MAX_CONTROLS),
     ],
-    ids=["a flood of frames", "never whole"],
+    ids=["a message in a flood of frames", "a message that is never whole", "a flood of pings"],
 )
-def test_a_message_that_takes_too_much_room_ends_its_session(start, said):
+def test_what_takes_too_much_room_or_time_ends_its_session(start, said):
     running = start(max_request_mb=2, max_inflight_mb=2)
     with connect(f"ws://{running.http}/v1/realtime") as client:
         client.recv(timeout=WAIT_S)

@@ -29,6 +29,7 @@ def metrics():
 
 
 def read_state(running):
+    running.run(running.gateway.state.read())
     status, headers, body = running.ask("GET", "/state")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     return json.loads(body)
@@ -42,6 +43,7 @@ def test_the_state_tells_what_the_engines_do(start):
     assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
     assert shown["offers"]["languages"] == {"en": "english", "es": "spanish"}
     assert (shown["offers"]["beams"], shown["offers"]["words"]) == (5, True)
+    assert shown["engines"] == [{"name": f"cpu-{n}", "available": True} for n in (0, 1)]
     running.triton.metrics = re.sub(rb"\nearshot_slots.*", b"", metrics())
     assert read_state(running)["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
     for triton in running.tritons:

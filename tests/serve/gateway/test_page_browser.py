@@ -116,6 +116,7 @@ def gateway(tmp_path_factory):
     running = Running(
         tmp_path_factory.mktemp("run"), 600.0, triton_metrics=metrics(), max_request_mb=4
     )
+    running.run(running.gateway.state.read())
     with contextlib.closing(running):
         yield running
         running.triton.release()
@@ -593,7 +594,9 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 @pytest.mark.nightly
 def test_languages_have_names_even_if_browsers_do_not_know_them(visit, start):
     offers = metrics().replace(b'"en,es"', b'"ba,bo,ht,jw"')
-    page = visit(start(triton_metrics=offers))
+    running = start(triton_metrics=offers)
+    running.run(running.gateway.state.read())
+    page = visit(running)
     names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
     assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
     say(page, "one")
@@ -722,6 +725,7 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
 def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, start, config):
     assert page.locator("#jobs").is_hidden()  # that server has none
     with_jobs = start(triton_metrics=metrics(), jobs=config)
+    with_jobs.run(with_jobs.gateway.state.read())
     page = visit(with_jobs)
     say(page, "wait for it")
     page.locator("#jobs summary").click()

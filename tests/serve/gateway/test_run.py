@@ -15,7 +15,7 @@ import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.gateway.engines import SERVICE
-from serve.gateway.observe.metrics import joined
+from serve.gateway.observe.pages import joined
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import make_folder

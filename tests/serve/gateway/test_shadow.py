@@ -169,6 +169,12 @@ def test_what_has_no_room_is_dropped_and_counted(start, busy, little_room):
     assert len(running.services.shadow.pending) == 2
 
 
+def test_the_text_of_an_answer_counts_in_the_room_of_samples(start, busy):
+    running = start(shadow=SHADOW)
+    infer(running, "one " * 1000)
+    assert metric(running, "earshot_shadow_pending_bytes") > 4 * 4000
+
+
 def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running, monkeypatch):
     monkeypatch.setattr(monitor, "AWAY_S", LOOK_S)
     infer(running, "hello|error:UNAVAILABLE lost")
