@@ -45,21 +45,20 @@ class Services:
     """
 
     def __init__(self, config: Config, folder: Path, addresses: Sequence[EngineAddress]) -> None:
-        self.config = config
+        self.config, self.folder = config, folder
+        self.process_number = addresses[0].process_number
         self.models = Models(config)
         self.keys = ApiKeys(config)
         self.client_secrets = ClientSecrets(signing_key(folder))
         self.usage = Usage(config, folder)
-        self.admission = admission = Admission(config.server)
-        self.uploads = Uploads(admission)
+        self.admission = Admission(config.server)
+        self.uploads = Uploads(self.admission)
         self.streams = StreamSlots(config.live)
-        self.watch = LoopWatch(gateway_alive(folder, addresses[0].process_number))
+        self.watch = LoopWatch(gateway_alive(folder, self.process_number))
         self.budget = SharedBudget()
         target_s, slots = config.gateway.target_p99_s, config.runtime.slots * len(addresses)
         self.target = LatencyTarget(target_s, slots) if target_s else None
-        self.metrics = Metrics(
-            admission, self.streams, self.watch, self.budget, self.usage, self.target, config.name
-        )
+        self.metrics = Metrics(self.streams)
         self.engines = Engines(config, folder, addresses, self.target, self.metrics.upstreams)
         self.shadow = ShadowMonitor(config, self.engines, self.metrics.shadow)
         self.tracer = open_tracer(self.metrics.spans)
@@ -190,7 +189,8 @@ class RequestContext:
             ApiError: 429, the key has had too much before it.
         """
         self.services.usage.require(self.api_key)
-        self.api_key.count_live(seconds)
+        self.api_key.require_audio()
+        self.api_key.count_audio(seconds)
         self._count(seconds)
 
     def _count_answer(self, seconds: float, queued_s: float | None) -> None:

@@ -26,13 +26,13 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from serve.contract.config import Config
-from serve.contract.errors import DeadlineError, OverloadedError, UnavailableError
+from serve.contract.errors import OverloadedError, UnavailableError
 from serve.contract.messages import Priority, Transcript
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
 from serve.gateway.kserve.messages import Chunk, cancel_of, for_triton, read_transcript
-from serve.gateway.limits import Permit
+from serve.gateway.limits import LARGE_BYTES, Permit
 from serve.gateway.models import Target
 from serve.gateway.observe.metrics import UpstreamMetrics
 from serve.gateway.observe.spans import NO_SPAN, RequestSpan
@@ -59,10 +59,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),  # the limit of a connection's handshake
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
 ]
 _READY_S = 2.0  # limit of a health check
-_LARGE_BYTES = 2**20  # size from which a message is sent as a stream, to free it once it is sent
 _CLOSE_S = 1.0  # limit of cancels in flight when the gateway ends
 LOOK_S = 0.25
 """Seconds between two looks at a device's link."""
@@ -105,7 +103,7 @@ class Engine(Background):
         self.model = model
         self.inflight = 0
         """Requests that the gateway has given to it and that have not ended."""
-        self._address = address
+        self.address = address
         self._used = address.link.parent / USED if unloads else None
         self._current: TritonConnection | None = None
         self._replaced: list[TritonConnection] = []  # connections with unfinished requests
@@ -144,7 +142,7 @@ class Engine(Background):
         try:
             while self._current is None or self._current.folder != self._folder():
                 # A folder is held before it is looked up again: if it is still named, it stays.
-                self._replace(TritonConnection(self._address, self._folder()))
+                self._replace(TritonConnection(self.address, self._folder()))
         except OSError:
             self._replace(None)
         return self._current
@@ -155,7 +153,7 @@ class Engine(Background):
             touch_heartbeat(self._used)
 
     def _folder(self) -> Path:
-        return Path(os.path.realpath(self._address.link, strict=True))
+        return Path(os.path.realpath(self.address.link, strict=True))
 
     def _replace(self, connection: "TritonConnection | None") -> None:
         if self._current is not None:
@@ -295,8 +293,8 @@ async def infer(unary: Any, stream: Any, message: bytes, streamed: bool) -> Asyn
         streamed: whether it may have several answers.
     """
     # The model is decoupled and so answers by streams alone. On the wire a stream of one message
-    # is the same as a message; as a stream it frees the message once it is sent.
-    if not streamed and len(message) <= _LARGE_BYTES:
+    # is the same as a message; as a stream it frees the message, if large, once it is sent.
+    if not streamed and len(message) <= LARGE_BYTES:
         yield await unary(message)
         return
     call = stream()
@@ -542,7 +540,7 @@ class EngineCall:
 
         A request that an engine was lost with is retried once, for it may be the cause.
         """
-        if self._begun or self._cancelled or isinstance(error.error, DeadlineError):
+        if self._begun or self._cancelled:
             return False
         if isinstance(error.error, UnavailableError):
             self._engine_lost, again = True, not self._engine_lost

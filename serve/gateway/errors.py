@@ -64,7 +64,6 @@ REASONS = {
 _RETRY_AFTER_S = 1
 _SERVER_FAILED = "the server failed while it worked on this request; its log has the details"
 _OFFERED = "/openapi.json lists all; jobs are at /v1/audio/jobs if the config has jobs.folder"
-_SERVER_AWAY = "the engine process is restarting; try again"
 _SUBJECT = re.compile(r"(?:the request: )?(\w+)")  # the first word of a message
 # Triton's words, with status INTERNAL, for a model's process that has stalled or died.
 _STALLED_TEXTS = ("is not healthy", "Failed to obtain the health mutex")
@@ -76,17 +75,14 @@ class ApiError(Exception):
     Args:
         error: the error to write; its class gives the status unless `reason` does.
         reason: a key of `REASONS` or another label for metrics and log; empty: the gRPC status.
-        grpc: the gRPC status, if it differs from the status of the reason or class.
     """
 
-    def __init__(self, error: EarshotError, reason: str = "", grpc: str = "") -> None:
+    def __init__(self, error: EarshotError, reason: str = "") -> None:
         super().__init__(str(error))
         self.error = error
         self.text = tensors.error_to_text(error)
-        self.reason = reason or (grpc or error.status.grpc).lower()
+        self.reason = reason or error.status.grpc.lower()
         self.status = REASONS.get(self.reason, error.status)
-        if grpc:
-            self.status = dataclasses.replace(self.status, grpc=grpc)
         self.param: str | None = None
         """The field that is wrong, if one is."""
         self.retry_after_s = _RETRY_AFTER_S
@@ -129,20 +125,16 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response]) -
         render: writes an error in the form of the application's API, with further headers.
     """
 
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return render(error, {})
-
-    async def routing_error(request: Request, error: HTTPException) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return render(error if isinstance(error, ApiError) else failed(), {})
         text = f"no {request.method} at this address; {_OFFERED}"
         reason = "method" if error.status_code == 405 else "not_found"
         response = render(ApiError(RequestError(text), reason), dict(error.headers or {}))
         response.status_code = error.status_code
         return response
 
-    async def unexpected_error(request: Request, error: Exception) -> Response:
-        return render(failed(), {})
-
-    return {ApiError: api_error, HTTPException: routing_error, Exception: unexpected_error}
+    return dict.fromkeys((ApiError, HTTPException, Exception), answer)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -222,21 +214,18 @@ def stopping() -> ApiError:
     return overloaded("the server is stopping; try again later", "draining")
 
 
-def key_limit(
-    limit: str, name: str, wait_s: float | None = None, reason: str = "key_limit"
-) -> ApiError:
+def key_limit(limit: str, name: str, wait_s: float = 0.0, reason: str = "key_limit") -> ApiError:
     """Return the error of a key that has used up a limit.
 
     Args:
         limit: the limit's name.
         name: the key's name.
-        wait_s: seconds until the key may send again, if they are known.
+        wait_s: seconds until the key may send again; 0: they are unknown.
         reason: see `ApiError`.
     """
-    when = "later" if wait_s is None else f"in {math.ceil(wait_s)} s"
-    retry_after_s = _RETRY_AFTER_S if wait_s is None else math.ceil(wait_s)
+    when = f"in {math.ceil(wait_s)} s" if wait_s else "later"
     message = f"the key {name} has used up its {limit}; try again {when}"
-    return overloaded(message, reason, retry_after_s)
+    return overloaded(message, reason, math.ceil(wait_s) or _RETRY_AFTER_S)
 
 
 def no_answer_in_time(limit_s: float) -> ApiError:
@@ -246,7 +235,7 @@ def no_answer_in_time(limit_s: float) -> ApiError:
 
 def server_away() -> ApiError:
     """Return the error of a request that no engine can take."""
-    return ApiError(UnavailableError(_SERVER_AWAY), "server_away")
+    return ApiError(UnavailableError("the engine process is restarting; try again"), "server_away")
 
 
 def from_upstream(status: str, text: str) -> ApiError:
@@ -259,10 +248,10 @@ def from_upstream(status: str, text: str) -> ApiError:
     error = tensors.error_from_text(text, "")
     has_class = type(error) is not EarshotError
     if has_class and error.status.grpc != "INTERNAL":
-        return ApiError(error, grpc=status)
+        return ApiError(error)
     logger.error("a server answered %s: %s", status or "an error", text)
     if has_class:  # its class may be known, its words may hold anything
-        return ApiError(type(error)(_SERVER_FAILED), grpc=status)
+        return ApiError(type(error)(_SERVER_FAILED))
     if status == "UNAVAILABLE" or any(words in text for words in _STALLED_TEXTS):
         return server_away()
     if status in ("", "INTERNAL") and not text.startswith(f"{EarshotError.__name__}: "):

@@ -23,36 +23,30 @@ from serve.gateway.edge.headers import with_headers
 from serve.gateway.errors import as_kserve, exception_handlers
 from serve.gateway.kserve.http import kserve_routes, live
 from serve.gateway.live.route import RealtimeRoute
-from serve.gateway.observe.metrics import OWN_PAGE
+from serve.gateway.observe.pages import OWN_PAGE, whole_page
 from serve.gateway.openai.docs import openapi
 from serve.gateway.openai.routes import build_openai_app
 from serve.gateway.page.routes import page_routes
 from serve.gateway.page.state import EngineStateReader
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-MetricsPage = Callable[[], Awaitable[bytes]]
 
-
-def build_app(
-    services: Services, metrics: MetricsPage, state: EngineStateReader, jobs: Sequence[BaseRoute]
-) -> ASGIApp:
+def build_app(services: Services, state: EngineStateReader, jobs: Sequence[BaseRoute]) -> ASGIApp:
     """Build the application for clients.
 
     Args:
         services: the gateway's services.
-        metrics: returns the page of all processes' metrics.
         state: the state of the server that the page shows.
         jobs: the routes of jobs; (): there are no jobs.
     """
 
-    async def metrics_for_keys(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         services.keys.of_request(request)
-        return await _metrics(metrics)(request)
+        return _metrics(await whole_page(services))
 
     routes: list[BaseRoute] = [
-        *page_routes(state, services),
+        *page_routes(services, state),
         Route("/health", _health(services)),
-        Route("/metrics", metrics_for_keys),
+        Route("/metrics", metrics),
         Route("/openapi.json", openapi),
         *kserve_routes(services),
         WebSocketRoute("/v1/realtime", RealtimeRoute(services)),
@@ -61,15 +55,18 @@ def build_app(
     return _app(routes, services)
 
 
-def build_monitoring_app(services: Services, metrics: MetricsPage) -> ASGIApp:
+def build_monitoring_app(services: Services) -> ASGIApp:
     """Build the application for Prometheus and for health checks."""
 
-    async def own_page() -> bytes:
-        return services.metrics.page()
+    async def metrics(request: Request) -> Response:
+        return _metrics(await whole_page(services))
+
+    async def own_metrics(request: Request) -> Response:
+        return _metrics(services.metrics.page())
 
     routes: list[BaseRoute] = [
-        Route("/metrics", _metrics(metrics)),
-        Route(OWN_PAGE, _metrics(own_page)),
+        Route("/metrics", metrics),
+        Route(OWN_PAGE, own_metrics),
         Route("/health", _health(services)),
         Route("/v2/health/live", live),
     ]
@@ -82,14 +79,11 @@ def _app(routes: list[BaseRoute], services: Services) -> ASGIApp:
     return with_headers(app, services.config.server, services.admission)
 
 
-def _metrics(metrics: MetricsPage) -> Endpoint:
-    async def page(request: Request) -> Response:
-        return Response(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return page
+def _metrics(page: bytes) -> Response:
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _health(services: Services) -> Endpoint:
+def _health(services: Services) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         ready = await services.ready()
         health: dict[str, object] = {"status": "ok" if ready else "unavailable"}

@@ -124,7 +124,7 @@ class ApiKey:
         Raises:
             ApiError: 429, the key has had too many requests, or too much audio, in this minute.
         """
-        self._require_audio()
+        self.require_audio()
         if wait_s := self._requests.wait_s(1.0):
             raise errors.key_limit("requests_per_minute", self.name, wait_s)
         self._requests.take(1.0)
@@ -132,15 +132,6 @@ class ApiKey:
     def count_audio(self, audio_s: float) -> None:
         """Count the audio of a request; its length is known once it is answered."""
         self._audio_s.take(audio_s)
-
-    def count_live(self, audio_s: float) -> None:
-        """Count live audio as it comes in.
-
-        Raises:
-            ApiError: 429, the key has had too much before it.
-        """
-        self._require_audio()
-        self.count_audio(audio_s)
 
     def require_duration(self, outputs: Collection[str], streamed: bool = False) -> None:
         """Reject a KServe request if its answer would not contain the length of the audio.
@@ -159,7 +150,12 @@ class ApiKey:
             names = " or ".join(needed)
             raise errors.invalid(f"the outputs lack {names}, by which this key's audio is counted")
 
-    def _require_audio(self) -> None:
+    def require_audio(self) -> None:
+        """Reject a key that has had too much audio.
+
+        Raises:
+            ApiError: 429, it has.
+        """
         if wait_s := self._audio_s.wait_s(0.0):
             raise errors.key_limit("audio_s_per_minute", self.name, wait_s)
 
@@ -188,11 +184,10 @@ class ApiKeys:
         self._version = self._file_version()
         self._read()
         if not (self.required or server.open or server.on_loopback):
-            raise ConfigError(
-                f"server.host = {server.host} accepts remote connections, but no API keys are "
-                "configured; create one with `python -m serve keys new` and set server.keys_file, "
-                "or turn authentication off with --open (server.open = true)"
-            )
+            found = f"server.host = {server.host} accepts remote connections"
+            create = "create one with `python -m serve keys new` and set server.keys_file"
+            turn_off = "turn authentication off with --open (server.open = true)"
+            raise ConfigError(f"{found}, but no API keys are configured; {create}, or {turn_off}")
 
     def identify(self, authorization: str | None) -> ApiKey:
         """Return the API key that a request's `Authorization` header names.
@@ -201,14 +196,12 @@ class ApiKeys:
             ApiError: 401, it names none, or an unknown or expired one.
         """
         token = bearer_token(authorization)
-        unknown, digest = _UNKNOWN, hash_of(token)
+        unknown, digest = _UNKNOWN, hash_of(token) if token else ""
         if not token:
             unknown = "no API key; send Authorization: Bearer KEY (commands: set EARSHOT_API_KEY)"
         elif token.startswith(CLIENT_SECRET_PREFIX):
             unknown = "a client secret opens live sessions at /v1/realtime only; send an API key"
-        return self._find(
-            lambda name, key: hmac.compare_digest(digest, key.sha256) and bool(token), unknown
-        )
+        return self._find(lambda name, key: hmac.compare_digest(digest, key.sha256), unknown)
 
     def of_request(self, request: HTTPConnection) -> ApiKey:
         """Return the API key of an HTTP request; see `identify`."""

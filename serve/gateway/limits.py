@@ -51,10 +51,9 @@ def check_json(text: bytes, name: str) -> None:
     numbers = text.count(b",")
     marks = text.count(b'"') + text.count(b"{") + text.count(b"[")
     if numbers > MAX_NUMBERS or marks > MAX_MARKS:
-        raise errors.invalid(
-            f"{name} has {numbers} commas and {marks} quotation marks and brackets; expected at "
-            f"most {MAX_NUMBERS} and {MAX_MARKS}: send tensors as binary data, or over gRPC"
-        )
+        found = f"{name} has {numbers} commas and {marks} quotation marks and brackets"
+        advice = "send tensors as binary data, or over gRPC"
+        raise errors.invalid(f"{found}; expected at most {MAX_NUMBERS} and {MAX_MARKS}: {advice}")
 
 
 class Permit:
@@ -178,10 +177,9 @@ class Admission:
             ApiError: 413, it is too large; 429, all requests together are.
         """
         if request_bytes > self.max_request_bytes:
-            raise errors.too_large(
-                f"the request has {request_bytes} bytes or more; expected at most "
-                f"{self.max_request_bytes} (server.max_request_mb)"
-            )
+            found = f"the request has {request_bytes} bytes or more"
+            expected = f"expected at most {self.max_request_bytes} (server.max_request_mb)"
+            raise errors.too_large(f"{found}; {expected}")
         if self.bytes + self.uploading_bytes + more > self.max_bytes:
             raise self._full()
 

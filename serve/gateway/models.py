@@ -40,9 +40,8 @@ class Models:
         exact = [alias for alias in aliases if alias not in self.patterns]
         self.names = tuple(dict.fromkeys((self.default, *exact)))
         """The names of OpenAI's API that can be listed."""
-        self._expressions = [
-            ".*".join(map(re.escape, pattern.lower().split("*"))) for pattern in self.patterns
-        ]
+        texts = (pattern.lower().split("*") for pattern in self.patterns)
+        self._expressions = [".*".join(map(re.escape, between)) for between in texts]
 
     def named(self, name: str | None) -> str:
         """Resolve the field `model` of OpenAI's API to the name of the config's product.
@@ -72,9 +71,8 @@ class Models:
             segments = name.endswith(_STREAM) and self._has(name.removesuffix(_STREAM))
             if not segments:
                 others = "".join(f", {known}, {known}{_STREAM}" for known in self.names)
-                raise errors.not_found(
-                    f"no model {shown(name)}; there are {MODEL}, {STREAM_MODEL}{others}"
-                )
+                names = f"{MODEL}, {STREAM_MODEL}{others}"
+                raise errors.not_found(f"no model {shown(name)}; there are {names}")
         if version not in _VERSIONS:
             raise errors.not_found(f"no version {shown(version)} of {name}; there is 1")
         if segments and not streamed:
@@ -83,7 +81,5 @@ class Models:
         return Target(self.default, segments, name)
 
     def _has(self, name: str) -> bool:
-        return name in self.names or (
-            len(name) <= _MAX_CHARS
-            and any(re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
-        )
+        matches = (re.fullmatch(pattern, name.lower()) for pattern in self._expressions)
+        return name in self.names or (len(name) <= _MAX_CHARS and any(matches))

@@ -25,7 +25,7 @@ from serve.gateway.engines import EngineAddress
 from serve.gateway.http import build_app, build_monitoring_app
 from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
-from serve.gateway.observe.metrics import whole_page
+from serve.gateway.observe.pages import add_gauges
 from serve.gateway.page.state import EngineStateReader
 from serve.wire.folder import CONFIG, engine_links, gateway_door
 
@@ -61,34 +61,31 @@ class GatewayServer:
     """
 
     def __init__(self, config: Config, folder: Path, engines: Sequence[EngineAddress]) -> None:
-        number, processes = engines[0].process_number, config.gateway.processes
         config = share_of(config)
-        server, shared = config.server, processes > 1
-        self.services = Services(config, folder, engines)
-        metrics = self.services.metrics
+        server, shared = config.server, config.gateway.processes > 1
+        self.services = services = Services(config, folder, engines)
+        add_gauges(services)
+        tasks = services.watch, services.usage, services.uploads, *services.engines.all
+        self.state = EngineStateReader(services)
+        self._tasks = (*tasks, services.shadow, self.state)
         self._drain_s, self._end_s = server.drain_timeout_s, 0.0
-        tritons = {engine.device: engine.link for engine in engines}
-        self.state = EngineStateReader(self.services, list(tritons.values()))
-        metrics_page = functools.partial(whole_page, folder, tritons, metrics, number, processes)
         connections = _max_connections(server)
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
-        clients = build_app(self.services, metrics_page, self.state, jobs)
-        monitoring = build_monitoring_app(self.services, metrics_page)
+        clients = build_app(services, self.state, jobs)
+        monitoring = build_monitoring_app(self.services)
         serving = functools.partial(HttpServer, self.services, connections)
         self.http = [
             serving(clients, listening_socket(server, "http_port", shared)),
             serving(monitoring, listening_socket(server, "metrics_port", shared)),
-            serving(monitoring, unix_listener(gateway_door(folder, number))),
+            serving(monitoring, unix_listener(gateway_door(folder, self.services.process_number))),
         ]
         self._grpc = open_server(self.services, connections, shared)
 
     async def start(self) -> None:
         """Start all services, and accept connections."""
-        services = self.services
-        await services.usage.exchange()  # the usage of the day
-        tasks = services.usage, services.uploads, *services.engines.all, services.shadow
-        for task in (*tasks, self.state, services.watch):
+        await self.services.usage.exchange()  # the usage of the day
+        for task in self._tasks:
             task.start()
         for server in self.http:
             server.start()
@@ -115,17 +112,14 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Close all connections; wait until the drain's end for clients that still send."""
-        services = self.services
         if self.jobs:
             await self.jobs.close()
-        await self.state.close()
         remaining_s = max(_END_S, self._end_s - asyncio.get_running_loop().time())
         closing = [server.close(remaining_s) for server in self.http]
         await asyncio.gather(self._grpc.stop(_END_S), *closing)
-        tasks = services.uploads, services.shadow, *services.engines.all, services.watch
-        for task in (*tasks, services.usage):
+        for task in reversed(self._tasks):
             await task.close()
-        await services.tracer.close()
+        await self.services.tracer.close()
 
 
 def _open_jobs(services: Services) -> "JobRoutes":

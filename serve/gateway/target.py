@@ -286,19 +286,13 @@ class LatencyTarget:
     def _queued_work(self, work: float, priority: Priority) -> float:
         """Return the work ahead of a request with this work."""
         max_work = max(work, WINDOW_S)
-        return sum(
-            min(request.work, max_work)
-            for request in self._inflight
-            if priority == "job" or request.priority != "job"
-        )
+        ahead = (one.work for one in self._inflight if priority == "job" or one.priority != "job")
+        return sum(min(each, max_work) for each in ahead)
 
     def _inflight_work(self, *, key: str | None = None, jobs: bool = False) -> float:
         """Return the work in flight of one key or all keys; `jobs`: of jobs, else of the rest."""
-        return sum(
-            request.work
-            for request in self._inflight
-            if key in (None, request.key) and jobs == (request.priority == "job")
-        )
+        requests = (one for one in self._inflight if jobs == (one.priority == "job"))
+        return sum(request.work for request in requests if key in (None, request.key))
 
     def _update_margin(self) -> None:
         late_s = sorted(self._errors_s)

@@ -12,7 +12,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from serve.contract.errors import ConfigError, FileError, UnavailableError, show
 from serve.gateway import errors
 from serve.gateway.background import Background
 from serve.gateway.errors import ApiError
-from serve.gateway.keys import ApiKey
+from serve.gateway.keys import ApiKey, Clock
 
 logger = logging.getLogger("earshot.gateway")
 
@@ -119,9 +119,7 @@ class Usage(Background):
         clock: seconds since 1970.
     """
 
-    def __init__(
-        self, config: Config, folder: Path, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, config: Config, folder: Path, clock: Clock = time.time) -> None:
         self._path = Path(config.server.usage_file or folder / FILE)
         self._clock = clock
         # By day, key and model; not in the file yet. Counter's types know integers alone.

@@ -8,7 +8,6 @@ bucket and have the rest of the loop.
 """
 
 import asyncio
-import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,13 +99,6 @@ class ConnectionBudget:
         return self._tokens_s
 
 
-def is_readable(connection: Any) -> bool:
-    """Return whether a socket has data that was not read yet."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 class ThrottledConnection(asyncio.Protocol):
     """Stands between a transport and its protocol; reads nothing while the budget is spent.
 
@@ -129,7 +121,8 @@ class ThrottledConnection(asyncio.Protocol):
         self._paused = False  # by the protocol
         self._closing = False
         self._received = False  # whether data came since the last look of `_linger`
-        self._turn_pending = False  # whether reading waits for a turn
+        self.turn_pending = False
+        """Whether reading waits for a turn."""
 
     # ------------------------------------------------------------ as the transport's protocol
 
@@ -158,8 +151,8 @@ class ThrottledConnection(asyncio.Protocol):
             self._protocol.data_received(data)
             self.budget.charge(self.budget.clock() - began_s)
             self._transport.max_size = self._protocol.piece_bytes
-        if self.budget.spent and not self._turn_pending:
-            self._turn_pending = True
+        if self.budget.spent and not self.turn_pending:
+            self.turn_pending = True
             self.budget.call(self._go_on)
             self._set_reading()
 
@@ -167,11 +160,6 @@ class ThrottledConnection(asyncio.Protocol):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether data has come that the protocol has not got yet."""
-        return self._turn_pending or is_readable(self._transport.get_extra_info("socket"))
 
     def pause_reading(self) -> None:
         self._paused = True
@@ -211,11 +199,11 @@ class ThrottledConnection(asyncio.Protocol):
             self._transport.close()
 
     def _go_on(self) -> None:
-        self._turn_pending = False
+        self.turn_pending = False
         self._set_reading()
 
     def _set_reading(self) -> None:
-        if self._turn_pending or (self._paused and not self._closing):
+        if self.turn_pending or (self._paused and not self._closing):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -37,8 +37,6 @@ MAX_FRAGMENTS = 1024
 """Maximum frames of a WebSocket's message: each takes memory besides its bytes."""
 SEND_S = 60.0
 """Seconds after which a client that takes no answer counts as gone."""
-FIRST_REQUEST_S = 1.0
-"""Seconds within which a new client sends its request."""
 MAX_CONTROLS = 100
 """Maximum pings and pongs of a WebSocket in a second."""
 
@@ -90,11 +88,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._idle = limits.idle
-        self._answering: RequestResponseCycle | None = None  # `cycle` is the latest request
+        self._answering = self.cycle  # the request that began last; `cycle` is the latest one
         self._head_complete = False  # the head of the request that is being received is complete
         self._head_bytes = 0  # bytes since the last part of a request
         self._invalid_reason: str | None = None  # the error after which nothing is read
-        self.budget: ConnectionBudget
         self.transport: Any
 
     # ------------------------------------------------------------ as a connection
@@ -114,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._limits.patience_s if self._limits.admission.draining else LINGER_S
 
     def connection_made(self, transport: Any) -> None:
-        self.budget = transport.budget
+        self.budget: ConnectionBudget = transport.budget
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         if self._idle and len(self.connections) > self._limits.max_connections:
@@ -124,7 +121,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.cycle = cast(Any, self._answering)  # it is told, and not the latest request
+        self.cycle = self._answering  # it is told, and not the latest request
         super().connection_lost(exc)
         self._idle.pop(self, None)
 
@@ -135,25 +132,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and self._invalid_reason is None:
             self.send_400_response(f"More than {MAX_HEAD_BYTES} bytes of headers.")
-
-    def expects_answer(self, waited_s: float) -> bool:
-        """Return whether the client expects an answer.
-
-        Args:
-            waited_s: seconds since the server accepted its last connection.
-        """
-        if self.cycle is None and not self.transport.is_closing():
-            return waited_s < FIRST_REQUEST_S
-        return self._busy() or self.transport.is_closing() or self.transport.has_unread
-
-    def shutdown(self) -> None:
-        """Close the connection once the requests that have come are answered; see uvicorn."""
-        if self._busy() or not self.transport.has_unread:
-            super().shutdown()
-
-    def _busy(self) -> bool:
-        last = self._answering
-        return bool(self.pipeline) or (last is not None and not last.response_complete)
 
     # ------------------------------------------------------------ as a parser
 
@@ -183,13 +161,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        self._head_bytes = 0
-        super().on_message_complete()
-
     def handle_websocket_upgrade(self) -> None:
         """Make the connection a WebSocket."""
-        if self._busy():
+        if self not in self._idle:
             self.send_400_response("A WebSocket cannot begin before the last answer is there.")
             return
         # Unread data delays pings, so it must be little.
@@ -208,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             super().send_400_response(msg)
-        elif self._busy():
+        elif self not in self._idle:
             self.flow.pause_reading()
         else:
             super().send_400_response(msg)
@@ -253,10 +227,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _go_on(self) -> None:
         super().on_response_complete()
-        if self._invalid_reason is not None and not (self._busy() or self.transport.is_closing()):
-            super().send_400_response(self._invalid_reason)
-        if not self._busy():
+        if self._answering.response_complete and not self.pipeline:
             self._idle[self] = self.loop.time()
+            if self._invalid_reason is not None and not self.transport.is_closing():
+                super().send_400_response(self._invalid_reason)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -281,10 +255,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._pings, self._pings_second = 0, 0
         self._accepted = False
         self.lost = asyncio.Event()
-
-    def expects_answer(self, waited_s: float) -> bool:
-        """Return False; the session has ended before the server closes."""
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

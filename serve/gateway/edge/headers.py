@@ -91,7 +91,6 @@ def with_headers(app: ASGIApp, server: ServerConfig, admission: Admission) -> AS
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = record.id
                 headers.update(record.limit_headers())
-                headers.update(record.span.answer_headers())
                 if message["type"] != "websocket.accept":
                     if admission.draining:
                         headers["connection"] = "close"

@@ -7,6 +7,7 @@ limit of an upload, and before that if others need its place.
 import asyncio
 import asyncio.sslproto
 import functools
+import select
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.gateway.context import Services
-from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection, is_readable
+from serve.gateway.edge.budget import ConnectionBudget, ThrottledConnection
 from serve.gateway.edge.connection import HttpLimits, HttpProtocol, WebSocketProtocol
 
 MAX_MESSAGE_BYTES = 2**24
@@ -34,6 +35,7 @@ PING_S = 10.0
 _STOP_S = 2  # limit of answers on their way
 _TURNS = 3  # turns of the loop in which an accepted connection gets its protocol
 _LOOK_S = 0.02  # between two looks at connections that are to end
+_FIRST_REQUEST_S = 1.0  # within which a new client sends its request
 
 
 def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> socket.socket:
@@ -49,16 +51,13 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> so
     """
     port = getattr(server, key)
     try:
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
         listener = socket.create_server(
-            (server.host, port),
-            family=socket.AF_INET6 if ":" in server.host else socket.AF_INET,
-            backlog=_BACKLOG,
-            reuse_port=shared,
+            (server.host, port), family=family, backlog=_BACKLOG, reuse_port=shared
         )
     except OSError as error:
-        raise UnavailableError(
-            f"cannot listen on {server.host}:{port}: {error.strerror}; set another server.{key}"
-        ) from error
+        found = f"cannot listen on {server.host}:{port}: {error.strerror}"
+        raise UnavailableError(f"{found}; set another server.{key}") from error
     # Connections inherit this option. asyncio does not set it, because the protocol number of this
     # socket is 0. Without it, the body of an answer waits 40 ms for the client to acknowledge the
     # headers.
@@ -131,13 +130,11 @@ class HttpServer(uvicorn.Server):
         try:
             config.load()
         except OSError as error:  # of ssl, too
-            raise UnavailableError(
-                f"server.tls_certificate = {server.tls_certificate} with server.tls_key = "
-                f"{server.tls_key} cannot be used: {error}"
-            ) from error
+            files = f"{server.tls_certificate} with server.tls_key = {server.tls_key}"
+            message = f"server.tls_certificate = {files} cannot be used: {error}"
+            raise UnavailableError(message) from error
         super().__init__(config)
         self._listener = listener
-        self._task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen; asyncio has taken its limit of a turn as the backlog, too."""
@@ -166,23 +163,32 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             return
         await self._accept_last()
-        for server in getattr(self, "servers", ()):
+        for server in self.servers:
             server.close()
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        while (waited_s := loop.time() - began_s) < patience_s:
-            connections: Any = self.server_state.connections
-            if not any(connection.expects_answer(waited_s) for connection in connections):
-                break
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while (waited_s := clock() - began_s) < patience_s and self._answer_is_due(waited_s):
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
-        if self._task is not None:
-            await self._task
+        await self._task
+
+    def _answer_is_due(self, waited_s: float) -> bool:
+        """Return whether a client expects an answer or is getting it, or may be about to ask."""
+        return any(
+            connection not in self.limits.idle
+            or connection.transport.is_closing()
+            or connection.transport.turn_pending
+            or (connection.cycle is None and waited_s < _FIRST_REQUEST_S)
+            for connection in self.server_state.connections
+            if isinstance(connection, HttpProtocol)  # live sessions have ended before
+        )
 
     async def _accept_last(self) -> None:
         """Accept the connections that clients take for established; they would be reset."""
+        listener = select.poll()
+        listener.register(self._listener, select.POLLIN)
         for _ in range(_BACKLOG):  # without a free descriptor, nothing is accepted
-            if not is_readable(self._listener):
+            if not listener.poll(0):
                 break
             await asyncio.sleep(0)
         for _ in range(_TURNS):

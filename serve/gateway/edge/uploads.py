@@ -149,9 +149,8 @@ async def _disconnect(request: Request) -> None:
 
 
 def _too_slow(limit_s: float) -> ApiError:
-    return errors.overloaded(
-        f"the request was incomplete after {limit_s:g} s (server.upload_timeout_s)", "slow_upload"
-    )
+    message = f"the request was incomplete after {limit_s:g} s (server.upload_timeout_s)"
+    return errors.overloaded(message, "slow_upload")
 
 
 @dataclasses.dataclass

@@ -285,9 +285,10 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
 
     async def handle(_messages: AsyncIterator[bytes], rpc: Rpc) -> None:
         record = LogRecord(header=dict(rpc.invocation_metadata() or ()).get)
+        request_id = (("x-request-id", record.id),)
+        rpc.set_trailing_metadata(request_id)
         try:
             await method(rpc, record)
-            rpc.set_trailing_metadata(_id_metadata(record))
             return
         except ApiError as failed:
             error = failed
@@ -299,14 +300,9 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
             record.write()
         status = error.status
         wait = (("retry-after", str(error.retry_after_s)),) if status.again else ()
-        await rpc.abort(grpc.StatusCode[status.grpc], error.text, _id_metadata(record) + wait)
+        await rpc.abort(grpc.StatusCode[status.grpc], error.text, request_id + wait)
 
     return grpc.stream_stream_rpc_method_handler(handle)
-
-
-def _id_metadata(record: LogRecord) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that identify a call: its id in the log, and its trace."""
-    return (("x-request-id", record.id), *record.span.answer_headers().items())
 
 
 async def _write(rpc: Rpc, answer: bytes) -> None:

@@ -148,11 +148,8 @@ class JsonFormatter(TextFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as JSON."""
-        line: dict[str, Any] = {
-            "time": self.formatTime(record),
-            "level": record.levelname,
-            "logger": record.name,
-        }
+        line: dict[str, Any] = {"time": self.formatTime(record), "level": record.levelname}
+        line["logger"] = record.name
         line |= getattr(record, "fields", None) or {"message": record.getMessage()}
         if left_out := getattr(record, "left_out", 0):
             line["left_out"] = left_out

@@ -1,30 +1,12 @@
-"""Metrics for Prometheus: the gateway's, and the page of all processes of a run."""
+"""The gateway's metrics for Prometheus, except the gauges of `serve.gateway.observe.pages`."""
 
-import asyncio
-import contextlib
-import logging
-import re
-from collections.abc import Mapping, Sized
-from pathlib import Path
+from collections.abc import Sized
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from serve.gateway.background import LoopWatch
-from serve.gateway.edge.budget import SharedBudget
-from serve.gateway.limits import Admission
 from serve.gateway.shadow.figures import ShadowMetrics
-from serve.gateway.target import LatencyTarget
-from serve.gateway.usage import Usage
-from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
-from serve.wire.unix_http import ask
 
-logger = logging.getLogger("earshot.gateway")
-
-OWN_PAGE = "/metrics/own"
-"""Route of the metrics of one process of the gateway."""
-
-_PAGE_S = 2.0  # limit of asking another process for its page
 _WORD_BUCKETS_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -68,25 +50,10 @@ class Metrics:
     """All metrics of a gateway's process.
 
     Args:
-        admission: counts requests in flight and their bytes.
         streams: the open live streams.
-        watch: measures the event loop.
-        budget: the loop's time for connections beyond their own budgets.
-        usage: counts the audio of each key.
-        target: the latency target, if there is one.
-        model: the product's name.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        streams: Sized,
-        watch: LoopWatch,
-        budget: SharedBudget,
-        usage: Usage,
-        target: LatencyTarget | None,
-        model: str,
-    ) -> None:
+    def __init__(self, streams: Sized) -> None:
         self.registry = CollectorRegistry()
         self.live = LiveMetrics(self.registry, streams)
         self.upstreams = UpstreamMetrics(self.registry)
@@ -105,97 +72,7 @@ class Metrics:
         self.seconds = Histogram("request_seconds", text, **options_s)
         text = "From a streamed request's arrival to its first text"
         self.first_delta_s = Histogram("first_delta_seconds", text, **options_s)
-        longest = "Longest that the loop was at one thing in the last minute, to 50 ms"
-        unwritten = "Seconds of audio that keys have had and that are not yet in server.usage_file"
-        uploading, waiting = "Of gRPC messages not whole yet", "Connections that cost much and wait"
-        for name, text, read in (
-            ("inflight_bytes", "Bytes of requests under way", lambda: admission.bytes),
-            ("inflight_requests", "Requests under way", lambda: admission.requests),
-            ("inflight_upload_bytes", uploading, lambda: admission.uploading_bytes),
-            ("longest_turn_seconds", longest, lambda: watch.longest_s),
-            ("waiting_turns", f"{waiting} for a turn", lambda: budget.waiting),
-            ("unwritten_usage_seconds", unwritten, lambda: usage.unwritten_s),
-        ):
-            Gauge(name, text, **options).set_function(read)
-        if target is not None:
-            _add_target(self.registry, target, model)
 
     def page(self) -> bytes:
         """Write the gateway's part of the page."""
         return generate_latest(self.registry)
-
-
-def _add_target(registry: CollectorRegistry, target: LatencyTarget, model: str) -> None:
-    options: Any = {"namespace": "earshot_gateway_target", "registry": registry}
-    text = "Within which 99 of 100 requests are to be answered"
-    Gauge("seconds", text, **options).set(target.target_s)
-    text = "In which 30 s of audio would be answered now"
-    forecast = Gauge("forecast_seconds", text, ("model",), **options).labels(model)
-    forecast.set_function(lambda: target.forecast_s)
-    text = "Audio, in whole windows, that is decoded in a second"
-    rate = Gauge("rate", text, ("model",), **options).labels(model)
-    rate.set_function(lambda: target.rate)
-
-
-async def whole_page(
-    folder: Path, tritons: Mapping[str, Path], own: Metrics, number: int, processes: int
-) -> bytes:
-    """Return the page of all processes of a server, without those that do not respond.
-
-    Args:
-        folder: the run's folder.
-        tritons: links to the Tritons' folders, by device.
-        own: the metrics of this process.
-        number: the number of this process among the gateway's.
-        processes: the number of gateway processes; if there are several, their metrics are labelled
-            with the process's number.
-    """
-    pages = {}
-    for device, triton in tritons.items():
-        try:
-            pages[device] = await tritons_page(triton)
-        except OSError as error:
-            if triton.exists():  # else it is unloaded
-                logger.warning("the metrics of Triton of %s cannot be had: %s", device, error)
-    parts = [joined(pages, "device")]
-    with contextlib.suppress(OSError):  # there is no supervisor, or it has not written its page yet
-        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
-    gateways = {str(number): own.page()}
-    for other in sorted(set(range(processes)) - {number}):
-        with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(other)] = await _page_of(gateway_door(folder, other), OWN_PAGE)
-    parts.append(joined(gateways, "process") if processes > 1 else own.page())
-    return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
-
-
-def joined(pages: Mapping[str, bytes], label: str) -> bytes:
-    """Join the pages of several processes; each sample gets a label that names its process.
-
-    In Prometheus's text format the lines of a metric are consecutive, its description first.
-    """
-    metrics: dict[str, tuple[list[str], list[str]]] = {}  # by name: description, samples
-    for process, page in pages.items():
-        description, samples = metrics.setdefault("", ([], []))
-        for line in page.decode().splitlines():
-            if line.startswith("# "):
-                description, samples = metrics.setdefault(line.split(" ", 3)[2], ([], []))
-                if line not in description:
-                    description.append(line)
-            elif sample := re.match(r"([^\s{]+)(?:\{(.*)\})? (.*)", line):
-                labels = ",".join(filter(None, (f'{label}="{process}"', sample[2])))
-                samples.append(f"{sample[1]}{{{labels}}} {sample[3]}")
-    lines = [line for blocks in metrics.values() for block in blocks for line in block]
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-async def tritons_page(folder: Path) -> bytes:
-    """Return the page of the Triton in this folder.
-
-    Raises:
-        OSError: Triton is away.
-    """
-    return await _page_of(folder / METRICS_SOCKET, "/metrics")
-
-
-async def _page_of(socket: Path, page: str) -> bytes:
-    return await asyncio.to_thread(ask, socket, page, _PAGE_S)

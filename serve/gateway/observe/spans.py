@@ -49,31 +49,22 @@ class RequestSpan:
     Args:
         tracer: makes spans.
         span: the parent of all others.
-        received_ns: the time since which audio is received, in nanoseconds since 1970; None: an
-            engine gets the request at once.
+        began_ns: the time since which audio is received, in nanoseconds since 1970; None: an engine
+            gets the request at once.
     """
 
-    def __init__(
-        self, tracer: trace.Tracer, span: trace.Span, received_ns: int | None = None
-    ) -> None:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, began_ns: int | None = None) -> None:
         self._tracer = tracer
         self._span = span
-        self._received_ns = received_ns
+        self._received_ns = began_ns
         self._engine: trace.Span = trace.INVALID_SPAN  # of the engine that has the request
         self._engine_began_ns = 0
         self._answered_ns: int | None = None
-        context = self._context = span.get_span_context()
+        context = span.get_span_context()
         self.trace_id = trace.format_trace_id(context.trace_id) if context.is_valid else ""
         """32 hexadecimal digits; empty if there are no traces."""
         self.recorded = span.is_recording()
         """Whether the engine's answer lists the request's phases."""
-
-    def answer_headers(self) -> Mapping[str, str]:
-        """Return the header `traceresponse`, by the draft of W3C's Trace Context, if any."""
-        if not self.trace_id:
-            return {}
-        span_id, flags = trace.format_span_id(self._context.span_id), self._context.trace_flags
-        return {"traceresponse": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
 
     def given(self, engine: str) -> None:
         """Note that an engine gets the request now; the engine before it has failed."""
@@ -130,9 +121,8 @@ class RequestSpan:
         if failed:
             self._span.set_status(trace.StatusCode.ERROR)
             attributes["error.type"] = record.outcome
-        self._span.set_attributes(
-            {name: value for name, value in attributes.items() if value not in ("", None)}
-        )
+        told = {name: value for name, value in attributes.items() if value not in ("", None)}
+        self._span.set_attributes(told)
         self._end_engine()
         self._span.end()
 
@@ -210,10 +200,9 @@ def open_tracer(spans: Counter) -> RequestTracer:
         return RequestTracer()
     protocol = next(filter(None, map(environment, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}, but traces are sent as {_PROTOCOL}; "
-            "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
-        )
+        found = f"OTEL_EXPORTER_OTLP_PROTOCOL = {shown(protocol)}"
+        advice = "set that, and the collector's endpoint of HTTP, whose port is 4318 by default"
+        raise ConfigError(f"{found}, but traces are sent as {_PROTOCOL}; {advice}")
     from serve.gateway.observe.traces import open_provider  # noqa: PLC0415 - loads the SDK
 
     return RequestTracer(open_provider(endpoint or base.rstrip("/") + _PATH, spans))

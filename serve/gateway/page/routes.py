@@ -57,7 +57,7 @@ class _Files(StaticFiles):
         return response
 
 
-def page_routes(state: EngineStateReader, services: Services) -> list[BaseRoute]:
+def page_routes(services: Services, state: EngineStateReader) -> list[BaseRoute]:
     """List the page's addresses."""
     files, subtitle_lock = _Files(directory=_WEB), asyncio.Lock()
 

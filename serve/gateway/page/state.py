@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 from serve.contract.messages import Request
 from serve.gateway.background import Background
 from serve.gateway.context import Services
-from serve.gateway.observe.metrics import tritons_page
+from serve.gateway.observe.pages import tritons_page
 from serve.speech.languages import LANGUAGE_NAMES
 
 INTERVAL_S = 3.0
@@ -33,30 +33,30 @@ class EngineStateReader(Background):
 
     Args:
         services: the gateway's services.
-        tritons: links to the folders of the engines' Tritons.
     """
 
-    def __init__(self, services: Services, tritons: Sequence[Path]) -> None:
-        self._services, self._tritons = services, tritons
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self.latest = self._as_json(False, [])
         """The latest state, as the page reads it."""
 
     async def read(self) -> None:
         """Read the state now."""
-        ready = await self._services.ready()
-        engines = [await _samples(triton) for triton in self._tritons]
+        services, ready = self._services, await self._services.ready()
+        engines = [await _samples(engine.address.link) for engine in services.engines.own]
         # An engine that starts or stops has a part of its metrics.
         available = [samples for samples in engines if samples.keys() >= {_INFO, *_GAUGES.values()}]
         self.latest = self._as_json(ready, available)
 
     def _as_json(self, ready: bool, engines: Sequence[dict[str, Sample]]) -> dict[str, Any]:
         services, config = self._services, self._services.config
-        search = config.transcriber
-        status = "ready" if ready else "starting"
+        search, status = config.transcriber, "ready" if ready else "starting"
         now = {
             name: sum(int(samples[metric].value) for samples in engines)
             for name, metric in _GAUGES.items()
         }
+        every = services.engines.all
+        shown = [{"name": one.name, "available": one.is_available()} for one in every]
         return {
             "name": config.name,
             "status": "draining" if services.admission.draining else status,
@@ -65,14 +65,7 @@ class EngineStateReader(Background):
             "jobs": bool(config.jobs.folder),
             "limits": {"request_bytes": config.server.max_request_mb * 2**20},
             "now": now if engines else None,
-            "engines": [
-                {
-                    "name": engine.name,
-                    "models": {engine.model: engine.is_available()},
-                    "requests": engine.inflight,
-                }
-                for engine in services.engines.all
-            ],
+            "engines": shown,
         }
 
     async def _run(self) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -53,29 +54,41 @@ class Comparison:
         return self.edits / max(1, self.characters)
 
 
-def compare(served: Transcript, reference: Transcript) -> Comparison:
-    """Compare two answers to the same request."""
-    expected, text = normalize_text(reference.text), normalize_text(served.text)
-    edits = char_edits(expected, text)
-    language = served.language or reference.language or ""
-    scores, others = _scores(served), _scores(reference)
-    if served.language != reference.language:
-        scores["language"] = None
-    gaps: dict[str, float | None] = {}
-    for kind, score in scores.items():
-        other = others[kind]
-        gaps[kind] = None if score is None or other is None else abs(score - other)
-    return Comparison(language, edits, len(expected), gaps)
+@dataclasses.dataclass(frozen=True)
+class ScoredText:
+    """The part of an answer that is compared."""
+
+    text: str
+    language: str | None
+    scores: Mapping[str, float | None]  # by their names in `ShadowBaseline`
 
 
-def _scores(transcript: Transcript) -> dict[str, float | None]:
-    """Return the average log-probability, and log-odds of silence at first and of the language."""
+def scored(transcript: Transcript) -> ScoredText:
+    """Take an answer's text and scores.
+
+    The scores are the average log-probability, and the log-odds of silence at first and of the
+    language.
+    """
     segments = transcript.segments
-    return {
+    scores = {
         "log_probability": _mean_logprob(transcript),
         "no_speech": _log_odds(segments[0].no_speech_prob) if segments else None,
         "language": _log_odds(transcript.language_prob),
     }
+    return ScoredText(transcript.text, transcript.language, scores)
+
+
+def compare(served: ScoredText, reference: ScoredText) -> Comparison:
+    """Compare two answers to the same request."""
+    expected, text = normalize_text(reference.text), normalize_text(served.text)
+    language = served.language or reference.language or ""
+    gaps: dict[str, float | None] = {}
+    for kind, score in served.scores.items():
+        other = reference.scores[kind]
+        gaps[kind] = None if score is None or other is None else abs(score - other)
+    if served.language != reference.language:
+        gaps["language"] = None
+    return Comparison(language, char_edits(expected, text), len(expected), gaps)
 
 
 def _mean_logprob(transcript: Transcript) -> float | None:
@@ -163,27 +176,26 @@ class ShadowMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"earshot_shadow_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"earshot_shadow_{name}", text, labels, registry=registry)
-
-        self.sampled = counter("sampled", "Answered requests that were taken as samples")
-        self.dropped = counter("dropped", "Samples dropped: the queue was full, or a file failed")
-        self.failed = counter("failed", "Samples for which the reference failed")
-        self.requeued = counter("yielded", "Samples requeued because a client's request arrived")
-        self.compared = counter("compared", "Samples that were compared", "language")
-        self.pending_bytes = gauge("pending_bytes", "Bytes of samples that wait")
-        self.pending = gauge("pending_requests", "Samples that wait")
+        options: Any = {"namespace": "earshot_shadow", "registry": registry}
+        text = "Samples dropped: the queue was full, or a file failed"
+        self.dropped = Counter("dropped", text, **options)
+        text = "Samples requeued because a client's request arrived"
+        self.requeued = Counter("yielded", text, **options)
+        self.sampled = Counter("sampled", "Answered requests that were taken as samples", **options)
+        self.failed = Counter("failed", "Samples for which the reference failed", **options)
+        self.pending_bytes = Gauge("pending_bytes", "Bytes of samples that wait", **options)
+        self.pending = Gauge("pending_requests", "Samples that wait", **options)
+        self.drift = Gauge("drift", "CUSUM of the rise of the score gaps", **options)
+        text = "Value of drift above which the served engine has drifted"
+        Gauge("drift_bound", text, **options).set(BOUND)
+        options |= {"labelnames": ("language",)}
+        self.compared = Counter("compared", "Samples that were compared", **options)
+        text = "CER against the reference, latest 1000 samples"
         self._cer = {
-            "value": gauge("cer", "CER against the reference, latest 1000 samples", "language"),
-            "low": gauge("cer_low", "Lower end of the 95 % interval", "language"),
-            "high": gauge("cer_high", "Upper end of the 95 % interval", "language"),
+            "value": Gauge("cer", text, **options),
+            "low": Gauge("cer_low", "Lower end of the 95 % interval", **options),
+            "high": Gauge("cer_high", "Upper end of the 95 % interval", **options),
         }
-        self.drift = gauge("drift", "CUSUM of the rise of the score gaps")
-        bound = gauge("drift_bound", "Value of drift above which the served engine has drifted")
-        bound.set(BOUND)
 
     def tell_cer(self, comparisons: Sequence[Comparison], language: str) -> None:
         """Set the rate of a language from its comparisons."""

@@ -47,8 +47,8 @@ _SEED = 20  # of the choice of samples: the same requests in a row give the same
 _MAX_CHARS = 2000  # a text that is kept
 _DIGITS = 6  # behind the point, in JSON
 _MIB = 2**20
-# Memory of a sample beside its request: an upper estimate of Python's objects.
-_SAMPLE_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES, _CHARACTER_BYTES = 4096, 512, 40, 4
+# Memory of a sample beside its request, and of a character of its text: upper estimates.
+_SAMPLE_BYTES, _CHARACTER_BYTES = 4096, 4
 _BEAM = "BEAM_SIZE"
 _NOT_ASKED = {  # inputs that the reference does not get: they cost time and change no word
     *("WORD_TIMESTAMPS", "TRY_WORD_TIMESTAMPS", "TOKEN_LOGPROBS", "LOW_CONFIDENCE"),
@@ -66,8 +66,8 @@ class ShadowSample:
     """An answered request that the reference answers again."""
 
     request: EngineRequest  # in one part; its file is a link of the sample's own
-    served: Transcript  # without words and probabilities of tokens
-    size: int  # bytes of the request, its file and the answer
+    served: figures.ScoredText
+    size: int  # bytes of the request, its file and the answer's text
     lost: int = 0  # times that a server had it and was lost
 
     def remove(self) -> None:
@@ -75,14 +75,6 @@ class ShadowSample:
         if self.request.audio_file:
             with suppress(OSError):
                 os.unlink(self.request.audio_file)
-
-
-def _answer_bytes(served: Transcript) -> int:
-    """Estimate the memory of a sample's answer."""
-    tokens = len(served.tokens) + sum(len(segment.tokens) for segment in served.segments)
-    segments = _SEGMENT_BYTES * len(served.segments)
-    text = 2 * _CHARACTER_BYTES * len(served.text)  # once more in the segments
-    return _SAMPLE_BYTES + segments + _TOKEN_BYTES * tokens + text
 
 
 class ShadowMonitor(Background):
@@ -104,7 +96,6 @@ class ShadowMonitor(Background):
         self._drift = figures.DriftCusum(self.config.baseline)
         self._max_bytes, self._bytes = MAX_PENDING_MB * _MIB, 0  # of pending samples
         self._numbers = itertools.count(1)  # of samples' files
-        self._reference = REFERENCE if self.config.engine else ""
         self._engines = engines
         self._metrics = metrics
         self._chance = random.Random(_SEED)
@@ -146,7 +137,8 @@ class ShadowMonitor(Background):
     def _add(self, request: EngineRequest, served: Transcript) -> None:
         """Add a sample, if there is room for it."""
         self._metrics.sampled.inc()
-        size, link = sum(map(len, request.parts)) + _answer_bytes(served), None
+        size = sum(map(len, request.parts)) + _SAMPLE_BYTES + _CHARACTER_BYTES * len(served.text)
+        link = None
         try:
             if request.audio_file:
                 size += os.stat(request.audio_file).st_size
@@ -161,12 +153,7 @@ class ShadowMonitor(Background):
             self._metrics.dropped.inc()
             return
         kept = dataclasses.replace(request, parts=[b"".join(request.parts)], audio_file=link)
-        segments = (
-            dataclasses.replace(segment, words=None, token_logprobs=None)
-            for segment in served.segments
-        )
-        answer = dataclasses.replace(served, segments=tuple(segments))
-        self._put(ShadowSample(kept, answer, size))
+        self._put(ShadowSample(kept, figures.scored(served), size))
 
     def _put(self, sample: ShadowSample) -> None:
         """Append a sample, and drop the oldest ones while the queue is too large."""
@@ -217,7 +204,7 @@ class ShadowMonitor(Background):
 
     async def _compare(self, sample: ShadowSample) -> None:
         """Compare an answer with the reference's, and add the figures to the window's."""
-        reference = await self._answer(sample)
+        reference = figures.scored(await self._answer(sample))
         comparison = await asyncio.to_thread(figures.compare, sample.served, reference)
         metrics, window, language = self._metrics, self.window, comparison.language
         self.compared += 1
@@ -256,9 +243,9 @@ class ShadowMonitor(Background):
         """
         message, started = bytes(sample.request.parts[0]), self._engines.started
         message = await asyncio.to_thread(for_reference, message, self.config.beam_size)
-        target = Target(self._reference or sample.request.target.model, segments=False)
+        model = REFERENCE if self.config.engine else sample.request.target.model
         file = sample.request.audio_file
-        request = EngineRequest(target, [message], audio_file=file, priority="job")
+        request = EngineRequest(Target(model, False), [message], audio_file=file, priority="job")
         with self._uncounted.admit_unchecked(ApiKey("")) as permit:
             call = self._engines.start(request, permit)
         started.clear()  # the sample's own request has set it

@@ -14,7 +14,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from serve.contract.errors import OverloadedError
-from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.gateway.edge.headers import may_be_called
@@ -23,9 +22,9 @@ from serve.supervisor.gateway import answers_get
 from serve.wire.client import TritonClient
 from serve.wire.folder import gateway_door
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
+from tests.jobs import ALICE, BOB, keys_of
 from tests.serving import is_ready
 
-KEY = {"authorization": "Bearer secret-a"}
 INFER = "/v2/models/whisper/infer"
 PEM = Path(__file__).with_name("localhost.pem")
 
@@ -33,12 +32,9 @@ PEM = Path(__file__).with_name("localhost.pem")
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    add_key(folder / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
-    limits = {"requests_per_minute": 1, "audio_s_per_minute": 1}
-    add_key(folder / "keys.toml", "bob", {"sha256": hash_of("secret-b"), **limits})
-    running = Running(
-        folder, 600.0, keys_file=str(folder / "keys.toml"), allowed_origins=("https://example.org",)
-    )
+    keys_file = keys_of(folder, bob={"requests_per_minute": 1, "audio_s_per_minute": 1})
+    origins = ("https://example.org",)
+    running = Running(folder, 600.0, keys_file=keys_file, allowed_origins=origins)
     yield running
     running.close()
 
@@ -62,7 +58,7 @@ def test_what_needs_a_key_over_http(shared, routes, open):
         assert (status, headers["www-authenticate"]) == expected, path
         wrong = {"authorization": "Bearer secret-c"}
         assert (shared.ask(method, path, headers=wrong)[0] == 401) is not open
-        assert shared.ask(method, path, headers=KEY)[0] != 401
+        assert shared.ask(method, path, headers=ALICE)[0] != 401
 
 
 def test_what_needs_a_key_over_grpc(shared):
@@ -70,7 +66,7 @@ def test_what_needs_a_key_over_grpc(shared):
     closed = {"ServerMetadata", "ModelMetadata", "ModelInfer", "ModelStreamInfer"}
     for name in open | closed:
         call = shared.channel.stream_stream(SERVICE + name)
-        for metadata, refused in ((None, name in closed), (tuple(KEY.items()), False)):
+        for metadata, refused in ((None, name in closed), (tuple(ALICE.items()), False)):
             try:
                 list(call(iter([message(model="whisper")]), timeout=WAIT_S, metadata=metadata))
                 status = None
@@ -87,10 +83,9 @@ def test_a_keys_share_is_one_at_all_addresses(shared):
             client.transcribe(b"RIFF")
         with pytest.raises(OverloadedError, match="the key bob has used up"):
             list(client.stream(Request(b"RIFF")))
-    headers = {"authorization": "Bearer secret-b"}
-    status, found, _ = shared.ask("POST", INFER, json.dumps(json_request()), headers)
+    status, found, _ = shared.ask("POST", INFER, json.dumps(json_request()), BOB)
     assert (status, int(found["retry-after"]) > 1) == (503, True)
-    status, found, body = shared.ask("POST", "/v1/audio/transcriptions", "", headers)
+    status, found, body = shared.ask("POST", "/v1/audio/transcriptions", "", BOB)
     assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(found["retry-after"]) > 1
     assert found["x-ratelimit-remaining-requests"] == "0"
@@ -102,12 +97,12 @@ def test_a_keys_share_is_one_at_all_addresses(shared):
 
 def test_pages_of_others_are_refused_unless_they_are_allowed(shared):
     for origin in ("http://a", "http://["):
-        status, headers, body = shared.ask("GET", "/v1/models", headers={**KEY, "origin": origin})
+        status, headers, body = shared.ask("GET", "/v1/models", headers={**ALICE, "origin": origin})
         assert (status, json.loads(body)["error"]["code"]) == (403, "origin_not_allowed")
         assert headers["access-control-allow-origin"] is None
     own = f"http://{shared.http}"
     for origin, allowed in (("https://example.org", "https://example.org"), (own, None)):
-        asked = {**KEY, "origin": origin}
+        asked = {**ALICE, "origin": origin}
         status, headers, _ = shared.ask("GET", "/v1/models", headers=asked)
         assert (status, headers["access-control-allow-origin"]) == (200, allowed)
     preflight = {
@@ -145,7 +140,7 @@ def test_a_gateway_that_names_its_hosts_is_found_by_whoever_started_it(start):
 def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
     """Its origin equals the host that it asks, as only this server's own page's should."""
     for path in ("/", "/v1/models", "/v2/health/live", "/metrics"):
-        asked = {**KEY, "origin": "http://evil.example", "host": "evil.example"}
+        asked = {**ALICE, "origin": "http://evil.example", "host": "evil.example"}
         status, headers, body = shared.ask("GET", path, headers=asked)
         assert (status, json.loads(body)["error"]["code"]) == (421, "host_not_allowed")
         assert headers["x-request-id"]

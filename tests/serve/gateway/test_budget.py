@@ -6,13 +6,7 @@ import time
 
 import pytest
 
-from serve.gateway.edge.budget import (
-    LINGER_S,
-    OWN_S,
-    ConnectionBudget,
-    SharedBudget,
-    ThrottledConnection,
-)
+from serve.gateway.edge.budget import OWN_S, ConnectionBudget, SharedBudget, ThrottledConnection
 from serve.wire.folder import gateway_alive
 from serve.wire.liveness import heartbeat_age_s
 from tests.gateways import until
@@ -57,8 +51,6 @@ def throttled(shared, protocol):
 class Costly:
     """A protocol that takes a moment for each piece."""
 
-    unfinished, linger_s = False, LINGER_S
-
     def __init__(self, loop, piece_s, piece_bytes=10):
         self.loop, self.piece_s, self.piece_bytes = loop, piece_s, piece_bytes
         self.took_s, self.data = 0.0, b""
@@ -77,7 +69,7 @@ class Wire:
 
     def __init__(self, loop, data=b""):
         self.loop, self.data = loop, data
-        self.reads, self.closed, self.ended = True, False, False
+        self.reads = True
 
     def begin(self, gate):
         self.gate = gate
@@ -85,7 +77,7 @@ class Wire:
         self.bring()
 
     def bring(self):
-        if self.reads and self.data and not self.closed:
+        if self.reads and self.data:
             self.gate.data_received(self.data[: self.max_size])
             self.loop.call_later(1e-4, self.bring)
 
@@ -96,18 +88,6 @@ class Wire:
         if not self.reads:
             self.reads = True
             self.loop.call_later(1e-4, self.bring)
-
-    def is_closing(self):
-        return self.closed
-
-    def can_write_eof(self):
-        return True
-
-    def write_eof(self):
-        self.ended = True
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.mark.parametrize("floods", [1, 4, 40])
@@ -156,21 +136,6 @@ def test_what_is_to_be_paid_for_waits_its_turn(loop):
     began = loop.now
     loop.run_until_complete(ConnectionBudget(shared).pay(OWN_S / 2))
     assert loop.now == began
-
-
-def test_who_goes_on_sending_what_was_refused_is_heard_no_more_and_finds_its_answer(loop):
-    protocol, wire = Costly(loop, 0.0), Wire(loop, bytes(1000))
-    protocol.unfinished = True
-    gate = throttled(SharedBudget(loop.time), protocol)
-    soon(loop, wire.begin, gate)
-    heard = len(protocol.data)
-    soon(loop, gate.close)
-    assert gate.is_closing()
-    assert wire.ended and not wire.closed, "the answer is on its way"
-    loop.run_until_complete(asyncio.sleep(1.0))
-    assert len(protocol.data) == heard and not wire.closed
-    loop.run_until_complete(asyncio.sleep(2.5 * LINGER_S))
-    assert wire.closed
 
 
 def test_the_page_tells_it_and_the_file_says_that_the_loop_goes_on(running):

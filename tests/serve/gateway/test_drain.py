@@ -82,7 +82,8 @@ def test_the_process_refuses_who_uploads_or_has_just_come_until_they_know(proces
 
     until(drains)
     upload.sendall(head(body) + body[:1000])
-    status, headers = answer_of_part(upload)
+    until(lambda: upload.recv(4096, socket.MSG_PEEK).endswith(b"}"))
+    status, headers = answer(upload)
     assert (status, headers["connection"]) == (503, "close")
     fresh = connect(process.http)
     held.sendall(END)
@@ -94,11 +95,6 @@ def test_the_process_refuses_who_uploads_or_has_just_come_until_they_know(proces
         upload.sendall(body[begin : begin + 2**16])
     assert upload.recv(1) == b""
     assert process.process.wait(WAIT_S) == 0
-
-
-def answer_of_part(connection):
-    until(lambda: connection.recv(4096, socket.MSG_PEEK).endswith(b"}"))
-    return answer(connection)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["connects", "asks again"])

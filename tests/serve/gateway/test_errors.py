@@ -48,27 +48,17 @@ def wait_of(row):
     return "1" if row[0] == LATER or row[1] == 429 else None
 
 
-@pytest.fixture
-def refuse(shared, monkeypatch):
-    """Have a gateway refuse all requests from now on."""
-
-    def refuse(name):
-        def no_one(authorization_or_caller):
-            raise refusal_of(name)
-
-        monkeypatch.setattr(shared.services.keys, "identify", no_one)
-        monkeypatch.setattr(shared.services.keys, "require_good", no_one)
-        return refusal_of(name)
-
-    return refuse
-
-
 @pytest.mark.parametrize(("name", "row"), ROWS.items())
-def test_every_door_tells_it_in_its_own_way(shared, refuse, name, row):
+def test_every_door_tells_it_in_its_own_way(shared, monkeypatch, name, row):
+    def no_one(authorization_or_caller):
+        raise refusal_of(name)
+
+    refusal = refusal_of(name)
+    kind = type(refusal.error).__name__
     with connect(f"ws://{shared.http}/v1/realtime") as socket:
         assert json.loads(socket.recv(WAIT_S))["type"] == "session.created"
-        refusal = refuse(name)
-        kind = type(refusal.error).__name__
+        monkeypatch.setattr(shared.services.keys, "identify", no_one)
+        monkeypatch.setattr(shared.services.keys, "require_good", no_one)
         socket.send('{"type": "input_audio_buffer.clear"}')
         error = json.loads(socket.recv(WAIT_S))["error"]
         assert (error["message"], error["type"], error["code"]) == (SAID, row[3], refusal.reason)

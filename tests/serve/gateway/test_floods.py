@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 
 from serve.gateway.edge.connection import MAX_CONTROLS, MAX_FRAGMENTS
@@ -40,6 +41,20 @@ def test_a_refusal_before_its_body_is_the_last_of_its_connection(shared, more):
     assert received.startswith(b"HTTP/1.1 404 ")
     assert b"connection: close" in received.lower()
     assert received.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n"], ids=["is silent", "sends on"])
+def test_who_stays_after_such_a_refusal_is_hung_up_on(shared, more, monkeypatch):
+    for name in ("budget", "connection"):
+        monkeypatch.setattr(f"serve.gateway.edge.{name}.LINGER_S", 0.05)
+    with shared.connected(CHUNKED + b"1\r\nx\r\n") as connection:
+
+        def is_hung_up_on():
+            connection.sendall(more)
+            return not connections(shared)
+
+        with contextlib.suppress(ConnectionError):
+            until(is_hung_up_on)
 
 
 def test_a_refusal_of_a_whole_request_leaves_the_connection(shared):
@@ -127,53 +142,29 @@ def test_who_says_nothing_makes_room_for_who_does(start):
 # ---------------------------------------------------------------- WebSockets
 
 
-@pytest.fixture
-def live(start):
-    """A gateway, and a WebSocket of it."""
-    with contextlib.ExitStack() as stack:
-
-        def live(**server):
-            running = start(**server)
-            client = stack.enter_context(connect(f"ws://{running.http}/v1/realtime"))
-            client.recv(timeout=WAIT_S)
-            return running, client
-
-        yield live
+def frame(opcode, data, fin=True):
+    """A client's frame."""
+    return Frame(opcode, data, fin).serialize(mask=True)
 
 
-def frame(opcode, data=b"", length=None, fin=True):
-    """A client's frame with the mask 0; `length`: the declared length."""
-    length = len(data) if length is None else length
-    head = bytes([opcode | (0x80 if fin else 0), 0x80 | 127]) + length.to_bytes(8, "big")
-    short = bytes([opcode | (0x80 if fin else 0), 0x80 | length]) if length < 126 else head
-    return short + bytes(4) + data
-
-
-def ended_with(client):
-    with pytest.raises(ConnectionClosed):
-        while True:
-            client.recv(timeout=WAIT_S)
-    return client.close_code
-
-
-def test_a_message_in_a_flood_of_frames_ends_its_session(live):
-    _, client = live()
-    flood = frame(1, b"{", fin=False) + frame(0, b"  ", fin=False) * (MAX_FRAGMENTS + 1)
-    with contextlib.suppress(ConnectionError):
-        client.socket.sendall(flood)
-    assert ended_with(client) == 1008
-
-
-def test_a_flood_of_pings_ends_its_session(live):
-    _, client = live()
-    with contextlib.suppress(ConnectionError):
-        client.socket.sendall(frame(9, b"x") * (20 * MAX_CONTROLS))
-    assert ended_with(client) == 1008
-
-
-def test_messages_that_are_never_whole_have_no_more_room_than_requests(live):
-    running, client = live(max_request_mb=2, max_inflight_mb=2)
-    with contextlib.suppress(ConnectionError):
-        client.socket.sendall(frame(1, bytes(3 * 2**20), length=2**23))
-    assert ended_with(client) == 1008
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(Opcode.TEXT, b"{", fin=False)
+        + frame(Opcode.CONT, b"  ", fin=False) * (MAX_FRAGMENTS + 1),
+        frame(Opcode.TEXT, bytes(2**23))[: 3 * 2**20],
+        frame(Opcode.PING, b"x") * (20 * MAX_CONTROLS),
+    ],
+    ids=["a message in a flood of frames", "a message that is never whole", "a flood of pings"],
+)
+def test_what_takes_too_much_room_or_time_ends_its_session(start, said):
+    running = start(max_request_mb=2, max_inflight_mb=2)
+    with connect(f"ws://{running.http}/v1/realtime") as client:
+        client.recv(timeout=WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            client.socket.sendall(said)
+        with pytest.raises(ConnectionClosed):
+            while True:
+                client.recv(timeout=WAIT_S)
+    assert client.close_code == 1008
     until(lambda: running.services.admission.bytes == 0)

@@ -1,7 +1,6 @@
 """The gateway over HTTP, by tritonclient and by hand."""
 
 import contextlib
-import gzip
 import json
 
 import numpy as np
@@ -109,12 +108,6 @@ def test_the_json_is_as_long_as_the_header_says(shared, body, header, told):
     status, error = shared.infer(body, **headers)
     assert status == 400
     assert told in error
-
-
-def test_compressed_bodies_are_refused_by_name(shared):
-    body = gzip.compress(json.dumps(json_request()).encode())
-    status, error = shared.infer(body, Content_Encoding="gzip")
-    assert (status, "Content-Encoding" in error) == (400, True)
 
 
 def test_a_slow_body_is_given_up(start):

@@ -43,6 +43,7 @@ def test_the_state_tells_what_the_engines_do(start):
     assert shown["now"] == {"queue": 2, "slots_busy": 4, "slots": 8}
     assert shown["offers"]["languages"] == {"en": "english", "es": "spanish"}
     assert (shown["offers"]["beams"], shown["offers"]["words"]) == (5, True)
+    assert shown["engines"] == [{"name": f"cpu-{n}", "available": True} for n in (0, 1)]
     running.triton.metrics = re.sub(rb"\nearshot_slots.*", b"", metrics())
     assert read_state(running)["now"] == {"queue": 1, "slots_busy": 2, "slots": 4}
     for triton in running.tritons:
@@ -82,16 +83,12 @@ def test_files_of_the_page_name_nothing_foreign_and_stay_readable(path):
         assert max(map(len, text.splitlines())) <= 100
 
 
+WORDS = [
+    {"start": 0.0, "end": 0.5, "word": "Hello,"},
+    {"start": 0.5, "end": 1.5, "word": "<you>."},
+]
 SEGMENTS = [
-    {
-        "start": 0,
-        "end": 2.0,
-        "text": " Hello, <you>.",
-        "words": [
-            {"start": 0.0, "end": 0.5, "word": "Hello,"},
-            {"start": 0.5, "end": 1.5, "word": "<you>."},
-        ],
-    },
+    {"start": 0, "end": 2.0, "text": " Hello, <you>.", "words": WORDS},
     {"start": 5.0, "end": 6.0, "text": "Corrected by hand.", "words": None},
 ]
 

@@ -18,9 +18,9 @@ import soxr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from serve.contract.keys import add_key, hash_of
 from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
+from tests.jobs import keys_of
 from tests.programs import path_of
 from tests.serve.gateway.test_page import metrics
 
@@ -420,22 +420,19 @@ def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
     expect(found.locator(".facts")).not_to_contain_text("nknown")
 
 
-def test_a_server_that_wants_a_key_is_given_one(visit, tmp_path):
-    add_key(tmp_path / "keys.toml", "alice", {"sha256": hash_of("secret-a")})
-    running = Running(tmp_path, 600.0, keys_file=str(tmp_path / "keys.toml"))
-    with contextlib.closing(running):
-        page = visit(running, "needs an API key")
-        expect(page.get_by_label("API key")).to_be_focused()
-        page.keyboard.type("secret-b")
-        drop(page, CLIP)
-        expect(card(page).locator(".problem")).to_contain_text("needs a valid API key")
-        page.get_by_label("API key").fill("secret-a")
-        page.get_by_label("API key").blur()
-        expect(page.locator("#status")).to_have_text("demo, ready")
-        reload(page)  # the tab keeps it
-        expect(page.locator("#status")).to_have_text("demo, ready")
-        card(page).get_by_role("button", name="Try again").click()
-        done(page, "hello")
+def test_a_server_that_wants_a_key_is_given_one(visit, start, tmp_path):
+    page = visit(start(keys_file=keys_of(tmp_path)), "needs an API key")
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.type("secret-c")
+    drop(page, CLIP)
+    expect(card(page).locator(".problem")).to_contain_text("needs a valid API key")
+    page.get_by_label("API key").fill("secret-a")
+    page.get_by_label("API key").blur()
+    expect(page.locator("#status")).to_have_text("demo, ready")
+    reload(page)  # the tab keeps it
+    expect(page.locator("#status")).to_have_text("demo, ready")
+    card(page).get_by_role("button", name="Try again").click()
+    done(page, "hello")
 
 
 @pytest.mark.nightly
@@ -595,19 +592,18 @@ def test_a_long_text_shows_that_it_goes_on_and_is_shown_whole(visit, touch):
 
 
 @pytest.mark.nightly
-def test_languages_have_names_even_if_browsers_do_not_know_them(visit, tmp_path):
+def test_languages_have_names_even_if_browsers_do_not_know_them(visit, start):
     offers = metrics().replace(b'"en,es"', b'"ba,bo,ht,jw"')
-    running = Running(tmp_path, 600.0, triton_metrics=offers)
+    running = start(triton_metrics=offers)
     running.run(running.gateway.state.read())
-    with contextlib.closing(running):
-        page = visit(running)
-        names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
-        assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
-        say(page, "one")
-        page.select_option("#language", "bo")
-        expect(page.locator("#chosen")).to_contain_text("Tibetan")
-        drop(page, CLIP)
-        expect(done(page, "one").locator(".facts")).to_contain_text("Tibetan")
+    page = visit(running)
+    names = page.locator("#language option").evaluate_all("all => all.map(one => one.text)")
+    assert names[1:] == ["Bashkir", "Haitian Creole", "Javanese", "Tibetan"]
+    say(page, "one")
+    page.select_option("#language", "bo")
+    expect(page.locator("#chosen")).to_contain_text("Tibetan")
+    drop(page, CLIP)
+    expect(done(page, "one").locator(".facts")).to_contain_text("Tibetan")
 
 
 def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
@@ -725,19 +721,11 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     assert sent(gateway)["CHANNELS"] == "split"
 
 
-@pytest.fixture
-def with_jobs(tmp_path, config):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    running = Running(folder, 600.0, triton_metrics=metrics(), jobs=config)
-    running.run(running.gateway.state.read())
-    with contextlib.closing(running):
-        yield running
-
-
 @pytest.mark.nightly
-def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, with_jobs):
+def test_jobs_are_listed_cancelled_and_their_results_saved(page, visit, start, config):
     assert page.locator("#jobs").is_hidden()  # that server has none
+    with_jobs = start(triton_metrics=metrics(), jobs=config)
+    with_jobs.run(with_jobs.gateway.state.read())
     page = visit(with_jobs)
     say(page, "wait for it")
     page.locator("#jobs summary").click()

@@ -12,15 +12,8 @@ from websockets.sync.client import connect
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
-from serve.gateway.observe.log import (
-    MAX_LINES,
-    MAX_REFUSALS,
-    AsyncLogHandler,
-    LogRateLimiter,
-    LogRecord,
-)
 from serve.wire import tensors
-from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Clock, message, part, until
+from tests.gateways import WAIT_S, Clock, message, until
 from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
 
 SECRET = "Zanzibar"  # what is said, and asked for
@@ -48,14 +41,14 @@ def line(caplog):
     return line
 
 
-def transcribe(running, *parts, headers=FORM, path=TRANSCRIPTIONS):
+def transcribe(running, **options):
     """Status, id and body of a request of OpenAI's kind."""
-    status, found, body = running.ask("POST", path, FILE + b"".join(parts) + END, headers)
+    status, found, body = running.transcribe(**options)
     return status, found["x-request-id"], body
 
 
 def test_a_transcription(running, line):
-    status, id, body = transcribe(running, part("prompt", SECRET.encode()))
+    status, id, body = transcribe(running, prompt=SECRET)
     assert (status, SECRET in body.decode()) == (200, True)
     found = line(id)
     assert found.pop("total_s") >= 0
@@ -70,7 +63,7 @@ def test_a_transcription(running, line):
 
 
 def test_a_stream_tells_its_first_text(running, line):
-    _, id, _ = transcribe(running, part("stream", b"true"), part("prompt", SECRET.encode()))
+    _, id, _ = transcribe(running, stream="true", prompt=SECRET)
     found = line(id)
     assert 0 <= found["first_text_s"] <= found["total_s"]
     assert (found["audio_s"], found["outcome"]) == (1.5, "ok")
@@ -79,9 +72,9 @@ def test_a_stream_tells_its_first_text(running, line):
 def test_a_key_is_named_and_not_shown(start, line, monkeypatch, caplog):
     monkeypatch.setenv(ENVIRONMENT, f"alice:{hash_of('sesame')}")
     running = start()
-    _, id, _ = transcribe(running, headers={**FORM, "Authorization": "Bearer sesame"})
+    _, id, _ = transcribe(running, headers={"Authorization": "Bearer sesame"})
     assert line(id)["key"] == "alice"
-    status, id, _ = transcribe(running, headers={**FORM, "Authorization": "Bearer tahini"})
+    status, id, _ = transcribe(running, headers={"Authorization": "Bearer tahini"})
     assert (status, line(id)["outcome"]) == (401, "unauthenticated")
     _, headers, _ = running.ask("GET", "/v1/models")
     found = line(headers["x-request-id"])
@@ -90,10 +83,10 @@ def test_a_key_is_named_and_not_shown(start, line, monkeypatch, caplog):
 
 
 def test_refusals_and_failures(running, line):
-    status, id, _ = transcribe(running, part("beem_size", SECRET.encode()))
+    status, id, _ = transcribe(running, beem_size=SECRET)
     found = line(id)
     assert (status, found["outcome"], found["param"]) == (400, "invalid_argument", "beem_size")
-    status, id, _ = transcribe(running, part("prompt", b"error:INTERNAL oh"))
+    status, id, _ = transcribe(running, prompt="error:INTERNAL oh")
     assert (status, line(id)["outcome"]) == (503, "unavailable")
     status, headers, _ = running.ask("GET", "/v1/nothing")
     assert line(headers["x-request-id"])["outcome"] == "not found"
@@ -123,11 +116,9 @@ def test_kserve_over_grpc(running, line):
 
 def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     stream = running.channel.stream_stream(f"{SERVICE}ModelStreamInfer")
-    requests = [
-        message(SECRET, tensors.STREAM_MODEL),
-        message("error:EarshotError: no", tensors.STREAM_MODEL),
-    ]
-    call = stream(iter(requests), timeout=WAIT_S)
+    texts = SECRET, "error:EarshotError: no"
+    requests = (message(text, tensors.STREAM_MODEL) for text in texts)
+    call = stream(requests, timeout=WAIT_S)
     assert list(call)
     id = dict(call.trailing_metadata())["x-request-id"]
     found = {line(f"{id}.{number}")["outcome"]: line(f"{id}.{number}") for number in (1, 2)}
@@ -159,12 +150,12 @@ def test_a_request_ends_once_however_it_ends(start, caplog):
     """Answered, rejected, left by its client, lost with its engine, and ended by the drain."""
     running = start(drain_timeout_s=0.2)
     running.call()(message(), timeout=WAIT_S)
-    assert transcribe(running, part("beem_size", b"5"))[0] == 400
+    assert transcribe(running, beem_size=5)[0] == 400
     left = running.call().future(message("wait"))
     until(lambda: running.triton.waiting)
     left.cancel()
     until(lambda: running.services.admission.requests == 0)
-    assert transcribe(running, part("prompt", b"error:UNAVAILABLE Socket closed"))[0] == 503
+    assert transcribe(running, prompt="error:UNAVAILABLE lost")[0] == 503
     ended = running.call().future(message("wait"))
     until(lambda: running.triton.waiting)
     assert not running.run(running.gateway.drain())
@@ -186,8 +177,8 @@ def written():
     """Lines as a handler writes them into a pipe, which is read at the end."""
     read, write = os.pipe()
     logger = logging.getLogger("earshot.requests")
-    handler = AsyncLogHandler(write)
-    handler.addFilter(LogRateLimiter())
+    handler = log.AsyncLogHandler(write)
+    handler.addFilter(log.LogRateLimiter())
     logger.addHandler(handler)
 
     def written():
@@ -204,7 +195,7 @@ def written():
 
 
 def test_text_is_one_line_of_words(written):
-    LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
+    log.LogRecord(id="req_1", route="/v1/a b\n\x1b[31m", key="alice", outcome="not found").write()
     (found,) = written()
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO earshot\.requests: id=req_1 "
@@ -215,7 +206,7 @@ def test_text_is_one_line_of_words(written):
 
 def test_json_is_one_object_a_line(written):
     written.handler.setFormatter(log.JsonFormatter())
-    LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
+    log.LogRecord(id="req_1", route="live", audio_s=2.0, outcome="ok").write()
     logging.getLogger("earshot.requests").warning("other %s", "words")
     first, second = map(json.loads, written())
     assert (first["id"], first["audio_s"], first["level"]) == ("req_1", 2.0, "INFO")
@@ -223,56 +214,34 @@ def test_json_is_one_object_a_line(written):
 
 
 def test_refusals_are_told_at_a_bounded_rate_and_answers_all(written):
-    for _ in range(MAX_REFUSALS + 50):
-        LogRecord(route="http", outcome="overloaded").write()
-        LogRecord(route="http", outcome="ok").write()
-    LogRecord(route="http", key="alice", outcome="overloaded").write()
+    for _ in range(log.MAX_REFUSALS + 50):
+        log.LogRecord(route="http", outcome="overloaded").write()
+        log.LogRecord(route="http", outcome="ok").write()
+    log.LogRecord(route="http", key="alice", outcome="overloaded").write()
     found = written()
-    assert sum("outcome=ok" in line for line in found) == MAX_REFUSALS + 50
-    assert sum("outcome=overloaded" in line for line in found) == MAX_REFUSALS + 1
+    assert sum("outcome=ok" in line for line in found) == log.MAX_REFUSALS + 50
+    assert sum("outcome=overloaded" in line for line in found) == log.MAX_REFUSALS + 1
 
 
 def test_nobody_waits_for_a_reader_who_stands_still(written, monkeypatch):
     for number in range(12_000):  # of which the pipe takes a few hundred
-        LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
+        log.LogRecord(id=f"req_{number}", route="http", outcome="ok").write()
     monkeypatch.setattr(log, "FLUSH_S", 0.01)
     assert written.handler._dropped
 
 
-@pytest.fixture
-def clock():
-    return Clock()
+def test_what_is_said_again_and_again_is_said_a_few_times_a_minute():
+    clock = Clock()
+    limiter = log.LogRateLimiter(clock)
 
+    def said(times, line=1):
+        call = "earshot", logging.WARNING, "a.py", line, "no room for %d"
+        records = [logging.LogRecord(*call, (number,), None) for number in range(times)]
+        return [record.getMessage() for record in records if limiter.filter(record)]
 
-@pytest.fixture
-def said(clock):
-    """What comes through of one logger."""
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    handler.addFilter(LogRateLimiter(clock))
-    logger = logging.getLogger("tests.few_lines")
-    logger.addHandler(handler)
-    yield said
-    logger.removeHandler(handler)
-
-
-def complain(times):
-    for number in range(times):
-        logging.getLogger("tests.few_lines").warning("no room for %d", number)
-
-
-def test_what_is_said_again_and_again_is_said_a_few_times_a_minute(said, clock):
-    complain(1000)
-    assert len(said) == MAX_LINES
+    assert len(said(1000)) == log.MAX_LINES
     clock.now_s += 59.0
-    complain(1)
-    assert len(said) == MAX_LINES
-    logging.getLogger("tests.few_lines").error("something else")
-    assert said.pop() == "something else"
+    assert said(1) == []
+    assert said(1, line=2) == ["no room for 0"]
     clock.now_s += 1.0
-    complain(2)
-    assert said[MAX_LINES:] == [
-        f"no room for 0 (and {1001 - MAX_LINES} more before)",
-        "no room for 1",
-    ]
+    assert said(2) == [f"no room for 0 (and {1001 - log.MAX_LINES} more before)", "no room for 1"]

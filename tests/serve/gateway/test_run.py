@@ -1,5 +1,6 @@
 """The gateway's process: it listens, drains, and its exit status says how that went."""
 
+import contextlib
 import os
 import re
 import socket
@@ -14,11 +15,11 @@ import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.gateway.engines import SERVICE
-from serve.gateway.observe.metrics import joined
+from serve.gateway.observe.pages import joined
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
-from serve.wire.uploads import folder_of
-from tests.gateways import WAIT_S, message, until
+from serve.wire.uploads import make_folder
+from tests.gateways import WAIT_S, Running, message, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,7 +93,7 @@ class Process:
     def __init__(self, folder, **server):
         http, rpc, metrics = free_ports("127.0.0.1", 3)
         ports = {"http_port": http, "grpc_port": rpc, "metrics_port": metrics}
-        self.address, self.http = f"127.0.0.1:{rpc}", ("127.0.0.1", http)
+        self.http = ("127.0.0.1", http)
         config = tomli_w.dumps({"server": {**ports, **server}})
         (folder / "config.toml").write_text(config, encoding="utf-8")
         for link in engine_links(folder, 1):  # of a Triton that has not begun
@@ -111,29 +112,11 @@ class Process:
             self.process.communicate(timeout=WAIT_S)
 
 
-@pytest.mark.nightly
-def test_a_file_of_a_gateway_that_is_killed_goes_with_the_next_one(tmp_path):
-    first = Process(tmp_path)
-    try:
-        with grpc.insecure_channel(first.address) as channel:
-            grpc.channel_ready_future(channel).result(WAIT_S)
-        with socket.create_connection(first.http, timeout=WAIT_S) as connection:
-            connection.sendall(
-                b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 9000000\r\n\r\n"
-                b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-            )
-            connection.sendall(bytes(3 * 2**20))
-            until(lambda: list(folder_of(tmp_path, 0).iterdir()))
-            first.end()
-    finally:
-        first.end()
-    assert list(folder_of(tmp_path, 0).iterdir())
-    second = Process(tmp_path)
-    try:
-        until(lambda: not list(folder_of(tmp_path, 0).iterdir()))
-    finally:
-        second.end()
+def test_a_file_of_a_gateway_that_was_killed_goes_with_the_next_one(tmp_path):
+    left = make_folder(tmp_path) / "upload"
+    left.write_bytes(b"RIFF")
+    with contextlib.closing(Running(tmp_path, 600.0)):
+        assert not left.exists()
 
 
 def test_a_port_that_is_taken_is_said(tmp_path):

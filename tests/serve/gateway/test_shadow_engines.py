@@ -8,7 +8,7 @@ import pytest
 from build.clips import load_clips
 from serve.contract.config import load_config
 from serve.contract.messages import Request
-from serve.gateway.shadow.figures import BOUND, DriftCusum, baseline_of, compare
+from serve.gateway.shadow.figures import BOUND, DriftCusum, baseline_of, compare, scored
 from serve.transcriber.open import open_transcriber
 from tests.broken_engine import break_engine
 
@@ -32,7 +32,8 @@ def heard(tmp_path_factory):
     answers = []
     for engine in engines:
         with open_transcriber(config, engine) as opened:
-            answers.append([opened.transcribe(Request(clip.path.read_bytes())) for clip in clips])
+            transcripts = (opened.transcribe(Request(clip.path.read_bytes())) for clip in clips)
+            answers.append([scored(transcript) for transcript in transcripts])
     return answers
 
 

@@ -14,10 +14,9 @@ from serve.contract.keys import add_key, hash_of
 from serve.contract.messages import Request
 from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, until
+from tests.jobs import ALICE
 from tests.serve.gateway.http2 import PREFACE, frame, head
 from tests.serve.gateway.live.conftest import Talk
-
-ALICE = {"authorization": "Bearer secret-a"}
 
 
 def resident_mb():

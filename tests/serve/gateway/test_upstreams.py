@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from serve.gateway.engines import infer
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import WAIT_S, message, until
 
 TWO = ("cuda:0", "cuda:1")
 
@@ -64,26 +64,15 @@ def test_what_has_begun_does_not(start):
     assert b'"server_unavailable"' in answer and sorted(counts(running)) == [0, 1]
 
 
-def test_what_one_refuses_another_answers(start):
-    running = start(devices=TWO)
-    status, _, answer = running.transcribe(prompt="error:OverloadedError: full")
-    assert (status, json.loads(answer)["error"]["code"]) == (429, "overloaded")
-    assert counts(running) == [1, 1]
-
-
-def test_a_request_that_ends_its_engines_ends_two_at_most(start):
+@pytest.mark.parametrize(
+    ("error", "status", "engines"),
+    [("OverloadedError: full", 429, 3), ("UNAVAILABLE lost", 503, 2), ("OptionError: no", 400, 1)],
+    ids=["full: all are asked", "lost: two at most", "the request's fault: one"],
+)
+def test_how_many_engines_a_request_that_fails_gets(start, error, status, engines):
     running = start(devices=("cuda:0", "cuda:1", "cuda:2"))
-    with pytest.raises(grpc.RpcError) as caught:
-        running.call()(message("error:UNAVAILABLE Socket closed"), timeout=WAIT_S)
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert sum(counts(running)) == 2
-
-
-def test_what_is_wrong_with_a_request_is_told_at_once(start):
-    running = start(devices=TWO)
-    status, error = running.infer(json.dumps(json_request("error:OptionError: no such language")))
-    assert (status, error) == (400, "OptionError: no such language")
-    assert sum(counts(running)) == 1
+    assert running.transcribe(prompt=f"error:{error}")[0] == status
+    assert sum(counts(running)) == engines
 
 
 LARGE = bytes(2**20 + 1)

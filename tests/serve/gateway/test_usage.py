@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from serve.contract.config import Config
 from serve.contract.errors import OverloadedError
-from serve.contract.keys import Key, add_key, hash_of
+from serve.contract.keys import Key
 from serve.contract.messages import Request
 from serve.contract.server_config import ServerConfig
 from serve.gateway.errors import ApiError
@@ -20,12 +20,12 @@ from serve.gateway.keys import ApiKey
 from serve.gateway.usage import FILE, Usage, UsageRecord, add_usage, read_usage
 from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
+from tests.jobs import ALICE, BOB, keys_of
 
 MIDNIGHT_S = 1_798_761_600.0  # of 2027-01-01
 DAYS = ("2026-12-31", "2027-01-01")
 INFER = "/v2/models/whisper/infer"
 ANSWER_S = 1.5  # of audio, as the stand-in for Triton tells
-ALICE = {"authorization": "Bearer secret-a"}
 UNWRITABLE = f"/proc/{FILE}"
 
 
@@ -134,10 +134,7 @@ def test_a_full_disk_is_logged_and_nothing_is_lost(usage, path, caplog):
 
 @pytest.fixture
 def keys_file(tmp_path):
-    path = tmp_path / "keys.toml"
-    add_key(path, "alice", {"sha256": hash_of("secret-a"), "audio_s_per_day": 2 * ANSWER_S})
-    add_key(path, "bob", {"sha256": hash_of("secret-b")})
-    return str(path)
+    return keys_of(tmp_path, alice={"audio_s_per_day": 2 * ANSWER_S})
 
 
 def rows_of(running, query="", headers=None):
@@ -184,9 +181,8 @@ def test_a_key_whose_day_is_used_up(start, keys_file):
         "requests": 2,
         "audio_seconds": 2 * ANSWER_S,
     }
-    bob = {"authorization": "Bearer secret-b"}
-    assert running.ask("POST", INFER, json.dumps(json_request()), bob)[0] == 200
-    assert [one["requests"] for one in rows_of(running, headers=bob)] == [1]
+    assert running.ask("POST", INFER, json.dumps(json_request()), BOB)[0] == 200
+    assert [one["requests"] for one in rows_of(running, headers=BOB)] == [1]
     page = running.page()
     assert 'earshot_gateway_refused_total{reason="insufficient_quota"} 6.0' in page
 

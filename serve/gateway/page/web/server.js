@@ -50,7 +50,7 @@ function show({ name, status, now, engines }) {
 
 // The number of engines that take requests, and the names of the others.
 function engineFigure(engines) {
-  const away = engines.filter((engine) => !Object.values(engine.models).every(Boolean));
+  const away = engines.filter(({ available }) => !available);
   const names = away.map(({ name }) => name).join(", ");
   const text = away.length ? `without ${names}` : "take requests";
   return ["Engines", `${engines.length - away.length} / ${engines.length}`, text];
