@@ -23,8 +23,8 @@ from eval.bench.workloads import (
     REQUEST_S,
     REQUEST_TOKENS,
     THROUGHPUT_TOKENS,
+    measure_sustained,
     mlperf_lengths,
-    sustained,
 )
 from eval.processes import ChildProcess, Send
 from eval.random_whisper import END, Shape, prompt_ids, special_ids, write_peer_checkpoint
@@ -69,7 +69,7 @@ def throughput(
 ) -> Measurement:
     """Measure throughput: one call decodes all windows, which are enough for `seconds`."""
     run = functools.partial(seconds_of, decode)
-    _, figures = sustained(run, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
+    _, figures = measure_sustained(run, itertools.repeat(THROUGHPUT_TOKENS), in_flight, seconds)
     rtfx = figures["windows_per_s"] * WINDOW_S
     detail = f"30 s of sound, {THROUGHPUT_TOKENS} tokens; {note}"
     return Measurement("throughput", system, rtfx, "RTFx", None, detail, figures)
@@ -78,7 +78,7 @@ def throughput(
 def mlperf(system: str, decode: Decode, in_flight: int, seconds: float, note: str) -> Measurement:
     """Measure as `throughput`, with lengths as in MLPerf's set."""
     run = functools.partial(seconds_of, decode)
-    _, figures = sustained(run, mlperf_lengths(), in_flight, seconds)
+    _, figures = measure_sustained(run, mlperf_lengths(), in_flight, seconds)
     rate, detail = figures["windows_per_s"], f"windows queued at the start; {note}"
     return Measurement("MLPerf-shaped", system, rate, "samples/s", None, detail, figures)
 

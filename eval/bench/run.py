@@ -41,9 +41,9 @@ def bench(run: Run, **settings: Any) -> Result:
     """
     devices = settings["devices"] = tuple(settings["devices"] or ())
     if settings["peers"] is None:
-        left_out = {} if devices else {name: missing_for(name) for name in PEERS}
-        settings["peers"] = tuple(name for name, reason in left_out.items() if not reason)
-        for reason in filter(None, left_out.values()):
+        missing_by_peer = {} if devices else {name: missing_for(name) for name in PEERS}
+        settings["peers"] = tuple(name for name, reason in missing_by_peer.items() if not reason)
+        for reason in filter(None, missing_by_peer.values()):
             run.say(f"left out: {reason}")
     run.flags["peers"] = settings["peers"]
     plan = BenchPlan(**settings)

@@ -148,7 +148,7 @@ class RuntimeSession:
         """
         load, in_flight = self.make_load(), self._in_flight
         run = functools.partial(offline, load, in_flight=in_flight)
-        lengths, figures = sustained(run, mlperf_lengths(), in_flight, self._plan.seconds)
+        lengths, figures = measure_sustained(run, mlperf_lengths(), in_flight, self._plan.seconds)
         floors_s = [self._floor.window_s(length, self.config.slots) for length in lengths]
         tokens = f"{statistics.mean(lengths):.1f} tokens on average"
         always_full = self._closed_loop(load, mlperf_lengths())
@@ -176,7 +176,7 @@ class RuntimeSession:
             yield self._row(name, figures["p99_ms"], "ms", None, "p99", figures)
 
 
-def sustained(
+def measure_sustained(
     run: Callable[[Sequence[int]], float], endless: Iterator[int], in_flight: int, seconds: float
 ) -> tuple[list[int], dict[str, float]]:
     """Run windows from empty to empty, enough of them to last `seconds`.

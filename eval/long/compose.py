@@ -209,7 +209,7 @@ def write_script(
         seconds: how long it is to be; it ends after the scene that reaches them.
         rng: draws everything.
     """
-    decks = {
+    shuffled = {
         code: itertools.cycle([sentences[code][i] for i in rng.permutation(len(sentences[code]))])
         for code in languages
     }
@@ -237,7 +237,7 @@ def write_script(
             if number:
                 pause_s = min_s * (max_s / min_s) ** float(rng.random()) ** 2  # most are short
                 add("noise" if under_noise else "silence", pause_s, snr_db)
-            clip = next(decks[language])
+            clip = next(shuffled[language])
             add("speech", clip.duration_s, snr_db, clip)
 
     turns = itertools.cycle(languages)

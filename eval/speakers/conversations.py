@@ -193,8 +193,10 @@ def compose(
         for number, plan in enumerate(tqdm(planned, "composing", unit="conversation")):
             rng = np.random.default_rng((seed, number))
             speakers = _draw_speakers(plan, rng, clips)
-            decks = {name: [_speech_of(clip) for clip in own] for name, own in speakers.items()}
-            samples, turns, utterances = _conversation(plan, rng, decks)
+            clips_by_speaker = {
+                name: [_speech_of(clip) for clip in own] for name, own in speakers.items()
+            }
+            samples, turns, utterances = _conversation(plan, rng, clips_by_speaker)
             soundfile.write(partial / f"{plan.name}.wav", samples, SAMPLE_RATE, subtype="PCM_16")
             write_text(partial / f"{plan.name}.rttm", to_rttm(plan.name, turns))
             write_text(partial / f"{plan.name}.stm", to_stm(plan.name, utterances))
@@ -240,26 +242,28 @@ def _speech_of(clip: Clip) -> _SpokenClip:
 
 
 def _conversation(
-    plan: ConversationPlan, rng: np.random.Generator, decks: Mapping[str, Sequence[_SpokenClip]]
+    plan: ConversationPlan,
+    rng: np.random.Generator,
+    clips_by_speaker: Mapping[str, Sequence[_SpokenClip]],
 ) -> tuple[Samples, list[SpeakerTurn], list[Utterance]]:
     """Return samples, turns and utterances, both in order of time."""
-    names = list(decks)
-    levels = rng.uniform(*_SPEECH_DB, len(decks))
-    undrawn: list[list[int]] = [[] for _ in decks]  # numbers of clips by speaker
+    names = list(clips_by_speaker)
+    levels = rng.uniform(*_SPEECH_DB, len(clips_by_speaker))
+    undrawn: list[list[int]] = [[] for _ in clips_by_speaker]  # numbers of clips by speaker
     out = np.zeros(round((plan.minutes + 1) * 60 * SAMPLE_RATE), np.float32)
     turns, utterances = list[SpeakerTurn](), list[Utterance]()
     start, last_end, speaker = _draw_samples(rng, _EDGE_S), 0, -1
-    ends = [0] * len(decks)  # of each speaker's last clip
+    ends = [0] * len(clips_by_speaker)  # of each speaker's last clip
     while last_end < plan.minutes * 60 * SAMPLE_RATE:
-        before, speaker = speaker, _draw_next(rng, speaker, len(decks))
+        before, speaker = speaker, _draw_next(rng, speaker, len(clips_by_speaker))
         if before not in (speaker, -1) and rng.random() < _OVERLAPS:
             start = max(last_end - _draw_samples(rng, _OVERLAP_S), ends[speaker])
         elif before != -1:
             long = rng.random() < _LONG_PAUSES
             start = last_end + _draw_samples(rng, _LONG_PAUSE_S if long else _PAUSE_S)
-        name, deck = names[speaker], decks[names[speaker]]
-        undrawn[speaker] = undrawn[speaker] or rng.permutation(len(deck)).tolist()
-        clip = deck[undrawn[speaker].pop()]
+        name, clips = names[speaker], clips_by_speaker[names[speaker]]
+        undrawn[speaker] = undrawn[speaker] or rng.permutation(len(clips)).tolist()
+        clip = clips[undrawn[speaker].pop()]
         end = start + len(clip.samples)
         out[start:end] += at_level(faded(clip.samples, 0.005), levels[speaker])
         turns += [

@@ -90,8 +90,8 @@ def _start(args: argparse.Namespace) -> int:
     engine = args.engine or config.engine
     print(f"starting Triton Inference Server with the engine {engine} …", file=sys.stderr)
     # Without a log file, log lines of requests go to this process's standard error.
-    requests_to = os.dup(2) if args.log is None else None
-    with running_server(config, args.engine, args.log, requests_to) as server:
+    access_log_fd = os.dup(2) if args.log is None else None
+    with running_server(config, args.engine, args.log, access_log_fd) as server:
         signals.armed = True
         print(
             f"ready: HTTP {server.http}, gRPC {server.grpc}, "

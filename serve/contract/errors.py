@@ -58,7 +58,7 @@ class ErrorStatus:
         return self.http if self._is_refused_for_now else _KSERVE[self.grpc]
 
     @property
-    def again(self) -> bool:
+    def retryable(self) -> bool:
         """Return whether the same request may succeed later."""
         return self.grpc == "UNAVAILABLE" or self._is_refused_for_now
 

@@ -17,9 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m serve.gateway", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the run's folder")
     parser.add_argument("--number", type=int, default=0, help="number of this process of several")
-    parser.add_argument("--requests-to", type=int, help="descriptor for the log of requests")
+    parser.add_argument("--access-log-fd", type=int, help="descriptor for the log of requests")
     args = parser.parse_args(arguments)
-    return exit_status(lambda: serve_folder(args.folder, args.number, args.requests_to))
+    return exit_status(lambda: serve_folder(args.folder, args.number, args.access_log_fd))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The headers of an HTTP answer: the wait before a retry, or the missing authorization."""
-        if self.status.again:
+        if self.status.retryable:
             return {"Retry-After": str(self.retry_after_s)}
         return {"WWW-Authenticate": "Bearer"} if self.status.http == 401 else {}
 

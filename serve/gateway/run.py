@@ -27,7 +27,7 @@ from serve.gateway.kserve.grpc import open_server
 from serve.gateway.observe import log
 from serve.gateway.observe.pages import add_gauges
 from serve.gateway.page.state import EngineStateReader
-from serve.wire.folder import CONFIG, engine_links, gateway_door
+from serve.wire.folder import CONFIG, engine_links, gateway_socket
 
 if TYPE_CHECKING:
     from serve.gateway.jobs.routes import JobRoutes
@@ -78,7 +78,9 @@ class GatewayServer:
         self.http = [
             serving(clients, listening_socket(server, "http_port", shared)),
             serving(monitoring, listening_socket(server, "metrics_port", shared)),
-            serving(monitoring, unix_listener(gateway_door(folder, self.services.process_number))),
+            serving(
+                monitoring, unix_listener(gateway_socket(folder, self.services.process_number))
+            ),
         ]
         self._grpc = open_server(self.services, connections, shared)
 
@@ -152,20 +154,20 @@ def _max_connections(server: ServerConfig) -> int:
     return min(wanted, possible)
 
 
-def serve_folder(folder: Path, number: int = 0, requests_to: int | None = None) -> int:
+def serve_folder(folder: Path, number: int = 0, access_log_fd: int | None = None) -> int:
     """Serve the run in this folder until SIGTERM or SIGINT; return the exit status.
 
     Args:
         folder: the run's folder.
         number: the number of this process among the `gateway.processes`.
-        requests_to: descriptor for the log's lines of requests; None: stderr.
+        access_log_fd: descriptor for the log's lines of requests; None: stderr.
 
     Raises:
         ConfigError: the folder's configuration cannot be read or used.
         UnavailableError: it cannot listen.
     """
     config = load_config(folder / CONFIG)
-    log.prepare(config.gateway.log, requests_to)
+    log.prepare(config.gateway.log, access_log_fd)
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one for each connection
     prepare_memory()

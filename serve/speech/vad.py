@@ -152,7 +152,7 @@ class SpeechFilter:
         self._state = VadState(options)
         self._buffer = np.zeros(0, np.float32)  # the latest audio
         self._buffer_start = 0  # its first sample's index in the recording
-        self._n_judged = 0  # samples with a probability; a whole number of frames
+        self._n_scored = 0  # samples with a probability; a whole number of frames
         self._unpadded_speech: deque[tuple[int, int]] = deque()  # speech so far, without padding
         self._speech: list[tuple[int, int]] = []  # disjoint padded intervals of speech
         self._n_returned = 0  # audio before this sample was returned
@@ -179,14 +179,14 @@ class SpeechFilter:
     def push(self, block: Samples) -> list[SpeechAudio]:
         """Add a block, and return the speech that is certain now, in order."""
         self._buffer = np.concatenate([self._buffer, block])
-        if frames := (self.received - self._n_judged) // FRAME:
-            begin = self._n_judged - self._buffer_start
+        if frames := (self.received - self._n_scored) // FRAME:
+            begin = self._n_scored - self._buffer_start
             self._detect(self._buffer[begin : begin + frames * FRAME])
         return self._take_speech()
 
     def finish(self) -> list[SpeechAudio]:
         """Return the remaining speech at the end of the recording."""
-        unjudged = self._buffer[self._n_judged - self._buffer_start :]
+        unjudged = self._buffer[self._n_scored - self._buffer_start :]
         if len(unjudged):
             self._detect(np.pad(unjudged, (0, FRAME - len(unjudged))))
         if self._state.speaking:
@@ -194,13 +194,13 @@ class SpeechFilter:
         return self._take_speech()
 
     def _detect(self, samples: Samples) -> None:
-        probabilities, begin = self._model.probabilities(samples), self._n_judged
+        probabilities, begin = self._model.probabilities(samples), self._n_scored
         for first, last in self._state.runs(probabilities):
             for frame in (first, last):
                 self._state.step(float(probabilities[frame]), begin + frame * FRAME)
-            self._n_judged = begin + (last + 1) * FRAME
+            self._n_scored = begin + (last + 1) * FRAME
             if self._state.speaking and self._state.quiet_since is None:
-                self._add_current_speech(self._n_judged)
+                self._add_current_speech(self._n_scored)
 
     def _add_current_speech(self, end: int) -> None:
         """Add the current speech up to sample `end` if it is long enough."""
@@ -210,9 +210,9 @@ class SpeechFilter:
     @property
     def _undecided(self) -> int:
         """The first sample for which speech or silence is still uncertain."""
-        state, end = self._state, self._n_judged
+        state, end = self._state, self._n_scored
         if state.speaking:
-            end = self._n_judged if state.quiet_since is None else state.quiet_since
+            end = self._n_scored if state.quiet_since is None else state.quiet_since
             if end - state.since <= self._min_speech:
                 return state.since
         return end
@@ -241,7 +241,7 @@ class SpeechFilter:
         del self._speech[:-1]  # the last one may grow
         # Speech may begin at the first undecided sample: keep the audio that would pad it.
         keep_from = self._undecided - self._pad
-        keep_from = max(self._buffer_start, min(keep_from, self._n_judged, self.received))
+        keep_from = max(self._buffer_start, min(keep_from, self._n_scored, self.received))
         self._buffer = self._buffer[keep_from - self._buffer_start :].copy()
         self._buffer_start = keep_from
         return speech

@@ -10,7 +10,7 @@ from pathlib import Path
 from serve.contract.errors import UnavailableError
 from serve.contract.server_config import ServerConfig
 from serve.supervisor.processes import ManagedProcess
-from serve.wire.folder import gateway_alive, gateway_door
+from serve.wire.folder import gateway_alive, gateway_socket
 from serve.wire.liveness import heartbeat_age_s
 from serve.wire.unix_http import ask
 
@@ -27,7 +27,7 @@ class GatewayProcess(ManagedProcess):
         folder: the folder of the run.
         config: the addresses to listen on.
         log_path: the log file, which the process appends to.
-        requests_to: file descriptor for the access log; None: it goes to the log file.
+        access_log_fd: file descriptor for the access log; None: it goes to the log file.
         number: the index of this process if there are several.
     """
 
@@ -36,17 +36,17 @@ class GatewayProcess(ManagedProcess):
         folder: Path,
         config: ServerConfig,
         log_path: Path,
-        requests_to: int | None = None,
+        access_log_fd: int | None = None,
         number: int = 0,
     ) -> None:
         command = [sys.executable, "-m", "serve.gateway", "--folder", str(folder)]
         command += ["--number", str(number)]
-        descriptors = () if requests_to is None else (requests_to,)
+        descriptors = () if access_log_fd is None else (access_log_fd,)
         for descriptor in descriptors:
-            command += ["--requests-to", str(descriptor)]
+            command += ["--access-log-fd", str(descriptor)]
         super().__init__(command, log_path, folder=_ROOT, descriptors=descriptors)
         self._config = config
-        self._socket = gateway_door(folder, number)
+        self._socket = gateway_socket(folder, number)
         self._heartbeat = gateway_alive(folder, number)
         self._answers = False
         self._has_answered = False

@@ -41,7 +41,7 @@ from serve.supervisor.engines import TRITON, EngineManager
 from serve.supervisor.gateway import GatewayProcess, answers_get, check_ports
 from serve.supervisor.processes import SupervisedProcess
 from serve.supervisor.server import SupervisedTriton, TritonLaunch, config_to_toml, prepare
-from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, gateway_door, reference_folder, run_folder
+from serve.wire.folder import CONFIG, SUPERVISOR_PAGE, gateway_socket, reference_folder, run_folder
 
 logger = logging.getLogger("earshot")
 
@@ -99,7 +99,7 @@ class Supervisor:
         config: the config, with absolute paths and resolved devices.
         engines: the engines.
         log_path: the log file.
-        requests_to: see `running_server`.
+        access_log_fd: see `running_server`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Supervisor:
         config: Config,
         engines: EngineManager,
         log_path: Path,
-        requests_to: int | None,
+        access_log_fd: int | None,
     ) -> None:
         server, count = config.server, config.gateway.processes
         self.http = f"{server.host}:{server.http_port}"
@@ -121,7 +121,7 @@ class Supervisor:
         self._gateways = tuple(
             SupervisedProcess(
                 "the gateway" if count == 1 else f"the gateway's process {number}",
-                functools.partial(GatewayProcess, folder, server, log_path, requests_to, number),
+                functools.partial(GatewayProcess, folder, server, log_path, access_log_fd, number),
                 server.start_timeout_s,
                 lambda: not any(gateway.up for gateway in self._gateways),
             )
@@ -164,7 +164,7 @@ class Supervisor:
         timeout_s = self._start_timeout_s * min(2, len(self._engines.all))
         deadline_s = time.monotonic() + timeout_s
         self._thread.start()
-        while not (self._ready.is_set() and answers_get(gateway_door(self.folder), "/health")):
+        while not (self._ready.is_set() and answers_get(gateway_socket(self.folder), "/health")):
             if not self._thread.is_alive() and self._error is not None:
                 raise self._error
             if time.monotonic() > deadline_s:
@@ -311,7 +311,7 @@ def running_server(
     config: Config,
     engine: str | None = None,
     log_path: Path | None = None,
-    requests_to: int | None = None,
+    access_log_fd: int | None = None,
 ) -> Iterator[Supervisor]:
     """Run a server inside a `with` block; it is ready at the start and drained at the end.
 
@@ -320,7 +320,7 @@ def running_server(
         engine: the engine's folder; None: `config.engine`.
         log_path: the log file; None: the logs exist only while the server runs. With several
             engines, each has its own log beside it, with the engine's number as suffix.
-        requests_to: file descriptor for the access log; None: it goes to the log file.
+        access_log_fd: file descriptor for the access log; None: it goes to the log file.
 
     Raises:
         UnavailableError: the machine lacks something that the server needs, or a port is in use.
@@ -338,7 +338,7 @@ def running_server(
         engine = engine or config.engine
         read_manifest(Path(engine))  # report a missing engine at once
         engines = EngineManager(folder, config, resolved, engine, log)
-        server = Supervisor(folder, resolved, engines, log, requests_to)
+        server = Supervisor(folder, resolved, engines, log, access_log_fd)
         try:
             server.start()
             with serve_requests(folder, engines.ask):

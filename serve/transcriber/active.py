@@ -36,8 +36,8 @@ _SILENCE_S = 1.0  # minimum silence that the encoder sees behind the audio
 # With short_encoder = "auto", a window of at least `_SHORTEST_S` is padded to the smallest length
 # that holds it. Measured with base: shorter windows give more errors than padding to 30 s.
 _SHORTEST_S = 3.0
-_SEEN_S = (10, 15, 20)
-WINDOW_LENGTHS = tuple(seconds * SAMPLE_RATE for seconds in (*_SEEN_S, WINDOW_S))
+_PADDED_S = (10, 15, 20)
+WINDOW_LENGTHS = tuple(seconds * SAMPLE_RATE for seconds in (*_PADDED_S, WINDOW_S))
 """Lengths in samples to which windows are padded, unless short_encoder is "on"."""
 
 _MAX_REMAINDERS = 4  # maximum number of remainders decoded after one window
@@ -113,7 +113,7 @@ def encoder_frames(duration_s: float, short: ShortEncoder) -> int:
         return N_FRAMES
     seconds = math.ceil(duration_s + _SILENCE_S)
     if short == "auto":
-        seconds = next((seen for seen in _SEEN_S if seen >= seconds), WINDOW_S)
+        seconds = next((padded for padded in _PADDED_S if padded >= seconds), WINDOW_S)
     return min(N_FRAMES, seconds * SAMPLE_RATE // HOP_LENGTH)
 
 

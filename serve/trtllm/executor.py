@@ -62,7 +62,7 @@ class RulesCallback:
     def __init__(self, facts: TokenizerFacts, dims: Dims) -> None:
         self._facts = facts
         self._dims = dims
-        self._rules_on = functools.cache(functools.partial(TokenRules, facts, dims))
+        self._rules_for = functools.cache(functools.partial(TokenRules, facts, dims))
         self.requests: dict[int, ExecutorRequest] = {}
         """By client id; `CppExecutor` adds and removes them."""
 
@@ -95,7 +95,7 @@ class RulesCallback:
             if device.type == "cuda":
                 external: Any = torch.cuda.ExternalStream  # has no type hints
                 stack.enter_context(torch.cuda.stream(external(stream_ptr, device=device)))
-            rules = self._rules_on(device)
+            rules = self._rules_for(device)
             timestamp_begin = self._facts.timestamp_begin
             rows = [  # before last, last, highest timestamp, count, timestamps wanted
                 [

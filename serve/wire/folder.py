@@ -92,7 +92,7 @@ def reference_folder(run: Path) -> Path:
     return run / f"{run.name}-shadow"
 
 
-def gateway_door(run: Path, number: int = 0) -> Path:
+def gateway_socket(run: Path, number: int = 0) -> Path:
     """Return the HTTP socket of a gateway process for health and metrics."""
     return run / f"gateway-{number}.sock"
 

@@ -83,7 +83,7 @@ class OutboundClient:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 return await self._get(url, path)
         except TimeoutError:
-            raise _away(f"url was not whole after {FETCH_TIMEOUT_S:g} s") from None
+            raise _url_unavailable(f"url was not whole after {FETCH_TIMEOUT_S:g} s") from None
 
     async def _get(self, url: str, path: Path) -> int:
         headers = [_AGENT, ("Accept-Encoding", "identity")]
@@ -102,7 +102,7 @@ class OutboundClient:
         if answer.status != 200:
             message = f"url answered with status {answer.status}; expected 200 and audio"
             again = answer.status >= 500 or answer.status in _AGAIN
-            raise _away(message) if again else field_error("url", message)
+            raise _url_unavailable(message) if again else field_error("url", message)
         size = 0
         with path.open("wb") as file:
             async for chunk in answer.aiter_stream():
@@ -126,7 +126,7 @@ class OutboundClient:
                 async with self._answer("POST", url, "webhook_url", **request) as answer:
                     return int(answer.status)
         except TimeoutError:
-            raise _away(f"webhook_url did not answer within {_POST_S:g} s") from None
+            raise _url_unavailable(f"webhook_url did not answer within {_POST_S:g} s") from None
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -147,7 +147,9 @@ class OutboundClient:
             expected = "expected a public one, or a network in jobs.allowed_networks"
             raise field_error(field, f"{found}; {expected}") from None
         except _FAILED as error:
-            raise _away(f"{field} cannot be fetched: {error or type(error).__name__}") from error
+            raise _url_unavailable(
+                f"{field} cannot be fetched: {error or type(error).__name__}"
+            ) from error
 
     def require_allowed(self, url: str, field: str) -> None:
         """Reject a url that names another host than `jobs.allowed_hosts`.
@@ -171,7 +173,7 @@ class OutboundClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _away(message: str) -> ApiError:
+def _url_unavailable(message: str) -> ApiError:
     return ApiError(UnavailableError(message), URL_AWAY)
 
 

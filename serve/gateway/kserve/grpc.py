@@ -299,7 +299,7 @@ def _handler(name: str, method: Method) -> grpc.RpcMethodHandler:
             record.route, record.outcome = name, errors.status_of(error)[1]
             record.write()
         status = error.status
-        wait = (("retry-after", str(error.retry_after_s)),) if status.again else ()
+        wait = (("retry-after", str(error.retry_after_s)),) if status.retryable else ()
         await rpc.abort(grpc.StatusCode[status.grpc], error.text, request_id + wait)
 
     return grpc.stream_stream_rpc_method_handler(handle)

@@ -263,7 +263,7 @@ class LiveSession:
         except ApiError as error:
             self.metrics.updates.labels("failed").inc()
             self._pace.failed(clock_s())
-            if not error.status.again or self._pace.tries >= _TRIES:
+            if not error.status.retryable or self._pace.tries >= _TRIES:
                 await self._fail(utterance, error)
             return
         self.metrics.updates.labels("ok").inc()

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from serve.gateway.context import Services
-from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_door
+from serve.wire.folder import METRICS_SOCKET, SUPERVISOR_PAGE, gateway_socket
 from serve.wire.unix_http import ask
 
 logger = logging.getLogger("earshot.gateway")
@@ -63,18 +63,22 @@ async def whole_page(services: Services) -> bytes:
         except OSError as error:
             if engine.address.link.exists():  # else it is unloaded
                 logger.warning("the metrics of Triton of %s cannot be had: %s", engine.name, error)
-    parts = [joined(pages, "device")]
+    parts = [merge_pages(pages, "device")]
     with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
         parts.append((services.folder / SUPERVISOR_PAGE).read_bytes())
     gateways = {str(services.process_number): own_page}
     for number in sorted(set(range(services.config.gateway.processes)) - {services.process_number}):
         with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(number)] = await _page_of(gateway_door(services.folder, number), OWN_PAGE)
-    parts.append(joined(gateways, "process") if services.config.gateway.processes > 1 else own_page)
+            gateways[str(number)] = await _page_of(
+                gateway_socket(services.folder, number), OWN_PAGE
+            )
+    parts.append(
+        merge_pages(gateways, "process") if services.config.gateway.processes > 1 else own_page
+    )
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
-def joined(pages: Mapping[str, bytes], label: str) -> bytes:
+def merge_pages(pages: Mapping[str, bytes], label: str) -> bytes:
     """Join the pages of several processes; each sample gets a label that names its process.
 
     In Prometheus's text format the lines of a metric are consecutive, its description first.

@@ -41,7 +41,7 @@ from serve.native.kernels.tiles import (
     choose_float16_tile,
     choose_tile,
     is_faster_in_float16,
-    part_depth,
+    split_depth,
 )
 
 _MAX_PARTIAL_LOGIT_ROWS = 8  # rows with which the vocabulary projection ends as partial sums
@@ -122,7 +122,7 @@ class TritonOps:
         if is_faster_in_float16(self._max_step_tokens, len(matrix.weight)):
             matrix = dataclasses.replace(matrix, half_weight=matrix.weight.half())
         if self._packs_int8 and matrix.weight.dtype == torch.int8:
-            thin = pack(matrix.weight, part_depth(matrix.weight.shape[1]))
+            thin = pack(matrix.weight, split_depth(matrix.weight.shape[1]))
             matrix = dataclasses.replace(matrix, packed_weight=thin.view(torch.int32))
         return matrix
 
@@ -158,7 +158,7 @@ class TritonOps:
             return product
         normed = self._normalise(x, params)
         if len(normed) > FEW_ROWS:
-            return self._finished_linear(normed, matrix, None, gelu=True, dtype=normed.dtype)
+            return self._linear_with_epilogue(normed, matrix, None, gelu=True, dtype=normed.dtype)
         sums = PartialSums(self._multiply_parts(normed, matrix), matrix, normed.dtype)
         return self._finish(sums, gelu=True)
 
@@ -183,7 +183,7 @@ class TritonOps:
         if logit_indices is not None:
             normed = normed.index_select(0, logit_indices)
         if len(normed) > _MAX_PARTIAL_LOGIT_ROWS:
-            return self._finished_linear(normed, matrix, None, gelu=False, dtype=torch.float32)
+            return self._linear_with_epilogue(normed, matrix, None, gelu=False, dtype=torch.float32)
         parts = self._multiply_parts(normed, matrix)
         return self._finish(PartialSums(parts, matrix, torch.float32), gelu=False)
 
@@ -215,7 +215,7 @@ class TritonOps:
         self, x: torch.Tensor, matrix: Matrix, residual: torch.Tensor | None = None
     ) -> Flow:
         if len(x) > FEW_ROWS:
-            return self._finished_linear(x, matrix, residual, gelu=False, dtype=x.dtype)
+            return self._linear_with_epilogue(x, matrix, residual, gelu=False, dtype=x.dtype)
         return PartialSums(self._multiply_parts(x, matrix), matrix, x.dtype, residual)
 
     def _multiply_parts(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
@@ -223,7 +223,7 @@ class TritonOps:
         rows, depth = x.shape
         n_out = matrix.weight.shape[0]
         assert x.is_contiguous()
-        part = part_depth(depth)
+        part = split_depth(depth)
         shape = (depth // part, rows, n_out)
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
         packed = self._on_gpu and matrix.weight.dtype == torch.int8
@@ -236,7 +236,7 @@ class TritonOps:
         )
         return out
 
-    def _finished_linear(
+    def _linear_with_epilogue(
         self,
         x: torch.Tensor,
         matrix: Matrix,
@@ -252,7 +252,7 @@ class TritonOps:
         epilogue = Epilogue(scale, bias, or_unused(residual, x))
         has_scale_and_bias = (matrix.scale is not None, matrix.bias is not None)
         steps = EpilogueSteps(*has_scale_and_bias, gelu, has_residual=residual is not None)
-        scalars = (rows, n_out, depth, part_depth(depth))
+        scalars = (rows, n_out, depth, split_depth(depth))
         half_weight = matrix.half_weight if is_faster_in_float16(rows, n_out) else None
         if half_weight is None:
             tile, pdl = choose_tile(rows, n_out, depth), self._pdl(rows)

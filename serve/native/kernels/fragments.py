@@ -26,7 +26,7 @@ def mma_layout(warps: int) -> gl.NVMMADistributedLayout:
 
 
 @triton.constexpr_function
-def _linear(
+def _linear_layout(
     registers: list[list[int]], lanes: list[list[int]], shape: list[int]
 ) -> gl.DistributedLinearLayout:
     """Make a layout of registers and lanes, given by their bases in the last two axes."""
@@ -47,7 +47,7 @@ def keys_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayout
     register_columns, lane_columns = ([1, 2], [4, 8]) if int8 else ([1, 2, 4, 8], [16, 32])
     registers = [[0, base] for base in register_columns] + _key_bases(8, keys)
     lanes = [[0, base] for base in lane_columns] + [[1, 0], [2, 0], [4, 0]]
-    return _linear(registers, lanes, [warps, keys, 16 if int8 else 64])
+    return _linear_layout(registers, lanes, [warps, keys, 16 if int8 else 64])
 
 
 @triton.constexpr_function
@@ -56,14 +56,14 @@ def values_layout(warps: int, keys: int, int8: bool) -> gl.DistributedLinearLayo
     register_columns, lane_columns = ([1], [2, 4, 8]) if int8 else ([1, 2, 4], [8, 16, 32])
     registers = [[0, base] for base in register_columns] + [[1, 0], [8, 0]] + _key_bases(16, keys)
     lanes = [[2, 0], [4, 0]] + [[0, base] for base in lane_columns]
-    return _linear(registers, lanes, [warps, keys, 16 if int8 else 64])
+    return _linear_layout(registers, lanes, [warps, keys, 16 if int8 else 64])
 
 
 @triton.constexpr_function
 def query_layout(warps: int) -> gl.DistributedLinearLayout:
     """Make the layout of loaded queries, (warps, 16, 64); every warp has all of them."""
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
-    return _linear(registers, [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [warps, 16, 64])
+    return _linear_layout(registers, [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [warps, 16, 64])
 
 
 @triton.constexpr_function
@@ -71,7 +71,7 @@ def rows_layout(warps: int, rows: int, n: int) -> gl.DistributedLinearLayout:
     """Make the layout of a product's first rows, (warps, rows, n)."""
     registers = [[0, 1]] + [[8, 0]] * (rows == 16)
     registers += [[0, 1 << i] for i in range(3, n.bit_length() - 1)]
-    return _linear(registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [warps, rows, n])
+    return _linear_layout(registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [warps, rows, n])
 
 
 @gluon.jit
@@ -197,7 +197,7 @@ def values_operand(raw, mma: gl.constexpr) -> gl.tensor:
 def _pairs_layout(warps: int, keys: int) -> gl.DistributedLinearLayout:
     """Make the layout of loaded values in which a thread's adjacent keys are consecutive."""
     registers = [[1, 0], [0, 1], [8, 0], *_key_bases(16, keys)]
-    return _linear(registers, [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], [warps, keys, 16])
+    return _linear_layout(registers, [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], [warps, keys, 16])
 
 
 @gluon.jit

@@ -31,7 +31,7 @@ from serve.native.kernels.packed import (
 )
 from serve.native.kernels.partial_sums import or_unused
 from serve.native.kernels.reference_ops import LAYER_NORM_EPS, Matrix, Norm
-from serve.native.kernels.tiles import part_depth
+from serve.native.kernels.tiles import split_depth
 
 SKINNY_ROWS = 8
 _WARPS, _PERSISTENT_WARPS = 24, 16  # resident warps of a multiprocessor
@@ -46,7 +46,7 @@ class NormWeights(NamedTuple):
 
 def can_normalise(depth: int) -> bool:
     """Return whether the kernel can compute the layer norm before it, of one row of this depth."""
-    return part_depth(depth) <= int(MAX_BLOCK_K.value)
+    return split_depth(depth) <= int(MAX_BLOCK_K.value)
 
 
 def multiply_skinny(

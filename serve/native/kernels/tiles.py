@@ -35,7 +35,7 @@ class Tile:
         return triton.cdiv(rows, self.block_m), triton.cdiv(n_out, self.block_n)
 
 
-def part_depth(depth: int) -> int:
+def split_depth(depth: int) -> int:
     """Return the depth of the parts in which a matrix is summed; the same for any row count."""
     # `depth & -depth` is the largest power of two in `depth`.
     return min(512 if depth >= _MIN_LARGE_PART_DEPTH else 256, depth & -depth)
@@ -43,7 +43,7 @@ def part_depth(depth: int) -> int:
 
 def choose_tile(rows: int, n_out: int, depth: int) -> Tile:
     """Return the tile for weights in the engine's dtype."""
-    block_k = min(128, part_depth(depth))
+    block_k = min(128, split_depth(depth))
     padded_rows = max(16, triton.next_power_of_2(rows))
     if n_out >= _MANY_OUTPUTS:
         if rows <= 16:
@@ -60,7 +60,7 @@ def is_faster_in_float16(rows: int, n_out: int) -> bool:
 
 def choose_float16_tile(rows: int, n_out: int, depth: int) -> Tile:
     """Return the tile for weights that are kept in float16."""
-    part = part_depth(depth)
+    part = split_depth(depth)
     few_outputs, block_k = n_out <= _FEW_OUTPUTS, min(128, part)
     if few_outputs and rows <= 128:
         return Tile(32, 64, block_k, 4, 4)

@@ -19,7 +19,7 @@ from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
 from serve.native.rules.draft_kernel import DRAFT_BLOCK, draft_kernel
 from serve.native.rules.fields import SUMS, WIDEST, RowPointers, SamplingConfig, Scan, fields_of
 from serve.native.rules.loops import EVERY, MATCH, PERIODS, REPEATS
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
+from serve.native.rules.phrases import MARGIN, MAX_BOOSTED, Phrasebook
 from serve.native.rules.phrases_kernel import Tables, choose_boosted, tables_of
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.search_kernel import extend_search, sum_mass
@@ -27,7 +27,7 @@ from serve.native.rules.state import LATER, Picks, RowState
 
 _TILE = tl.constexpr(2048)  # tokens per program
 # Tokens that a tile keeps for searches and phrases.
-_CANDIDATES_PER_TILE = max(2 * WIDEST.value, LIKELIEST)
+_CANDIDATES_PER_TILE = max(2 * WIDEST.value, MAX_BOOSTED)
 _PERIODS, _REPEATS, _MATCH, _EVERY = map(tl.constexpr, (PERIODS, REPEATS, MATCH, EVERY))
 _MARGIN = tl.constexpr(MARGIN)
 _LATER = tl.constexpr(LATER)

@@ -9,7 +9,7 @@ import torch
 from serve.contract.phrases import MAX_NODES, Trie
 from serve.native.rules.state import RowState
 
-LIKELIEST = 16  # boosted tokens per row at most; a power of two, at least 2 * beam
+MAX_BOOSTED = 16  # boosted tokens per row at most; a power of two, at least 2 * beam
 MARGIN = 5.0  # nats below the likeliest token; less likely tokens are not boosted
 TOKEN_BITS = 20
 _LAST_TOKEN = (1 << TOKEN_BITS) - 1

@@ -13,7 +13,7 @@ from serve.contract.engine import DETECT_LANGUAGE
 from serve.contract.manifest import Dims, TokenizerFacts
 from serve.contract.messages import SearchOptions
 from serve.native.rules.loops import end_loops
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, trie_steps
+from serve.native.rules.phrases import MARGIN, MAX_BOOSTED, Phrasebook, trie_steps
 from serve.native.rules.search import best_tokens, extend
 from serve.native.rules.state import LATER, NEG_INF, NO_ROW, Picks, RowState
 
@@ -264,7 +264,7 @@ def _likeliest_boosted(
     book: Phrasebook, state: RowState, rows: torch.Tensor, allowed: torch.Tensor
 ) -> torch.Tensor:
     """Return the likeliest token of each row with its phrases' boosts: int64 (m,)."""
-    likeliest = best_tokens(allowed, LIKELIEST)
+    likeliest = best_tokens(allowed, MAX_BOOSTED)
     values = allowed.gather(1, likeliest)
     boostable = values >= values[:, :1] - MARGIN
     _, gains = trie_steps(book, state, rows, likeliest, boostable)

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook, trie_steps
+from serve.native.rules.phrases import MARGIN, MAX_BOOSTED, Phrasebook, trie_steps
 from serve.native.rules.state import NEG_INF, RowState
 
 
@@ -119,7 +119,7 @@ def _candidates(
 ) -> _Candidates:
     """Rank the likeliest continuations of each search; the arguments are those of `extend`."""
     searches, beam = rows.shape
-    per_beam = 2 * beam if book is None else LIKELIEST
+    per_beam = 2 * beam if book is None else MAX_BOOSTED
     ids = best_tokens(logprobs, per_beam)
     values = logprobs.gather(1, ids)
     sums = values + state.logprob_sum[rows.flatten(), None]

@@ -20,7 +20,7 @@ from serve.gateway.edge.headers import may_be_called
 from serve.gateway.engines import SERVICE
 from serve.supervisor.gateway import answers_get
 from serve.wire.client import TritonClient
-from serve.wire.folder import gateway_door
+from serve.wire.folder import gateway_socket
 from tests.gateways import WAIT_S, Running, inputs, json_request, message
 from tests.jobs import ALICE, BOB, keys_of
 from tests.serving import is_ready
@@ -134,7 +134,7 @@ def test_which_names_may_be_called():
 
 def test_a_gateway_that_names_its_hosts_is_found_by_whoever_started_it(start):
     running = start(host="0.0.0.0", open=True, allowed_hosts=("asr.example.org",))
-    assert answers_get(gateway_door(running.folder), "/health")
+    assert answers_get(gateway_socket(running.folder), "/health")
 
 
 def test_a_page_whose_name_was_made_to_point_here_is_refused(shared):
@@ -179,7 +179,7 @@ def test_with_certificates_all_ports_speak_tls(start):
         with urllib.request.urlopen(url, timeout=WAIT_S, context=trusted) as answer:
             assert answer.headers["strict-transport-security"]
     assert not is_ready(running.http)
-    assert answers_get(gateway_door(running.folder), "/health")
+    assert answers_get(gateway_socket(running.folder), "/health")
     client = triton_grpc.InferenceServerClient(
         running.grpc.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(PEM)
     )

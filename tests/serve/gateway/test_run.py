@@ -15,7 +15,7 @@ import tomli_w
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.gateway.engines import SERVICE
-from serve.gateway.observe.pages import joined
+from serve.gateway.observe.pages import merge_pages
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import make_folder
@@ -76,7 +76,7 @@ def test_the_page_has_all_parts(running):
 def test_the_pages_of_several_engines_are_one_page():
     cpu = b'# HELP a of all\n# TYPE a counter\na 1\n# HELP b of b\n# TYPE b gauge\nb{x="1"} 2\n'
     gpu = b'# HELP b of b\n# TYPE b gauge\nb{x="1"} 3\nb{x="2"} 4\n'
-    page = joined({"cpu": cpu, "cuda:1": gpu}, "device").decode()
+    page = merge_pages({"cpu": cpu, "cuda:1": gpu}, "device").decode()
     families = {one.name: one.samples for one in text_string_to_metric_families(page)}
     assert [(one.labels, one.value) for one in families["b"]] == [
         ({"device": "cpu", "x": "1"}, 2),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serve.contract.phrases import build_trie
-from serve.native.rules.phrases import LIKELIEST, MARGIN, Phrasebook
+from serve.native.rules.phrases import MARGIN, MAX_BOOSTED, Phrasebook
 from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, picks_of
@@ -54,7 +54,7 @@ def test_its_score_is_the_models_own():
 
 def test_nothing_is_said_that_is_not_likely_enough():
     far = {20: 1.0, 30: 1.0 + MARGIN + 0.1}
-    crowd = {20: 1.0} | {30 + i: 1.5 for i in range(LIKELIEST)}
+    crowd = {20: 1.0} | {30 + i: 1.5 for i in range(MAX_BOOSTED)}
     for values in (far, crowd):
         assert said_by(*rules_of((PHRASE, 60.0)), values)[0] == [30]
 
