@@ -46,7 +46,7 @@ class VadModel:
     """The VAD model with its state for one recording.
 
     Raises:
-        EarshotError: the package onnxruntime is missing.
+        EarshotError: the package onnxruntime is missing, or the model file is damaged.
     """
 
     def __init__(self, model: Path = MODEL) -> None:
@@ -91,8 +91,11 @@ def _session(model: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # it would keep the memory of the longest block
-    data, providers = model.read_bytes(), ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(data, options, providers=providers)
+    providers = ["CPUExecutionProvider"]
+    try:
+        return onnxruntime.InferenceSession(model.read_bytes(), options, providers=providers)
+    except Exception as error:  # the library raises no narrower type
+        raise EarshotError(f"cannot load {model}: {error}; install Earshot again") from error
 
 
 class VadState:

@@ -2,7 +2,8 @@
 
 The server runs in its own interpreter with one thread and all libraries loaded, and reads no file
 itself. A forked process costs milliseconds and a few MB. It decodes one file within resource
-limits, then exits, so that damage by a malicious file ends with it.
+limits, then exits, so that damage by a malicious file ends with it. When the server is idle, it
+forks one process in advance.
 
 NOTE: Linux only. Other systems do not enforce RLIMIT_AS and have no SOCK_SEQPACKET Unix sockets.
 """
@@ -19,7 +20,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import soundfile
@@ -32,6 +33,7 @@ from serve.speech.channels import regroup
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client
 
+_QUIET_MS = 10  # idle time before the server forks a spare process; a core is free then
 _CPU_GRACE_S = 2  # more than the decoder's own CPU limit, which is checked only at reads
 
 
@@ -64,11 +66,15 @@ class _ForkServer:
         self._poller = select.poll()
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(self._child_ended, select.POLLIN)
+        self._spare: _WarmChild | None = None
 
     def run(self) -> None:
         """Accept files until the client closes the control socket."""
         while True:
-            for descriptor, _ in self._poller.poll():
+            ready = self._poller.poll(None if self._spare else _QUIET_MS)
+            if not ready:
+                self._spare = self._start()
+            for descriptor, _ in ready:
                 if descriptor == self._control.fileno():
                     if not self._accept():
                         return
@@ -80,19 +86,24 @@ class _ForkServer:
                     os.kill(self._files[descriptor], signal.SIGKILL)
 
     def _accept(self) -> bool:
-        """Fork a process for one file; return False at the end of the socket."""
+        """Accept one file; return False at the end of the socket."""
         message, descriptors, _, _ = socket.recv_fds(self._control, client.LIMITS_BYTES, 3)
         if not message:
             return False
         file, results, status = descriptors
-        if not (pid := os.fork()):
-            # A copy that this process kept open would hide that the parent has closed a descriptor.
-            parents = (self._control.fileno(), self._child_ended, self._wake, status)
-            _work(message, file, results, (*parents, *self._files))
-        self._files[status] = pid
+        spare = self._spare or self._start()
+        try:
+            socket.send_fds(spare.socket, [message], [file, results])
+        except OSError:  # the spare process has ended
+            spare.socket.close()
+            spare = self._start()
+            socket.send_fds(spare.socket, [message], [file, results])
+        self._files[status] = spare.pid
         self._poller.register(status, 0)
         for descriptor in (file, results):
             os.close(descriptor)
+        spare.socket.close()
+        self._spare = None
         return True
 
     def _reap(self) -> None:
@@ -101,7 +112,8 @@ class _ForkServer:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, wait_status = ended
-                status = statuses[pid]
+                if (status := statuses.get(pid)) is None:
+                    continue  # a spare process without a file
                 with contextlib.suppress(OSError):
                     os.write(status, client.STATUS.pack(os.waitstatus_to_exitcode(wait_status)))
                 with contextlib.suppress(KeyError):  # unregistered in `run` after a cancellation
@@ -109,14 +121,28 @@ class _ForkServer:
                 del self._files[status]
                 os.close(status)
 
+    def _start(self) -> "_WarmChild":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            if pid := os.fork():
+                return _WarmChild(pid, ours)
+            # A copy that this process kept open would hide that the parent has closed a descriptor.
+            parents = (self._control.fileno(), ours.fileno(), self._child_ended, self._wake)
+            _work(theirs, (*parents, *self._files))
 
-def _work(message: bytes, file: int, results: int, parents: Sequence[int]) -> NoReturn:
-    """Decode a file, and exit this process.
+
+class _WarmChild(NamedTuple):
+    """A process that waits for a file."""
+
+    pid: int
+    socket: socket.socket
+
+
+def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
+    """Wait for a file, decode it, and exit this process.
 
     Args:
-        message: the file's limits.
-        file: its descriptor.
-        results: the socket for its samples.
+        server: the socket on which the file arrives.
         parents: inherited descriptors of the server to close.
     """
     status = 1
@@ -124,8 +150,12 @@ def _work(message: bytes, file: int, results: int, parents: Sequence[int]) -> No
         signal.set_wakeup_fd(-1)
         for descriptor in parents:
             os.close(descriptor)
-        limits = AudioLimits(*json.loads(message))
-        _decode(AudioFile(file), socket.socket(fileno=results), limits)
+        _warm_up()  # copies the pages that decoding writes to, before a file arrives
+        message, descriptors, _, _ = socket.recv_fds(server, client.LIMITS_BYTES, 2)
+        if message:
+            file, results = descriptors
+            limits = AudioLimits(*json.loads(message))
+            _decode(AudioFile(file), socket.socket(fileno=results), limits)
         status = 0
     except ConnectionError:
         status = 0  # the client has closed the socket

@@ -10,6 +10,7 @@ import pytest
 from faster_whisper import vad as peer
 from faster_whisper.utils import get_assets_path
 
+from serve.contract.errors import EarshotError
 from serve.contract.messages import SpeechOptions
 from serve.speech import audio, vad
 from serve.speech.features import SAMPLE_RATE
@@ -156,3 +157,13 @@ def test_the_model_is_the_one_whose_source_is_stated():
     folder, digest = vad.MODEL.parent, hashlib.sha256(vad.MODEL.read_bytes()).hexdigest()
     assert digest in (folder / "README.md").read_text(encoding="utf-8")
     assert (folder / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
+    damaged = tmp_path / "model.onnx"
+    for content in (b"", vad.MODEL.read_bytes()[:-1]):
+        damaged.write_bytes(content)
+        with pytest.raises(EarshotError, match=f"cannot load {damaged}: "):
+            VadModel(damaged)
+    with pytest.raises(EarshotError, match=r"cannot load .*none: "):
+        VadModel(tmp_path / "none")

@@ -206,8 +206,8 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
                 assert parent.stdout.readline().startswith(b"ready: ")
                 children = psutil.Process(parent.pid).children(recursive=True)
                 family = [child.pid for child in children]
-                # Triton, its model, the gateway, and who decodes audio.
-                assert len(family) == 4 and all(map(is_alive, family))
+                # Triton, its model, the gateway, and who decodes audio with or without a spare.
+                assert len(family) in (4, 5) and all(map(is_alive, family))
             finally:
                 parent.kill()
         wait_until(lambda: not any(map(is_alive, family)), family)

@@ -17,6 +17,7 @@ from serve.contract.messages import Request, RequestFinished, SegmentReady
 from serve.gateway.kserve.messages import cancel_of
 from serve.speech.languages import LANGUAGE_NAMES
 from serve.wire import tensors
+from serve.wire.client import TritonClient
 from serve.wire.folder import engine_links, grpc_target
 from tests.serving import (
     CLIP,
@@ -208,11 +209,10 @@ def test_a_cancelled_stream_and_a_cancelled_call_free_their_slots(server, client
     stream = client.stream(Request(audio=audio))
     next(stream)
     requests = accepted(server)
-    calls = [client.start(Request(audio=audio)) for _ in range(30)]
-    wait_until(lambda: accepted(server) > requests + 5, "no request arrived")
-    stream.close()
-    for call in calls:
-        call.cancel()
+    with TritonClient(server.grpc, timeout_s=120) as leaving:
+        calls = [leaving.start(Request(audio=audio)) for _ in range(30)]
+        wait_until(lambda: accepted(server) > requests + 5, "no request arrived")
+        stream.close()
     assert any(isinstance(error_of(call), CancelledError) for call in calls)
     wait_until(lambda: outcomes(server)["cancelled"] > before["cancelled"], "none was cancelled")
     after = settled(server)
