@@ -43,7 +43,7 @@ RULES = {
     "serve.speakers": (*CONTRACT, "serve.speech.rate", "serve.speech.text"),
     "serve.runtime": CONTRACT,
     "serve.native.kernels": CONTRACT,
-    "serve.native.rules": (*CONTRACT, "serve.native.kernels.launch"),
+    "serve.native.rules": (*CONTRACT, "serve.native.kernels.gpu", "serve.native.kernels.launch"),
     "serve.native": RUNTIME,
     "serve.trtllm.release": ("serve.contract.errors",),
     "serve.trtllm.worker": ("serve.contract.errors", "serve.trtllm.release"),

@@ -32,11 +32,6 @@ def open_device(config: RuntimeConfig) -> torch.device:
     return device
 
 
-def is_hopper_or_later(device: torch.device) -> bool:
-    """Return whether a device has FP8, bulk copies (TMA), and launches that overlap."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make a GPU the current one inside the context: kernel launches do not name a device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

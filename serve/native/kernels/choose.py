@@ -15,8 +15,8 @@ import torch
 from serve.contract.config import ComputeType, EncoderPrecision, Kernels, KernelsName
 from serve.contract.errors import UnavailableError
 from serve.contract.manifest import Dims, Fp8Proof
-from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
+from serve.native.kernels.gpu import is_hopper_or_later
 
 Tensor = torch.Tensor
 

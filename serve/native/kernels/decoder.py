@@ -14,10 +14,10 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from serve.contract.manifest import HEAD_DIM
-from serve.native.device import is_hopper_or_later
 from serve.native.kernels import reference_ops
 from serve.native.kernels.attention import append_kernel, embed_kernel, self_attention_kernel
 from serve.native.kernels.cross import cross_kernel, cross_stream_kernel
+from serve.native.kernels.gpu import is_hopper_or_later
 from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
 from serve.native.kernels.linear import (
     Epilogue,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from serve.native.device import is_hopper_or_later
+from serve.native.kernels.gpu import is_hopper_or_later
 from serve.native.kernels.launch import MAX_OVERLAPPING_ROWS, launch
 from serve.native.rules.draft_kernel import DRAFT_BLOCK, draft_kernel
 from serve.native.rules.fields import SUMS, WIDEST, RowPointers, SamplingConfig, Scan, fields_of
