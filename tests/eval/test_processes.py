@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -147,19 +146,17 @@ def test_a_tool_that_fails_is_named_with_its_command():
         run_tool(SLEEP, "waiting", 0.01)
 
 
-def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path):
+def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path, monkeypatch):
     path = tmp_path / "pid"
 
-    def interrupt():
-        while not path.exists() or not path.read_text():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+    def interrupt(tool, timeout):
+        monkeypatch.undo()  # the next wait is a real one
+        wait_until(lambda: path.exists() and path.read_text(), "the tool does not start")
+        raise KeyboardInterrupt
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_tool(["sh", "-c", f"sleep 600 & echo $! > {path}; wait"], "waiting", 60)
-    thread.join()
     await_end(int(path.read_text()))
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from eval.config import load_config
 from eval.record import load_line, write_json
-from serve.contract.errors import FileError
+from serve.contract.errors import ConfigError, FileError
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -17,3 +18,16 @@ def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned, mon
     monkeypatch.setattr("eval.record.psutil.cpu_percent", lambda _: percent)
     line = load_line()
     assert "cores busy" in line and line.startswith("warning: ") is warned
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("concurrency = 2", r"eval\.concurrency was removed; it was the number"),
+        ("repeats = 0", r"eval\.repeats = 0; expected more than 0"),
+    ],
+)
+def test_a_wrong_key_of_eval_is_refused_by_name(tmp_path, line, message):
+    (tmp_path / "product.toml").write_text(f"[eval]\n{line}")
+    with pytest.raises(ConfigError, match=rf"product\.toml: {message}"):
+        load_config(tmp_path / "product.toml")

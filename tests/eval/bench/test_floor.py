@@ -45,6 +45,7 @@ def test_ceilings_are_measured():
     assert found.fp8_product is None
     names = [row.system for row in found.measurements()]
     assert names == ["matrix product", "attention", "copy, read + write"]
+    assert "FP8 product" in [row.system for row in CEILINGS.measurements()]
 
 
 # ---------------------------------------------------------------- table
