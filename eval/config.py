@@ -50,8 +50,7 @@ class EvalConfig:
         *("faster-whisper-int8", "faster-whisper-int8-greedy"),
     )
     concurrency: Count = 8
-    # Timed passes over the clips.
-    repeats: Count = 2
+    repeats: Count = 1  # timed passes over the clips
     threads: Count = 2  # CPU threads given to every system
     # Groups of clips on which the gates of accuracy are decided; () = all clips. Text of clips that
     # a network hardly understands changes with every rounding, so it decides nothing. In these

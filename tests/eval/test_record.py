@@ -24,7 +24,7 @@ def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned, mon
     ("line", "message"),
     [
         ("concurrency = 2", r"eval\.concurrency was removed; it was the number"),
-        ("repeats = 0", r"eval\.repeats = 0; expected more than 0"),
+        ("limit = -1", r"eval\.limit = -1; expected at least 0"),
     ],
 )
 def test_a_wrong_key_of_eval_is_refused_by_name(tmp_path, line, message):
