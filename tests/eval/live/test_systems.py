@@ -43,6 +43,10 @@ def run(work):
         return runner.run(work)
 
 
+def played(transcriber, seconds, decode_s=DECODE_S):
+    return run(final_deltas(Simulated(transcriber, LIVE, decode_s), seconds))
+
+
 @pytest.fixture(autouse=True)
 def loud_is_speech(monkeypatch):
     monkeypatch.setattr("eval.live.VadModel", LoudIsSpeech)
@@ -53,8 +57,7 @@ def test_a_decoding_takes_the_configured_time():
     final, decodings = {}, {}
     for decode_s in (0.25, 1.0):
         transcriber = WordASecond()
-        system = Simulated(transcriber, LIVE, decode_s)
-        final[decode_s] = run(final_deltas(system, 6.0))
+        final[decode_s] = played(transcriber, 6.0, decode_s)
         decodings[decode_s] = len(transcriber.times_s)
         for at_s, text in final[decode_s]:
             ends_s = int(text.split()[-1][1:]) + 1.0
@@ -66,9 +69,7 @@ def test_a_decoding_takes_the_configured_time():
 
 
 def test_the_result_does_not_depend_on_the_machine():
-    one, other = (
-        run(final_deltas(Simulated(WordASecond(), LIVE, DECODE_S), 6.0)) for _ in range(2)
-    )
+    one, other = (played(WordASecond(), 6.0) for _ in range(2))
     assert one == other and len(one) > 1
 
 
@@ -87,6 +88,5 @@ def test_streams_wait_for_one_decoder():
 def test_an_error_of_a_session_is_raised():
     broken = Mock()
     broken.transcribe.side_effect = EarshotError("no text today")
-    system = Simulated(broken, LIVE, DECODE_S)
     with pytest.raises(EarshotError, match="no text today"):
-        run(final_deltas(system, 3.0))
+        played(broken, 3.0)
