@@ -81,6 +81,11 @@ class FakeTriton:
         """Keys of the requests that wait."""
         return list(self._waits)
 
+    @property
+    def inputs(self):
+        """The inputs of the requests that came, in order."""
+        return [inputs_of(request) for request in list(self.requests.values())]
+
     def release(self):
         """Let every request that waits be answered."""
         for key in list(self._waits):

@@ -15,6 +15,7 @@ import threading
 
 import grpc
 import numpy as np
+import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2
@@ -31,6 +32,7 @@ from tests.waits import WAIT_S, wait_until
 
 SECTIONS = ("name", "runtime", "live", "jobs", "shadow")
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+INFER = "/v2/models/whisper/infer"
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 END = b"--x--\r\n"
 
@@ -156,7 +158,7 @@ class Running:
     def infer(self, body, **headers):
         """Status and error of an HTTP request to infer."""
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        status, _, answer = self.ask("POST", "/v2/models/whisper/infer", body, headers)
+        status, _, answer = self.ask("POST", INFER, body, headers)
         return status, json.loads(answer).get("error")
 
     def page(self):
@@ -167,6 +169,17 @@ class Running:
 
 
 until = functools.partial(wait_until, look_s=0.005)
+
+
+def refusal(call):
+    """Status and text with which a gRPC call ends."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call.result(WAIT_S)
+    return caught.value.code().name, caught.value.details()
+
+
+def refused(running, message, method="ModelInfer"):
+    return refusal(running.call(method).future(message, timeout=WAIT_S))
 
 
 @contextlib.contextmanager
@@ -189,7 +202,7 @@ def all_from(connection):
     return received
 
 
-def post(body=b"", path="/v2/models/whisper/infer", length=None, headers=""):
+def post(body=b"", path=INFER, length=None, headers=""):
     """An HTTP request by hand; `length`: the declared length."""
     length = len(body) if length is None else length
     head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {length}\r\n{headers}\r\n"

@@ -15,11 +15,13 @@ from serve.contract.messages import Segment, Timings, Transcript, Word
 
 
 class FakeSystem:
-    """Says what its clip's bytes say; "fail" fails, "die" ends the process, "hang" never
-    ends after its first call."""
+    """Says what its clip's bytes say, in the language that it is told.
+
+    "fail" fails, "die" ends the process, "hang" never ends after its first call.
+    """
 
     def __init__(self, settings=None):
-        self.settings = settings or {"threads": os.environ.get("OMP_NUM_THREADS", "unset")}
+        self.settings = settings or {}
         self._hung = False
 
     def transcribe(self, audio, language=None):
@@ -34,20 +36,16 @@ class FakeSystem:
         if text == "hang" and self._hung:
             time.sleep(60)
         self._hung |= text == "hang"
-        return Prediction(text, language or "en", (TimedText(0.0, 1.0, text),))
+        return Prediction(text, language or "und", (TimedText(0.0, 1.0, text),))
 
 
 def open_fake(name, config):
     """What `eval.accuracy.systems.open_system` is to real systems."""
     if name == "missing":
         raise UnavailableError("missing needs a device that is not here")
-    cores = len(os.sched_getaffinity(0))
     print(f"opening {name}")
-    settings = {
-        "threads": os.environ["OMP_NUM_THREADS"],
-        "cores": str(cores),
-        "pid": str(os.getpid()),
-    }
+    settings = {"threads": os.environ["OMP_NUM_THREADS"], "pid": str(os.getpid())}
+    settings["cores"] = str(len(os.sched_getaffinity(0)))
     if name == "big":
         settings["ballast"] = str(len(b"x" * 200_000_000))
     return contextlib.nullcontext(FakeSystem(settings))
@@ -69,7 +67,7 @@ def timed_call(file, reference, text, **fields):
         "language": "en" if reference else None,
         "duration_s": 10.0,
         "clip_set": "timed",
-        "phase": "loaded",
+        "phase": "accuracy",
         "started_s": 0.0,
         "latency_s": 1.0,
         "prediction": Prediction(text, "en"),

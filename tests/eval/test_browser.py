@@ -4,23 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from eval import report as reports
 from eval.accuracy.normalize import normalizer
 from eval.accuracy.report import compare_runs, result_of
-from eval.config import EvaluationProduct
+from eval.config import EvalConfig, EvaluationProduct
 from eval.record import Run
 from tests.eval.accuracy.runs import calls, report, score
-from tests.programs import path_of
+from tests.programs import open_browser
 
 pytestmark = pytest.mark.needs_program("chromium")
 
-NAMES = (
-    *("earshot-triton", "earshot-int8", "earshot-fp16", "faster-whisper-float32"),
-    *("faster-whisper-float32-greedy", "faster-whisper-int8", "faster-whisper-int8-greedy"),
-    "transformers-fp32",
-)
+NAMES = EvalConfig().systems
 MEASURE = (Path(__file__).parent / "overlaps.js").read_text(encoding="utf-8")
 PLAYERS = "[...document.querySelectorAll('audio')].map(audio => audio.duration || 0)"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
@@ -28,10 +23,8 @@ BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path_of("chromium"), timeout=60_000)
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def pages():
             score(name, "hello you" + " too" * number, 0.5 + step * number)
             for number, name in enumerate(NAMES)
         ]
-        scores.append(score("faster-whisper-library-defaults", "far off " * 40))
+        scores[-1] = score(NAMES[-1], "far off " * 40)
         return replace(report(), systems=tuple(scores))
 
     said = "hello you too, supercalifragilisticexpialidocious" + "expialidocious" * 8

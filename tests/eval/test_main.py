@@ -16,6 +16,7 @@ from eval.accuracy import systems
 from eval.accuracy.predictions import read_calls
 from eval.bench import BenchPlan
 from eval.commands import COMMANDS
+from eval.record import write_jsonl
 from serve.contract.errors import AudioError
 from tests.eval.fakes import open_fake
 
@@ -64,12 +65,12 @@ def report_of(folder):
 
 def write_manifest(path, texts):
     """Write clips whose audio is their text, beside a manifest of them."""
-    lines = []
+    clips = []
     for file, text in texts.items():
         (path.parent / file).write_text(text)
-        clip = {"file": file, "text": text, "language": "en" if text else None, "duration": 9.5}
-        lines.append(json.dumps(clip))
-    path.write_text("\n".join(lines))
+        language = "en" if text else None
+        clips.append({"file": file, "text": text, "language": language, "duration": 9.5})
+    write_jsonl(path, clips)
 
 
 def test_run_writes_predictions_and_reports(config, capsys):
@@ -92,13 +93,6 @@ def test_run_writes_predictions_and_reports(config, capsys):
     assert found == files | {"earshot-int8.timed.jsonl"}
     assert "5 clips, 0.8 minutes of audio; " in out.err
     assert re.search(r"faster-whisper-float16 +: 100%.* 35/35 ", out.err), "one bar for all of it"
-
-
-def without_heldout(config):
-    """The config without held-out clips."""
-    lines = [line for line in config.read_text().splitlines() if not line.startswith("heldout")]
-    config.write_text("\n".join([*lines, 'heldout = ""', ""]))
-    return config
 
 
 def test_own_recordings_in_a_table_are_all_heard(config, record, capsys):
@@ -213,7 +207,8 @@ def test_corrected_unreadable_and_failed_clips(config, capsys):
     """A corrected one is heard again; what cannot be decoded stands apart; a failed call fails."""
     one = ("--systems", "earshot-int8")
     manifest = config.parent / "manifest.jsonl"
-    _, folder = run(without_heldout(config), *one)
+    config.write_text(re.sub('heldout = ".*"', 'heldout = ""', config.read_text()))
+    _, folder = run(config, *one)
     manifest.write_text(manifest.read_text().replace('"good bye"', '"good bya"'))
     run(config, *one)
     counts = report_of(folder)["systems"][0]["sets"]["timed"]["by_clip"]

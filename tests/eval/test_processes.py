@@ -24,9 +24,11 @@ from eval.processes import (
 )
 from serve.contract.errors import AudioError, DeadlineError, EarshotError, UnavailableError
 from serve.supervisor.processes import is_alive
+from tests.marks import nightly
 from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[2]
+LIBRARIES = {*"torch transformers jiwer faster_whisper ctranslate2 pytriton tritonclient".split()}
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -144,6 +146,16 @@ def test_a_tool_that_fails_is_named_with_its_command():
         run_tool(command, "failing", 60)
     with pytest.raises(DeadlineError, match="waiting took more than 0 s"):
         run_tool(SLEEP, "waiting", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("module", "needed"), [("eval.accuracy.worker", set()), *nightly(("eval.bench.run", {"torch"}))]
+)
+def test_what_is_measured_shares_its_process_with_none_of_our_tools(module, needed):
+    others = LIBRARIES - needed
+    code = f"import sys, eval.__main__, {module}; print({others} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_ctrl_c_ends_a_tool_with_what_it_started(tmp_path, monkeypatch):

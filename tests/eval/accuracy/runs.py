@@ -26,8 +26,8 @@ RUN = RunFacts(
 def calls(text, seconds=None, **fields):
     """A system that hears `text` in one clip, the others right; timed where `seconds` is given."""
     clips = (("a.wav", "hello you", text), ("n.wav", "", ""))
-    rows = [timed_call(*clip, phase="accuracy", group="studio", **fields) for clip in clips]
-    rows.append(timed_call("h.wav", "good bye", "good bye", phase="accuracy", clip_set="heldout"))
+    rows = [timed_call(*clip, group="studio", **fields) for clip in clips]
+    rows.append(timed_call("h.wav", "good bye", "good bye", clip_set="heldout"))
     if seconds is not None:
         rows += [
             timed_call(*clip, phase=phase, latency_s=seconds)

@@ -75,9 +75,9 @@ def test_speed_by_hand():
 def test_score_system_keeps_phases_and_sets_apart():
     said, silent = ("a.wav", "Hello there", "hello there!"), ("n.wav", "", "um")
     calls = [
-        timed_call(*silent, phase="accuracy"),
-        timed_call(*said, phase="accuracy"),
-        timed_call("a.wav", "Hola", "ola", phase="accuracy", clip_set="heldout", language="es"),
+        timed_call(*silent),
+        timed_call(*said),
+        timed_call("a.wav", "Hola", "ola", clip_set="heldout", language="es"),
         timed_call(*said, phase="loaded", latency_s=4.0),
         timed_call("a.wav", "Hello there", "hallo there", phase="loaded", latency_s=4.0),
         timed_call(*silent, phase="loaded"),
@@ -107,6 +107,11 @@ OURS = ("earshot-triton", "earshot-int8")
 NAMES = (*OURS, "earshot-fp16", "faster-whisper-float32", "faster-whisper-int8")
 
 
+def call(right, file="x", **fields):
+    """On a clip of 100 characters, so many of which are right."""
+    return timed_call(file, "a" * 100, "a" * right, **fields)
+
+
 def gates(systems, precision="int8", groups=()):
     return scores.gates(systems, precision, EvalConfig(), groups)
 
@@ -114,7 +119,7 @@ def gates(systems, precision="int8", groups=()):
 def system(name, errors, **changes):
     """A scored system that gets `errors[clip]` of 1000 characters of each clip wrong."""
     calls = [
-        timed_call(f"{clip:03}", "a" * 1000, f"{'b' * wrong:a<1000}", phase="accuracy", **changes)
+        timed_call(f"{clip:03}", "a" * 1000, f"{'b' * wrong:a<1000}", **changes)
         for clip, wrong in enumerate(errors)
     ]
     return score_system(name, calls)
@@ -167,16 +172,9 @@ def test_the_default_has_the_configured_precision():
 
 def test_all_clips_that_both_heard_are_judged_together():
     """What one of two did not hear is left out for both."""
-
-    def heard(name, **right):
-        calls = [
-            timed_call("x", "a" * 100, "a" * count, phase="accuracy", clip_set=clip_set)
-            for clip_set, count in right.items()
-        ]
-        return score_system(name, calls)
-
-    ours, theirs = heard("earshot-int8", heldout=50, timed=50), heard(NAMES[-1], timed=50)
-    found = gates([ours, theirs, heard("earshot-fp16", heldout=100, timed=50)])
+    both = score_system("earshot-int8", [call(50, clip_set="heldout"), call(50)])
+    better = score_system("earshot-fp16", [call(100, clip_set="heldout"), call(50)])
+    found = gates([both, score_system(NAMES[-1], [call(50)]), better])
     assert found[0].passed is True and "on 1 clips" in found[0].detail
     assert "50.00 % - 25.00 % (earshot-fp16) = +25.00 points" in found[1].detail
     assert "on 2 clips" in found[1].detail
@@ -186,13 +184,9 @@ def test_the_groups_that_are_named_decide():
     """INT8 is worse on what is unintelligible, and equal on what is clear."""
 
     def heard(name, right):
-        counts = {"clear": 99, "murmur": right}
-        calls = [
-            timed_call(f"{group}{n}", "a" * 100, "a" * count, phase="accuracy", group=group)
-            for group, count in counts.items()
-            for n in range(9)
-        ]
-        return score_system(name, calls)
+        clear = [call(99, f"clear{n}", group="clear") for n in range(9)]
+        murmur = [call(right, f"murmur{n}", group="murmur") for n in range(9)]
+        return score_system(name, clear + murmur)
 
     systems = [heard("earshot-int8", 40), heard("earshot-fp16", 60)]
     for groups, passed in (((), False), (("clear",), True), (("murmur",), False)):
@@ -202,7 +196,7 @@ def test_the_groups_that_are_named_decide():
 
 
 def test_clips_without_text_are_not_judged_and_a_failed_call_fails():
-    silent = [score_system(n, [timed_call("n", "", "", phase="accuracy")]) for n in NAMES]
+    silent = [score_system(n, [timed_call("n", "", "")]) for n in NAMES]
     gate = gates(silent)[0]
     assert (gate.passed, gate.detail) == (None, "they have no clip with a reference text in common")
     gate = gates([system("earshot-int8", [0], prediction=None, error="AudioError: no")])[-1]

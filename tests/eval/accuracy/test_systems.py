@@ -14,7 +14,7 @@ from build.config import BuildConfig
 from eval import demo as demo_module
 from eval.accuracy import systems
 from eval.accuracy.predictions import Prediction
-from eval.config import EvalConfig, EvaluationProduct, load_config
+from eval.config import EvalConfig, EvaluationProduct, changed, load_config
 from eval.demo import demo, render
 from eval.record import verdict
 from serve.contract.errors import EarshotError, MissingCheckpointError, UnavailableError
@@ -132,9 +132,9 @@ def test_a_failed_conversion_leaves_nothing(config, tmp_path, cache):
     checkpoint.mkdir()
     for name in ("model.safetensors", "tokenizer.json", "preprocessor_config.json"):
         (checkpoint / name).write_text("{}")
-    build = replace(config.build, checkpoint=str(checkpoint))
+    config = changed(config, "build", checkpoint=str(checkpoint))
     with pytest.raises(EarshotError, match="converting the checkpoint for faster-whisper failed"):
-        systems.prepare_converted(replace(config, build=build))
+        systems.prepare_converted(config)
     assert list(cache.iterdir()) == []
 
 
@@ -164,17 +164,11 @@ def test_another_config_is_shown_where_a_checkpoint_cannot_be_had(tmp_path, monk
 
 @pytest.mark.nightly
 @pytest.mark.server
-def test_demo_sends_every_clip_and_stops_the_server(config, tmp_path, run_of, monkeypatch):
-    lines = Path("tests/data/manifest.jsonl").read_text().splitlines()
-    manifest = tmp_path / "m.jsonl"
-    manifest.write_text("\n".join(lines[:3]))
-    for clip in load_clips("tests/data/manifest.jsonl")[:3]:
-        (tmp_path / clip.file).write_bytes(clip.path.read_bytes())
-    build = replace(config.build, verify_clips=str(manifest))
-    stages, config = [], replace(config, build=build)
+def test_demo_sends_every_clip_and_stops_the_server(config, manifest, run_of, monkeypatch):
+    stages, config = [], changed(config, "build", verify_clips=manifest({}, {}, {}))
     monkeypatch.setattr(demo_module, "prepare_config", lambda *_: config)
     result = demo(run_of(config, said=stages), otherwise=None)
-    assert [r.file for r in result.figures["calls"]] == [c.file for c in load_clips(manifest)]
+    assert [call.file for call in result.figures["calls"]] == ["0.wav", "1.wav", "2.wav"]
     assert verdict(result.checks) == "passed"
     assert result.figures["peak_memory_bytes"] > 50_000_000
     assert "Stopped the server." in stages and any("RTFx" in line for line in stages)

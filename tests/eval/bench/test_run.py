@@ -5,8 +5,6 @@ import dataclasses
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from eval.bench.table import Measurement
 from eval.random_whisper import PUBLISHED
 from eval.record import Run
 from serve.contract.engine import open_engine
-from serve.contract.errors import ConfigError
+from serve.contract.errors import FileError
 from serve.native.runtime import NativeRuntime
 from tests.eval.bench.conftest import PLAN, TINY, quiet
 
@@ -53,7 +51,7 @@ def test_what_was_measured_before_an_interruption_is_kept(measured):
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(measured, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(FileError, match=r"^cannot write .*bench\.json: (Not a dir|File exists)"):
         measured(None, tmp_path / "file" / "bench.json")
 
 
@@ -97,16 +95,10 @@ def test_the_command_ends_with_a_table_and_keeps_the_rows(config, capsys, monkey
     rows = json.loads((tmp_path / "bench.json").read_text())["figures"]["rows"]
     names = ["start", "opening", "latency", "throughput of server", "throughput of one"]
     assert [row["workload"] for row in rows] == [*["ceiling"] * 3, *names]
+    ceilings = ["matrix product", "attention", "copy, read + write"]  # a CPU has no FP8
+    assert [row["system"] for row in rows[:3]] == ceilings
+    assert all(row["value"] > 0 for row in rows)
     assert "| latency | " in re.sub(" +", " ", capsys.readouterr().out)
-
-
-@pytest.mark.nightly
-def test_the_bench_loads_no_package_of_the_evaluation_or_of_the_server():
-    """It once imported jiwer, by way of the accuracy's report."""
-    loaded = "{'jiwer', 'faster_whisper', 'ctranslate2', 'pytriton', 'tritonclient'}"
-    script = f"import sys, eval.__main__, eval.bench.run; print({loaded} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stderr
 
 
 @pytest.mark.nightly

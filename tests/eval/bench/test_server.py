@@ -9,26 +9,21 @@ import pytest
 from eval.bench import BenchPlan, server, table
 from eval.bench.server import NoiseClip, measure_scaling, timed_request
 from eval.bench.table import Measurement, scaling_check
+from eval.config import changed
 from serve.contract.errors import EarshotError
 from serve.contract.messages import Timings, Transcript
 from tests.eval.bench.conftest import quiet
 
 
-@pytest.fixture(scope="module")
-def served_config(cpu_config):
-    runtime = dataclasses.replace(cpu_config.runtime, slots=3)
-    return dataclasses.replace(cpu_config, runtime=runtime)
-
-
 @pytest.mark.nightly
 @pytest.mark.server
-def test_both_workloads_through_a_real_server(engine, served_config, monkeypatch):
+def test_both_workloads_through_a_real_server(engine, cpu_config, monkeypatch):
     monkeypatch.setattr(server, "THROUGHPUT_TOKENS", 5)
     monkeypatch.setattr(server, "REQUEST_TOKENS", 3)
     monkeypatch.setattr(table, "WARM_REQUESTS", 1)
-    start, load, one = server.through_server(
-        served_config, engine.path, BenchPlan(seconds=1.0, requests=4), quiet
-    )
+    config = changed(cpu_config, "runtime", slots=3)
+    plan = BenchPlan(seconds=1.0, requests=4)
+    start, load, one = server.through_server(config, engine.path, plan, quiet)
     assert [row.workload for row in (start, load, one)] == ["start", "throughput", "latency"]
     assert all(row.is_ours and row.value > 0 for row in (start, load, one))
     assert load.value == pytest.approx(30 * load.figures["requests_per_s"])

@@ -57,9 +57,8 @@ def test_a_variant_changes_one_option(engine, monkeypatch):
 
     monkeypatch.setattr("eval.bench.run.measure_runtime", measure)
     config = load_config("configs/large-v3-turbo.toml")
-    other = dataclasses.replace(
-        engine, manifest=dataclasses.replace(engine.manifest, precision="fp16")
-    )
+    manifest = dataclasses.replace(engine.manifest, precision="fp16")
+    other = dataclasses.replace(engine, manifest=manifest)
     rows = list(ablate(engine, other, config, PLAN, CEILINGS, quiet))
     assert {row.workload for row in rows} == {"ablation, throughput"}
     names = [row.system for row in rows]

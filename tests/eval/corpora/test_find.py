@@ -12,15 +12,29 @@ def texts(found):
     return {clip.file: (clip.text, clip.language) for clip in found.clips}
 
 
+@pytest.fixture
+def corpus(tmp_path, record):
+    """Makes files in a folder, audio of so many seconds or text; gives the folder's path."""
+
+    def make(files):
+        for name, content in files.items():
+            if isinstance(content, float):
+                record(tmp_path / name, content)
+            else:
+                data = content if isinstance(content, bytes) else content.encode()
+                (tmp_path / name).write_bytes(data)
+        return str(tmp_path)
+
+    return make
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
-    record(tmp_path / "a.wav")
-    record(tmp_path / "deep" / "b.flac", 2.5)
+def test_a_csv_of_any_delimiter(corpus, delimiter):
     rows = [("id", "Path", "Sentence", "locale"), ("1", "a.wav", "Hi, you; there", "en-GB")]
     rows.append(("2", "deep/b.flac", "Hola", "es"))
     lines = [delimiter.join(f'"{c}"' if delimiter in c else c for c in row) for row in rows]
-    (tmp_path / "refs.csv").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
-    found = find_clips(str(tmp_path))
+    table = "\ufeff" + "\n".join(lines)
+    found = find_clips(corpus({"a.wav": 1.0, "deep/b.flac": 2.5, "refs.csv": table}))
     assert texts(found) == {"a.wav": ("Hi, you; there", "en"), "deep/b.flac": ("Hola", "es")}
     assert [clip.duration_s for clip in found.clips] == [1.0, 2.5]
     assert found.summary == (
@@ -37,12 +51,10 @@ def test_a_csv_of_any_delimiter(tmp_path, record, delimiter):
         ("metadata.csv", "file_name,transcription\ra.wav,Hi\r"),
     ],
 )
-def test_tables_with_the_usual_keys(tmp_path, record, name, table):
-    record(tmp_path / "a.wav")
-    (tmp_path / name).write_text(table)
-    (tmp_path / "dataset_infos.json").write_text("{\n}\n")
-    assert texts(find_clips(str(tmp_path))) == {"a.wav": ("Hi", None)}
-    assert texts(find_clips(str(tmp_path / name), language="en")) == {"a.wav": ("Hi", "en")}
+def test_tables_with_the_usual_keys(corpus, name, table):
+    place = corpus({"a.wav": 1.0, name: table, "dataset_infos.json": "{\n}\n"})
+    assert texts(find_clips(place)) == {"a.wav": ("Hi", None)}
+    assert texts(find_clips(f"{place}/{name}", language="en")) == {"a.wav": ("Hi", "en")}
 
 
 def test_librispeech_as_it_unpacks(tmp_path, record):
@@ -61,15 +73,13 @@ def test_librispeech_as_it_unpacks(tmp_path, record):
         find_clips(str(tmp_path))
 
 
-def test_common_voice_as_it_unpacks(tmp_path, record):
-    for name in ("a.mp3", "b.mp3"):
-        record(tmp_path / "clips" / name)
+def test_common_voice_as_it_unpacks(corpus):
+    audio = {"clips/a.mp3": 1.0, "clips/b.mp3": 1.0}
     head = "client_id\tpath\tsentence\tlocale\n"
     # An unpaired quote, which a reader of quoted cells takes for the start of a long one.
     lines = 'x\ta.mp3\t"Nein, sagte er\tde\nx\tb.mp3\t"Er sagte ""Ja"""\tde\n'
-    (tmp_path / "validated.tsv").write_text(head + lines)
-    (tmp_path / "test.tsv").write_text(head)
-    found = find_clips(str(tmp_path / "validated.tsv"))
+    place = corpus({**audio, "validated.tsv": head + lines, "test.tsv": head})
+    found = find_clips(f"{place}/validated.tsv")
     assert texts(found) == {"a.mp3": ('"Nein, sagte er', "de"), "b.mp3": ('Er sagte "Ja"', "de")}
     assert found.summary.startswith("Common Voice's validated.tsv, audio from `path`")
 
@@ -80,11 +90,11 @@ def test_our_own_manifest_may_hold_silence():
     assert [clip.text for clip in found.clips].count("") == 2
 
 
-def table_of(folder, record, count):
-    for number in range(count):
-        record(folder / f"{number}.wav", 0.1)
-    rows = "".join(f"{number}.wav,word\n" for number in range(count))
-    (folder / "refs.csv").write_text("file,text\n" + rows)
+def table_of(count):
+    """A table without durations, and its clips."""
+    names = [f"{number}.wav" for number in range(count)]
+    rows = [f"{name},word\n" for name in names]
+    return {**dict.fromkeys(names, 0.1), "refs.csv": "file,text\n" + "".join(rows)}
 
 
 def test_each_group_gives_its_share_to_a_draw_and_larger_draws_hold_smaller_ones(manifest):
@@ -120,41 +130,37 @@ def test_one_half_alone_may_be_taken(manifest):
         find_clips(manifest({"half": "choose"}), half="report")
 
 
-def test_a_clip_that_cannot_be_read_stands_apart(tmp_path, record):
-    table_of(tmp_path, record, 3)
-    (tmp_path / "1.wav").write_bytes(b"no audio at all")
+def test_a_clip_that_cannot_be_read_stands_apart(corpus):
+    place = corpus(table_of(3) | {"1.wav": "no audio at all"})
 
     def read(path):
         list(decode(path.read_bytes(), AudioLimits(30.0)))
 
-    found = find_clips(str(tmp_path), read=read)
+    found = find_clips(place, read=read)
     assert [clip.file for clip in found.clips] == ["0.wav", "2.wav"]
     assert list(found.unreadable) == ["1.wav"] and "is text, not" in found.unreadable["1.wav"]
-    for name in ("0.wav", "2.wav"):
-        (tmp_path / name).write_bytes(b"")
+    corpus({"0.wav": "", "2.wav": ""})
     with pytest.raises(ConfigError, match="no clip can be read; "):
-        find_clips(str(tmp_path), read=read)
+        find_clips(place, read=read)
 
 
-def test_only_what_was_drawn_is_opened(tmp_path, record):
-    table_of(tmp_path, record, 4)
-    drawn = find_clips(str(tmp_path), limit=1).clips[0].file
-    for path in tmp_path.glob("*.wav"):
-        if path.name != drawn:
-            path.write_bytes(b"no audio at all")
-    assert find_clips(str(tmp_path), limit=1).clips[0].duration_s == pytest.approx(0.1)
+def test_only_what_was_drawn_is_opened(corpus):
+    files = table_of(4)
+    place = corpus(files)
+    drawn = find_clips(place, limit=1).clips[0].file
+    corpus(dict.fromkeys(files.keys() - {drawn, "refs.csv"}, "no audio at all"))
+    assert find_clips(place, limit=1).clips[0].duration_s == pytest.approx(0.1)
     with pytest.raises(FileError, match=r"cannot read .*\.wav: no audio that is known here"):
-        find_clips(str(tmp_path))
+        find_clips(place)
 
 
-def test_what_does_not_fit_is_named(tmp_path, record):
-    record(tmp_path / "a.wav")
+def test_what_does_not_fit_is_named(corpus):
     lines = ("a.wav,Hi", "gone.wav,Hi", "a.wav,Again", ",Hi", "b.wav,", "c.wav,  ", "d.wav", "e,")
-    (tmp_path / "refs.csv").write_text("\n".join(["file,text", *lines]))
+    place = corpus({"a.wav": 1.0, "refs.csv": "\n".join(["file,text", *lines])})
     with pytest.raises(ConfigError) as caught:
-        find_clips(str(tmp_path), limit=1)  # whatever is drawn
+        find_clips(place, limit=1)  # whatever is drawn
     assert str(caught.value) == (
-        f"{tmp_path}: refs.csv:3 has no audio gone.wav; refs.csv:4 lists a.wav again; "
+        f"{place}: refs.csv:3 has no audio gone.wav; refs.csv:4 lists a.wav again; "
         "refs.csv:5 has no audio ; refs.csv:6 has no text for b.wav; "
         "refs.csv:7 has no text for c.wav; refs.csv:8 has no text for d.wav; "
         "refs.csv:9 has no text for e; 7 lines in all to correct or remove"
@@ -173,41 +179,32 @@ def test_what_does_not_fit_is_named(tmp_path, record):
         ({"a.csv": b"file,text\na,\xff\n"}, "a.csv: byte 12 is not UTF-8"),
     ],
 )
-def test_what_is_no_layout_is_refused(tmp_path, files, message):
-    for name, content in files.items():
-        data = content if isinstance(content, bytes) else content.encode()
-        (tmp_path / name).write_bytes(data)
+def test_what_is_no_layout_is_refused(corpus, files, message):
     with pytest.raises(ConfigError, match=message):
-        find_clips(str(tmp_path))
+        find_clips(corpus(files))
 
 
-def test_a_folder_without_references_is_taken_where_none_are_needed(tmp_path, record):
-    record(tmp_path / "b.wav")
-    record(tmp_path / "deep" / "a.flac", 2.5)
-    (tmp_path / "broken.mp3").write_text("no audio")
-    (tmp_path / "notes.txt").write_text("no audio")
-    found = find_clips(str(tmp_path), read=duration_s, need_references=False)
+def test_a_folder_without_references_is_taken_where_none_are_needed(corpus):
+    others = {"broken.mp3": "no audio", "notes.txt": "no audio"}
+    place = corpus({"b.wav": 1.0, "deep/a.flac": 2.5, **others})
+    found = find_clips(place, read=duration_s, need_references=False)
     assert not found.references and list(found.unreadable) == ["broken.mp3"]
     assert texts(found) == {"b.wav": ("", None), "deep/a.flac": ("", None)}
     assert found.summary == ("audio without references: 3 clips, 1 cannot be read; 0.00 h")
-    (tmp_path / "refs.csv").write_text("file,text\nb.wav,Hi\n")
-    assert find_clips(str(tmp_path), need_references=False).references
+    corpus({"refs.csv": "file,text\nb.wav,Hi\n"})
+    assert find_clips(place, need_references=False).references
 
 
-def test_audio_with_a_text_file_beside_each(tmp_path, record):
-    record(tmp_path / "a.wav")
-    record(tmp_path / "deep" / "b.mp3", 2.0)
-    (tmp_path / "a.txt").write_text("Hello\n there\n", encoding="utf-8")
-    (tmp_path / "deep" / "b.txt").write_text("Olá", encoding="utf-8")
-    found = find_clips(str(tmp_path), language="pt")
+def test_audio_with_a_text_file_beside_each(corpus):
+    said = {"a.txt": "Hello\n there\n", "deep/b.txt": "Olá"}
+    place = corpus({"a.wav": 1.0, "deep/b.mp3": 2.0, **said})
+    found = find_clips(place, language="pt")
     assert texts(found) == {"a.wav": ("Hello there", "pt"), "deep/b.mp3": ("Olá", "pt")}
     assert found.summary.startswith("audio with a .txt beside each file: 2 clips; ")
-    record(tmp_path / "without.wav")
-    (tmp_path / "a.txt").write_text(" \n")
-    (tmp_path / "gone.txt").write_text("Hi")
+    corpus({"without.wav": 1.0, "a.txt": " \n", "gone.txt": "Hi"})
     with pytest.raises(ConfigError) as caught:
-        find_clips(str(tmp_path))
+        find_clips(place)
     assert str(caught.value) == (
-        f"{tmp_path}: a.txt has no text for a.wav; without.txt has no text for without.wav; "
+        f"{place}: a.txt has no text for a.wav; without.txt has no text for without.wav; "
         "gone.txt has no audio gone.txt; 3 lines in all to correct or remove"
     )

@@ -1,6 +1,7 @@
 """Sessions by a clock that jumps."""
 
 import asyncio
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from serve.contract.errors import EarshotError
 from serve.contract.server_config import LiveConfig
 from serve.speech.rate import SAMPLE_RATE
 from tests.eval.fakes import transcript
-from tests.serve.gateway.live.conftest import LoudIsSpeech
+from tests.serve.gateway.live.sessions import LoudIsSpeech
 
 DECODE_S = 0.25
 LIVE = LiveConfig(update_s=0.5, short_encoder="on")
@@ -27,19 +28,12 @@ class WordASecond:
         return transcript(" ".join(f"w{i}" for i in range(len(request.audio) // SAMPLE_RATE)))
 
 
-class Broken:
-    """A transcriber that fails."""
-
-    def transcribe(self, request):
-        raise EarshotError("no text today")
-
-
-async def final_deltas(system, samples):
-    """The times at which words became final, and the words."""
-    language = {"language": "en"}
+async def final_deltas(system, seconds):
+    """The times at which words of a tone became final, and the words."""
+    tone = np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1
     return [
         (heard.at_s, heard.event["delta"])
-        async for heard in system.play([samples], language)
+        async for heard in system.play([tone.astype(np.float32)], {"language": "en"})
         if heard.event["type"].endswith(".delta")
     ]
 
@@ -49,22 +43,21 @@ def run(work):
         return runner.run(work)
 
 
-def tone(seconds):
-    return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * 0.1) * 0.1).astype(np.float32)
+def played(transcriber, seconds, decode_s=DECODE_S):
+    return run(final_deltas(Simulated(transcriber, LIVE, decode_s), seconds))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def loud_is_speech(monkeypatch):
     monkeypatch.setattr("eval.live.VadModel", LoudIsSpeech)
 
 
-def test_a_decoding_takes_the_configured_time(loud_is_speech):
+def test_a_decoding_takes_the_configured_time():
     """Audio that comes meanwhile waits for the next one, so words are later."""
     final, decodings = {}, {}
     for decode_s in (0.25, 1.0):
         transcriber = WordASecond()
-        system = Simulated(transcriber, LIVE, decode_s)
-        final[decode_s] = run(final_deltas(system, tone(6.0)))
+        final[decode_s] = played(transcriber, 6.0, decode_s)
         decodings[decode_s] = len(transcriber.times_s)
         for at_s, text in final[decode_s]:
             ends_s = int(text.split()[-1][1:]) + 1.0
@@ -75,16 +68,14 @@ def test_a_decoding_takes_the_configured_time(loud_is_speech):
     assert soon[0][0] < late[0][0]
 
 
-def test_the_result_does_not_depend_on_the_machine(loud_is_speech):
-    one, other = (
-        run(final_deltas(Simulated(WordASecond(), LIVE, DECODE_S), tone(6.0))) for _ in range(2)
-    )
+def test_the_result_does_not_depend_on_the_machine():
+    one, other = (played(WordASecond(), 6.0) for _ in range(2))
     assert one == other and len(one) > 1
 
 
-def test_streams_wait_for_one_decoder(loud_is_speech):
+def test_streams_wait_for_one_decoder():
     async def together():
-        return await asyncio.gather(*(final_deltas(system, tone(3.0)) for _ in range(2)))
+        return await asyncio.gather(*(final_deltas(system, 3.0) for _ in range(2)))
 
     transcriber = WordASecond()
     system = Simulated(transcriber, LIVE, DECODE_S)
@@ -94,7 +85,8 @@ def test_streams_wait_for_one_decoder(loud_is_speech):
     assert min(np.diff(transcriber.times_s)) >= DECODE_S - 1e-9
 
 
-def test_an_error_of_a_session_is_raised(loud_is_speech):
-    system = Simulated(Broken(), LIVE, DECODE_S)
+def test_an_error_of_a_session_is_raised():
+    broken = Mock()
+    broken.transcribe.side_effect = EarshotError("no text today")
     with pytest.raises(EarshotError, match="no text today"):
-        run(final_deltas(system, tone(3.0)))
+        played(broken, 3.0)

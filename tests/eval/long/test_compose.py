@@ -27,14 +27,10 @@ SENTENCES = {
 }
 
 
-def script(kind, languages, seconds, seed):
-    return write_script(kind, languages, SENTENCES, seconds, np.random.default_rng(seed))
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "passage"])
 def test_scripts_have_what_their_kind_says(kind):
     languages = ("es", "en") if kind == "languages" else ("es",)
-    items = script(kind, languages, 600.0, seed=3)
+    items = write_script(kind, languages, SENTENCES, 600.0, np.random.default_rng(3))
     stretches = [stretch for stretch, _ in items]
     assert all(a.end_s == b.start_s for a, b in itertools.pairwise(stretches))
     assert 600.0 <= stretches[-1].end_s < 720.0

@@ -57,7 +57,7 @@ def test_without_speech_there_is_nothing_to_cut_from(speech):
 
 
 def call(file, text, reference="", **fields):
-    return timed_call(file, reference, text, phase="accuracy", **fields)
+    return timed_call(file, reference, text, **fields)
 
 
 def test_text_where_nobody_speaks_is_invented_and_words_may_be_lost():

@@ -8,13 +8,12 @@ import pytest
 from eval.__main__ import main
 from eval.bench import run as bench
 from eval.bench.table import OURS, Measurement, refused
-from eval.config import load_config
+from eval.config import changed, load_config
 from eval.plan.run import COMMITTED, Measured, find_measured, steady
 from serve.contract.errors import ConfigError
 
 CONFIG = "configs/large-v3-turbo.toml"
-TURBO = load_config(CONFIG)
-TURBO = dataclasses.replace(TURBO, transcriber=dataclasses.replace(TURBO.transcriber, beam_size=1))
+TURBO = changed(load_config(CONFIG), "transcriber", beam_size=1)
 # A GPU of round numbers.
 GPU = Measured("here", "made up", 100.0, ((50, 0.2), (90, 0.6)))
 

@@ -43,10 +43,9 @@ LOAD = ("user_annotation", "load", 0, 1000, 1)
 
 
 def event(kind, name, begin, duration, thread, correlation=None):
-    arguments = {} if correlation is None else {"correlation": correlation}
     return {
         **{"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": duration},
-        **{"pid": 7, "tid": thread, "args": arguments},
+        **{"pid": 7, "tid": thread, "args": {"correlation": correlation}},
     }
 
 

@@ -20,8 +20,6 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox_client
 
-ALL = {"minutes": 5, "seed": 0}
-
 
 def kept(folder):
     return json.loads((folder / "soak.json").read_text())["figures"]["scenarios"]
@@ -62,7 +60,7 @@ def test_findings_are_written_as_they_come(monkeypatch, tmp_path, run_of):
     monkeypatch.setattr(scenarios, "killers", killers)
     monkeypatch.setattr(scenarios, "floods", floods)
     with pytest.raises(KeyboardInterrupt):
-        soak(run_of(command="soak"), **ALL, scenarios=["killers", "floods"])
+        soak(run_of(command="soak"), minutes=5, seed=0, scenarios=["killers", "floods"])
     _, second = kept(tmp_path)
     assert second["figures"][0]["passed"] is None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,10 +88,7 @@ def test_a_hostile_client_is_refused_and_no_fault(stage, monkeypatch, text, pass
 
 
 def test_an_attack_on_a_server_that_is_away_is_lost(stage, monkeypatch):
-    def refused(*_):
-        raise ConnectionRefusedError
-
-    monkeypatch.setitem(ATTACKS, "odd", refused)
+    monkeypatch.setitem(ATTACKS, "odd", Mock(side_effect=ConnectionRefusedError))
     assert stage.attack(SERVER, "odd").kind == "lost"
 
 

@@ -25,6 +25,7 @@ from serve.speakers.diarize import SpeakerTurn
 from serve.speech.rate import SAMPLE_RATE
 from tests.eval.fakes import printed
 
+OPTIONS = {"half": "report", "seed": 0, "device": "cpu"}
 TURNS = (SpeakerTurn(0.5, 2.0, "ann"), SpeakerTurn(1.5, 3.25, "bob"))
 SAID = (Utterance("ann", 0.5, 2.0, "good morning"), Utterance("bob", 1.5, 3.25, ""))
 
@@ -93,9 +94,8 @@ def test_a_conversation_is_what_its_plan_says(clips):
 
 def test_a_half_without_recordings_is_refused(meetings, run_of):
     (meetings / "second.rttm").unlink()
-    options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
     with pytest.raises(ConfigError, match="meetings has no recording of the half report"):
-        speakers(run_of(), **options, texts=False)
+        speakers(run_of(), recordings=meetings, **OPTIONS, texts=False)
 
 
 @pytest.fixture
@@ -107,8 +107,7 @@ def measured(monkeypatch, meetings, run_of):
         monkeypatch.setattr(eval.speakers.run, "Diarizer", lambda device: diarizer)
         monkeypatch.setattr(eval.speakers.run, "compose", lambda *_: read_recordings(meetings))
         run = run_of(command="speakers")
-        options = {"recordings": meetings, "half": "report", "seed": 0, "device": "cpu"}
-        result = speakers(run, **options, texts=texts)
+        result = speakers(run, recordings=meetings, **OPTIONS, texts=texts)
         run.keep(result)
         return result, json.loads(run.path.read_text())
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -115,10 +116,8 @@ def test_a_broken_executor_is_noticed(built, fake, monkeypatch, method, broken, 
 
 
 def test_the_first_failure_ends_the_report(monkeypatch, capsys):
-    def missing(python):
-        raise UnavailableError("TensorRT-LLM is not installed")
-
-    monkeypatch.setattr(check, "_find", missing)
+    missing = UnavailableError("TensorRT-LLM is not installed")
+    monkeypatch.setattr(check, "_find", Mock(side_effect=missing))
     assert main(["trtllm-check"]) == 1
     out = capsys.readouterr().out
     assert "- **FAILED**: library and GPU. TensorRT-LLM is not installed" in out

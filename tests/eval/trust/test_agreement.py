@@ -90,12 +90,12 @@ def test_what_is_trusted_must_be_more_right_than_the_rest():
 
 
 def test_passes_that_are_the_same_are_refused(tmp_path):
-    config = dataclasses.replace(EvaluationProduct(), engine=str(tmp_path))
+    config = EvaluationProduct(engine=str(tmp_path))
+    narrow = changed(config, "transcriber", beam_size=1)
     with pytest.raises(ConfigError, match="beam_size is 1, so a greedy pass would say the same"):
-        passes_of(changed(config, "transcriber", beam_size=1), "")
+        passes_of(narrow, "")
     with pytest.raises(ConfigError, match="is the config's own engine"):
         passes_of(config, f"{tmp_path}/.")
-    narrow = changed(config, "transcriber", beam_size=1)
     assert passes_of(narrow, "b") == (narrow, dataclasses.replace(narrow, engine="b"))
 
 
@@ -132,8 +132,7 @@ def opened(monkeypatch):
 
 
 def config_of(place, **settings):
-    config = dataclasses.replace(EvaluationProduct(), engine="e")
-    config = changed(config, "transcriber", beam_size=5)
+    config = changed(EvaluationProduct(engine="e"), "transcriber", beam_size=5)
     return changed(config, "eval", manifest=str(place), **settings)
 
 

@@ -39,6 +39,15 @@ def test_an_empty_file_is_all_defaults_named_after_the_file(tmp_path):
         ("[runtime]\ndevice = 'gpu'", 'runtime.device = \'gpu\'; expected "cpu", "cuda" or'),
         ('engine = "a\\u0000b"', "expected text of printable characters"),
         ("[runtime]\nslots = " + "9" * 5000, "is not valid TOML"),
+        ("[jobs]\nworkers = 3", "jobs.workers without jobs.folder"),
+        ('[jobs]\nfolder = "jobs"\nallowed_hosts = ["ftp://a"]', "allowed_hosts"),
+        ('[jobs]\nfolder = "jobs"\nallowed_hosts = ["s3://bucket"]', "allowed_hosts"),
+        ('[jobs]\nfolder = "jobs"\nallowed_networks = ["10.0.0.1/8"]', "allowed_networks"),
+        ('[jobs]\nfolder = "jobs"\ndatabase = "mysql://a"', "postgresql://"),
+        ("[shadow]\nshare = 0.1", "there is no reference"),
+        ('[shadow]\nshare = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
+        ("[shadow]\nshare = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "processes = 1"),
+        ("[shadow]\nshare = 2", "shadow.share"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):

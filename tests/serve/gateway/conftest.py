@@ -6,6 +6,7 @@ import pytest
 
 from tests.gateways import WAIT_S, Running, until
 from tests.jobs import Hearer, jobs_config, keys_of
+from tests.serve.gateway.live.sessions import LIVE, LoudIsSpeech, session
 
 
 @pytest.fixture
@@ -90,3 +91,23 @@ def keys_file(tmp_path):
 def keyed(start, config, keys_file):
     """Jobs of a gateway with keys."""
     return start(jobs=config, keys_file=keys_file)
+
+
+@pytest.fixture
+def loud_is_speech(monkeypatch):
+    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
+
+
+@pytest.fixture
+def talk(start, loud_is_speech):
+    """Connect to a gateway, to a new one where none is given."""
+    with contextlib.ExitStack() as stack:
+
+        def talk(running=None, prompt="one two three four five six", live=LIVE, **input):
+            running = running or start(live=live)
+            client = stack.enter_context(session(running, "?intent=transcription"))
+            client.set(transcription={"prompt": prompt, "language": "en"}, **input)
+            client.until("session.updated")
+            return client
+
+        yield talk

@@ -21,11 +21,10 @@ from serve.gateway.engines import SERVICE
 from serve.supervisor.gateway import answers_get
 from serve.wire.client import TritonClient
 from serve.wire.folder import gateway_socket
-from tests.gateways import WAIT_S, Running, inputs, json_request, message
+from tests.gateways import INFER, WAIT_S, Running, inputs, json_request, message
 from tests.jobs import ALICE, BOB, keys_of
 from tests.serving import is_ready
 
-INFER = "/v2/models/whisper/infer"
 PEM = Path(__file__).with_name("localhost.pem")
 
 

@@ -1,17 +1,15 @@
 """How errors, and reasons of the gateway's own, are answered at each door."""
 
-import contextlib
 import json
 
 import grpc
 import pytest
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from serve.contract import errors
 from serve.contract.errors import OverloadedError, RequestError
 from serve.gateway.errors import ApiError
-from tests.gateways import WAIT_S, message
+from tests.gateways import INFER, TRANSCRIPTIONS, WAIT_S, message
+from tests.serve.gateway.live.sessions import session
 
 INVALID, LATER = "INVALID_ARGUMENT", "UNAVAILABLE"
 BAD, FAILED = "invalid_request_error", "server_error"
@@ -55,16 +53,13 @@ def test_every_door_tells_it_in_its_own_way(shared, monkeypatch, name, row):
 
     refusal = refusal_of(name)
     kind = type(refusal.error).__name__
-    with connect(f"ws://{shared.http}/v1/realtime") as socket:
-        assert json.loads(socket.recv(WAIT_S))["type"] == "session.created"
+    with session(shared) as client:
         monkeypatch.setattr(shared.services.keys, "identify", no_one)
         monkeypatch.setattr(shared.services.keys, "require_good", no_one)
-        socket.send('{"type": "input_audio_buffer.clear"}')
-        error = json.loads(socket.recv(WAIT_S))["error"]
+        client.say("input_audio_buffer.clear")
+        error = client.next()["error"]
         assert (error["message"], error["type"], error["code"]) == (SAID, row[3], refusal.reason)
-        with contextlib.suppress(ConnectionClosed):
-            socket.recv(WAIT_S)
-    assert (socket.close_code, socket.close_reason) == (row[5], SAID)
+        assert (client.end(), client.socket.close_reason) == (row[5], SAID)
 
     with pytest.raises(grpc.RpcError) as caught:
         shared.call()(message(), timeout=WAIT_S)
@@ -75,8 +70,8 @@ def test_every_door_tells_it_in_its_own_way(shared, monkeypatch, name, row):
     param = "file" if isinstance(refusal.error, errors.AudioError) else None
     error = {"message": SAID, "type": row[3], "param": param, "code": row[4]}
     for path, expected, body in (
-        ("/v2/models/whisper/infer", row[1], {"error": f"{kind}: {SAID}"}),
-        ("/v1/audio/transcriptions", row[2], {"error": error}),
+        (INFER, row[1], {"error": f"{kind}: {SAID}"}),
+        (TRANSCRIPTIONS, row[2], {"error": error}),
     ):
         status, headers, answer = shared.ask("POST", path, b"{}")
         assert (status, json.loads(answer)) == (expected, body)

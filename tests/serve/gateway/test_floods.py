@@ -6,14 +6,12 @@ import json
 import socket
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
-from websockets.sync.client import connect
 
 from serve.gateway.edge.connection import MAX_CONTROLS, MAX_FRAGMENTS
-from tests.gateways import WAIT_S, all_from, json_request, post, until
+from tests.gateways import INFER, all_from, json_request, post, until
+from tests.serve.gateway.live.sessions import session
 
-INFER = "/v2/models/whisper/infer"
 CHUNKED = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -46,8 +44,9 @@ def test_a_refusal_before_its_body_is_the_last_of_its_connection(shared, more):
 @pytest.mark.parametrize("more", [b"", b"1\r\nx\r\n"], ids=["is silent", "sends on"])
 def test_who_stays_after_such_a_refusal_is_hung_up_on(shared, more, monkeypatch):
     for name in ("budget", "connection"):
-        monkeypatch.setattr(f"serve.gateway.edge.{name}.LINGER_S", 0.05)
+        monkeypatch.setattr(f"serve.gateway.edge.{name}.LINGER_S", 0.3)
     with shared.connected(CHUNKED + b"1\r\nx\r\n") as connection:
+        assert connection.recv(12) == b"HTTP/1.1 404"
 
         def is_hung_up_on():
             connection.sendall(more)
@@ -159,12 +158,8 @@ def frame(opcode, data, fin=True):
 )
 def test_what_takes_too_much_room_or_time_ends_its_session(start, said):
     running = start(max_request_mb=2, max_inflight_mb=2)
-    with connect(f"ws://{running.http}/v1/realtime") as client:
-        client.recv(timeout=WAIT_S)
+    with session(running) as client:
         with contextlib.suppress(ConnectionError):
-            client.socket.sendall(said)
-        with pytest.raises(ConnectionClosed):
-            while True:
-                client.recv(timeout=WAIT_S)
-    assert client.close_code == 1008
+            client.socket.socket.sendall(said)
+        assert client.end() == 1008
     until(lambda: running.services.admission.bytes == 0)

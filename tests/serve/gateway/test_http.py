@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
-from tests.gateways import all_from, inputs, json_request, post, until
-
-INFER = "/v2/models/whisper/infer"
+from tests.gateways import INFER, all_from, inputs, json_request, post, until
 
 
 def test_tritons_client_finds_everything(shared):

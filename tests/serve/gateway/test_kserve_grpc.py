@@ -19,19 +19,8 @@ from serve.triton.cancellation import owner_of
 from serve.wire import tensors
 from serve.wire.folder import is_held
 from tests.fake_upstream import LEAK, FakeTriton
-from tests.gateways import WAIT_S, inputs, message, until
+from tests.gateways import WAIT_S, inputs, message, refusal, refused, until
 from tests.serve.gateway.test_run import exchange
-
-
-def refusal(call):
-    """Status and text with which a call ends."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call.result(WAIT_S)
-    return caught.value.code().name, caught.value.details()
-
-
-def refused(running, message, method="ModelInfer"):
-    return refusal(running.call(method).future(message, timeout=WAIT_S))
 
 
 def test_tritons_client_finds_everything(shared):

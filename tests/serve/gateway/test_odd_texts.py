@@ -6,16 +6,13 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from serve.contract.server_config import JobsConfig, LiveConfig
-from tests.fake_upstream import inputs_of
-from tests.gateways import END, FILE, FORM, TRANSCRIPTIONS, WAIT_S, Running, json_request, part
+from tests.gateways import END, FILE, FORM, INFER, TRANSCRIPTIONS, Running, json_request, part
+from tests.jobs import JOBS, JSON
 
 HALF = "\\ud800"  # of a surrogate pair, as JSON may write it
 RAW_HALF = b"\xed\xa0\x80"  # the same as UTF-8 would have it, which has none
-JOBS = "/v1/audio/jobs"
 URL = "https://files.example.org/a.wav"
 SECRETS = "/v1/realtime/client_secrets"
-INFER = "/v2/models/whisper/infer"
-JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +94,9 @@ def asked(phrases, count):
 
 
 def test_tensors_of_several_texts_are_taken_up_to_their_bytes(running):
-    running.call()(asked(texts(b"Anna", b"", "Zoë".encode()), 3), timeout=WAIT_S)
-    (request,) = running.triton.requests.values()
-    assert "Anna" in inputs_of(request)["PHRASES"]
+    running.call()(asked(texts(b"Anna", b"", "Zoë".encode()), 3))
+    (found,) = running.triton.inputs
+    assert "Anna" in found["PHRASES"]
     for phrases, count, says in (
         (texts(b"a" * 262_145), 1, "PHRASES has 262149 bytes; expected at most 262148"),
         (texts(*[b""] * 70_000), 70_000, "PHRASES has 280000 bytes"),
@@ -108,6 +105,6 @@ def test_tensors_of_several_texts_are_taken_up_to_their_bytes(running):
         (texts(b"Anna")[:-1], 1, "PHRASES has 7 bytes; expected 8"),
         (b"", 2**40, "PHRASES has 0 bytes"),
     ):
-        call = running.call().future(asked(phrases, count), timeout=WAIT_S)
+        call = running.call().future(asked(phrases, count))
         assert call.code().name == "INVALID_ARGUMENT"
         assert says in call.details()

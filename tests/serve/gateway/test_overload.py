@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from serve.contract.config import RuntimeConfig
 from serve.gateway.kserve.messages import audio_of_tensors
 from serve.gateway.target import LatencyTarget, audio_of_file
-from tests.gateways import WAIT_S, json_request, message, until
+from tests.gateways import INFER, WAIT_S, json_request, message, until
 
 SLOTS = RuntimeConfig().slots
 REFUSED = "OverloadedError: gateway.target_p99_s = 2 allows no further request"
@@ -39,7 +39,7 @@ def test_what_cannot_be_answered_in_time_is_refused_at_every_door_with_a_time(fu
     assert "; there may be room in 1 s" in refused.details()
     assert dict(refused.trailing_metadata())["retry-after"] == "1"
     body = json.dumps(json_request()).encode()
-    status, headers, answer = running.ask("POST", "/v2/models/whisper/infer", body)
+    status, headers, answer = running.ask("POST", INFER, body)
     assert (status, headers["retry-after"]) == (429, "1")
     assert json.loads(answer)["error"].startswith(REFUSED)
     page = running.page()

@@ -16,12 +16,11 @@ import pytest
 import soundfile
 import soxr
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, Running, until
 from tests.jobs import keys_of
-from tests.programs import path_of
+from tests.programs import open_browser
 from tests.serve.gateway.test_page import metrics
 
 pytestmark = pytest.mark.needs_program("chromium")
@@ -102,13 +101,9 @@ WCAG = {
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        expect.set_options(timeout=WAIT_S * 1000)
-        browser = playwright.chromium.launch(
-            executable_path=path_of("chromium"), timeout=60_000, args=MICROPHONE
-        )
+    expect.set_options(timeout=WAIT_S * 1000)
+    with open_browser(*MICROPHONE) as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -204,19 +199,14 @@ def downloaded(page, found, format):
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
-def read_words(page, found):
-    """The words of each segment that a card saves."""
-    return [one["words"] for one in json.loads(downloaded(page, found, "json"))["segments"]]
-
-
-def sent(gateway):
-    """The inputs of the request that came last."""
-    return inputs_of(list(gateway.triton.requests.values())[-1])
+def saved_words(page, found):
+    segments = json.loads(downloaded(page, found, "json"))["segments"]
+    return [word for segment in segments for word in segment["words"]]
 
 
 def test_a_dropped_clip_becomes_text_whose_words_light_up_as_they_are_played(page, gateway):
     found = transcribed(page, "one two three")
-    assert sent(gateway)["AUDIO"] == CLIP.read_bytes()
+    assert gateway.triton.inputs[-1]["AUDIO"] == CLIP.read_bytes()
     expect(found.locator(".facts")).to_contain_text("Spanish")
     assert found.locator(".lit").count() == 0
     page.evaluate(LIT)
@@ -275,7 +265,7 @@ def test_a_reload_loses_nothing(page, gateway):
     until(lambda: gateway.triton.waiting)
     gateway.triton.release()
     done(page, "wait", "en_two.wav")
-    assert sent(gateway)["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
+    assert gateway.triton.inputs[-1]["AUDIO"] == (CLIPS / "en_two.wav").read_bytes()
     page.once("dialog", lambda dialog: dialog.dismiss())
     half.get_by_role("button", name="Remove").click()
     expect(half).to_be_visible()  # it was asked for, and not wanted
@@ -341,7 +331,7 @@ def test_what_is_said_is_written_while_it_is_said(page, gateway):
     assert downloaded(page, found, "vtt").startswith("WEBVTT\n\n00:00:0")
     found.get_by_role("button", name="Transcribe the recording").click()
     expect(found.locator(".word")).to_have_text(["one", "two"])
-    heard, rate = soundfile.read(io.BytesIO(sent(gateway)["AUDIO"]))
+    heard, rate = soundfile.read(io.BytesIO(gateway.triton.inputs[-1]["AUDIO"]))
     clip, _ = soundfile.read(CLIP)
     assert rate == 24_000
     heard = soxr.resample(heard, rate, 16_000)
@@ -410,7 +400,7 @@ def test_of_a_cut_file_what_is_there_is_transcribed_if_asked_for(page, gateway):
     say(page, "one two")
     card(page).get_by_role("button", name="Transcribe what is there").click()
     found = done(page, "one two")
-    assert sent(gateway)["PARTIAL"] is True
+    assert gateway.triton.inputs[-1]["PARTIAL"] is True
     expect(found.locator(".problem")).to_be_hidden()
     expect(found.get_by_role("listitem")).to_have_text(["Audio is cut short: 1.50 s"])
     assert json.loads(downloaded(page, found, "json"))["warnings"]
@@ -497,9 +487,7 @@ def test_words_are_corrected_where_they_stand_and_stay_so(page):
     table = json.loads(downloaded(page, found, "json"))
     assert table["text"] == "1 to <i> for"
     assert [one["text"] for one in table["segments"]] == [" 1", " to <i>", " for"]
-    assert [word["word"] for one in table["segments"] for word in one["words"]] == [
-        *("1", "to <i>", "for")
-    ]
+    assert [word["word"] for word in saved_words(page, found)] == ["1", "to <i>", "for"]
     assert "00:00:00.000 --> 00:00:01.500\n1 to &lt;i>\n" in downloaded(page, found, "vtt")
 
     page.once("dialog", lambda dialog: dialog.dismiss())
@@ -526,8 +514,8 @@ def test_doubtful_words_are_marked_for_those_who_want_it(page):
     reload(page)
     found = done(page, "one clear mumbled")
     expect(found.locator(".doubtful")).to_have_css("text-decoration-line", "underline")
-    words = [word for one in read_words(page, found) for word in one]
-    assert [word.get("confidence") for word in words] == [None, 0.9, 0.254]
+    saved = [word.get("confidence") for word in saved_words(page, found)]
+    assert saved == [None, 0.9, 0.254]
     found.get_by_text("mumbled", exact=True).dblclick()
     page.keyboard.type("meant")
     page.keyboard.press("Enter")
@@ -620,7 +608,7 @@ def test_settings_are_what_the_engine_offers_and_what_is_sent(page, gateway):
     expect(page.locator("#chosen")).to_have_text("English, careful, everything heard, with hints")
     drop(page, CLIP)
     found = done(page, "one")
-    inputs = sent(gateway)
+    inputs = gateway.triton.inputs[-1]
     assert (inputs["LANGUAGE"], inputs["BEAM_SIZE"], inputs["VAD"]) == ("en", 3, "off")
     assert "WORD_TIMESTAMPS" not in inputs
     found.get_by_text("one", exact=True).click()  # without words segments are played
@@ -681,7 +669,8 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     page.fill("#num_speakers", "2")
     drop(page, CLIP)
     found = done(page, "three")
-    assert (sent(gateway)["DIARIZE"], sent(gateway)["NUM_SPEAKERS"]) == (True, 2)
+    asked = gateway.triton.inputs[-1]
+    assert (asked["DIARIZE"], asked["NUM_SPEAKERS"]) == (True, 2)
     names = found.locator(".speaker")
     expect(names).to_have_text(["A", "B", "A"])
     colours = [names.nth(i).evaluate("e => getComputedStyle(e).color") for i in range(3)]
@@ -717,8 +706,7 @@ def test_speakers_have_names_that_can_be_written_anew_and_are_saved(page, gatewa
     page.select_option("#speakers", label="Each speaker has a microphone of their own (channel)")
     page.once("dialog", lambda dialog: dialog.accept())  # the names are lost
     found.get_by_role("button", name="Again").click()
-    until(lambda: "CHANNELS" in sent(gateway))
-    assert sent(gateway)["CHANNELS"] == "split"
+    until(lambda: gateway.triton.inputs[-1].get("CHANNELS") == "split")
 
 
 @pytest.mark.nightly

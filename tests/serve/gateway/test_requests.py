@@ -7,14 +7,13 @@ import re
 
 import grpc
 import pytest
-from websockets.sync.client import connect
 
 from serve.contract.keys import ENVIRONMENT, hash_of
 from serve.gateway.engines import SERVICE
 from serve.gateway.observe import log
 from serve.wire import tensors
 from tests.gateways import WAIT_S, Clock, message, until
-from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
+from tests.serve.gateway.live.sessions import session, sound
 
 SECRET = "Zanzibar"  # what is said, and asked for
 
@@ -126,24 +125,21 @@ def test_a_grpc_stream_has_a_line_for_each_request(running, line):
     assert found["internal"]["route"] == "grpc_stream"
 
 
-def test_a_live_stream_has_one_at_its_end_also_where_the_server_ends_it(start, line, monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
-    running = start(live=LIVE)
-    with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
-        id = websocket.response.headers["x-request-id"]
-        talk = Talk(websocket)
-        talk.set(transcription={"prompt": SECRET, "language": "en"}, turn_detection=None)
-        talk.audio(sound(1.0))
-        talk.commit()
+def test_a_live_stream_has_one_at_its_end_also_where_the_server_ends_it(talk, line):
+    client = talk(prompt=SECRET, turn_detection=None)
+    client.audio(sound(1.0))
+    client.commit()
+    client.socket.close()
+    id = client.socket.response.headers["x-request-id"]
     found = line(id)
     assert (found["route"], found["model"], found["outcome"]) == ("live", "demo", "ok")
     assert found["audio_s"] == pytest.approx(1.0, abs=0.05)
     assert 0 < found["first_text_s"] <= found["total_s"]
     assert found["queue_s"] == 0.1
-    with connect(f"ws://{running.http}/v1/realtime", close_timeout=1) as websocket:
-        Talk(websocket).until("session.created")
-        assert running.run(running.gateway.drain())
-        assert line(websocket.response.headers["x-request-id"])["outcome"] == "server_stopping"
+    with session(client.running) as client:
+        assert client.running.run(client.running.gateway.drain())
+        id = client.socket.response.headers["x-request-id"]
+        assert line(id)["outcome"] == "server_stopping"
 
 
 def test_a_request_ends_once_however_it_ends(start, caplog):

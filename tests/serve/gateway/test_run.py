@@ -19,7 +19,7 @@ from serve.gateway.observe.pages import merge_pages
 from serve.supervisor.supervisor import free_ports
 from serve.wire.folder import USED, engine_links, is_held
 from serve.wire.uploads import make_folder
-from tests.gateways import WAIT_S, Running, message, until
+from tests.gateways import WAIT_S, Running, message, refusal, refused, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,10 +30,8 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(running):
     assert running.ask("GET", "/health")[1]["Connection"] is None
     draining = running.submit(running.gateway.drain())
     until(lambda: running.services.admission.draining)
-    with pytest.raises(grpc.RpcError) as caught:
-        running.call()(message())
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert caught.value.details() == "OverloadedError: the server is stopping; try again later"
+    said = "OverloadedError: the server is stopping; try again later"
+    assert refused(running, message()) == ("UNAVAILABLE", said)
     assert running.infer(b"{}")[0] == 503
     assert running.ask("GET", "/v2/health/ready")[0] == 503
     status, headers, _ = running.ask("GET", "/v2/health/live")
@@ -52,10 +50,8 @@ def test_what_is_left_at_the_limit_is_ended_as_unavailable(start):
     idle = stream(iter(lambda: ask.wait() and None, b""), timeout=WAIT_S)
     until(lambda: running.triton.requests and running.services.admission.requests == 2)
     assert not running.run(running.gateway.drain())
-    with pytest.raises(grpc.RpcError) as caught:
-        waiting.result(WAIT_S)
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert "drain_timeout_s" in caught.value.details()
+    status, text = refusal(waiting)
+    assert (status, "drain_timeout_s" in text) == ("UNAVAILABLE", True)
     assert idle.code() == grpc.StatusCode.UNAVAILABLE
     until(lambda: running.triton.cancelled == list(running.triton.requests))
     ask.set()

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from serve.cli.main import main
-from serve.contract.config import load_config
-from serve.contract.errors import ConfigError
 from serve.contract.messages import Segment, Timings, Transcript
 from serve.contract.server_config import ShadowBaseline, ShadowConfig
 from serve.gateway.shadow import monitor
@@ -27,7 +25,6 @@ from serve.gateway.shadow.figures import (
 )
 from serve.gateway.shadow.monitor import LOOK_S
 from serve.supervisor.server import config_to_toml
-from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, json_request, message, post, until
 from tests.jobs import ALICE, BOB, accepted, keys_of
 
@@ -38,11 +35,6 @@ AUDIO = b"RIFF" + bytes(2**20)  # spooled
 def infer(running, prompt="hello", **fields):
     status, error = running.infer(json.dumps(json_request(prompt, **fields)))
     assert (status, error) == (200, None)
-
-
-def engine_inputs(running):
-    """The inputs of each request that the engine got, in order."""
-    return [inputs_of(request) for request in running.triton.requests.values()]
 
 
 def metric(running, name):
@@ -96,7 +88,7 @@ def test_the_reference_gets_what_was_asked_but_for_what_changes_no_word(running)
     request["inputs"].append(words)
     running.infer(json.dumps(request))
     compared(running, 1)
-    first, second = engine_inputs(running)
+    first, second = running.triton.inputs
     assert first.pop("WORD_TIMESTAMPS") is True
     assert second == {**first, "BEAM_SIZE": 8}
 
@@ -137,7 +129,7 @@ def test_the_reference_waits_until_nothing_is_under_way(running):
         until(lambda: running.triton.waiting)
         infer(running)
         running.run(asyncio.sleep(4 * LOOK_S))
-        assert (len(running.services.shadow.pending), len(engine_inputs(running))) == (1, 2)
+        assert (len(running.services.shadow.pending), len(running.triton.inputs)) == (1, 2)
         running.triton.release()
         client.result(WAIT_S)
     compared(running, 2)
@@ -156,8 +148,7 @@ def test_a_client_that_comes_has_the_reference_cancelled_and_asked_again(running
     assert metric(running, "earshot_shadow_pending_bytes") == 0
 
 
-def test_what_has_no_room_is_dropped_and_counted(start, busy, little_room):
-    running = start(shadow=SHADOW)
+def test_what_has_no_room_is_dropped_and_counted(busy, little_room, running):
     samples = 100_000  # of four bytes
     for _ in range(3):
         running.call()(message("hello", samples=samples))
@@ -169,8 +160,7 @@ def test_what_has_no_room_is_dropped_and_counted(start, busy, little_room):
     assert len(running.services.shadow.pending) == 2
 
 
-def test_the_text_of_an_answer_counts_in_the_room_of_samples(start, busy):
-    running = start(shadow=SHADOW)
+def test_the_text_of_an_answer_counts_in_the_room_of_samples(busy, running):
     infer(running, "one " * 1000)
     assert metric(running, "earshot_shadow_pending_bytes") > 4 * 4000
 
@@ -181,7 +171,7 @@ def test_a_sample_that_costs_the_reference_its_server_holds_up_no_other(running,
     infer(running)
     compared(running, 1)
     until(lambda: metric(running, "earshot_shadow_failed_total") == 1)
-    assert len(engine_inputs(running)) == 5, "it is tried twice"
+    assert len(running.triton.inputs) == 5, "it is tried twice"
 
 
 @pytest.mark.nightly
@@ -230,8 +220,7 @@ def test_nothing_of_it_is_counted_as_a_clients(running):
 # ---------------------------------------------------------------- what is told
 
 
-def test_the_rate_is_told_by_language_and_the_worst_texts_are_kept(start):
-    running = start(shadow=SHADOW)
+def test_the_rate_is_told_by_language_and_the_worst_texts_are_kept(running):
     for prompt in ("hello", "a b c d|a b c x", "one two|one ten", "yes|no"):
         infer(running, prompt)
     compared(running, 4)
@@ -358,22 +347,3 @@ def test_a_drift_is_told_and_logged_once(start, caplog):
     told = metric(running, "earshot_shadow_drift"), metric(running, "earshot_shadow_drift_bound")
     assert told == (12 * 2.5, BOUND)
     assert len([one for one in caplog.messages if "has drifted" in one]) == 1
-
-
-# ---------------------------------------------------------------- settings
-
-
-@pytest.mark.parametrize(
-    "keys, complaint",
-    [
-        ("share = 0.1", "there is no reference"),
-        ('share = 0.1\nengine = "x"\ndevice = "cpu,cpu"', "expected one device"),
-        ("share = 0.1\nbeam_size = 8\n[gateway]\nprocesses = 2", "expected processes = 1"),
-        ("share = 2", "share"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(tmp_path, keys, complaint):
-    path = tmp_path / "a.toml"
-    path.write_text(f"[shadow]\n{keys}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=complaint):
-        load_config(path)

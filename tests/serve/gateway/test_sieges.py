@@ -8,15 +8,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from websockets.sync.client import connect
 
-from serve.contract.keys import add_key, hash_of
+from serve.contract.keys import expire_key
 from serve.contract.messages import Request
 from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, until
-from tests.jobs import ALICE
+from tests.jobs import ALICE, keys_of
 from tests.serve.gateway.http2 import PREFACE, frame, head
-from tests.serve.gateway.live.conftest import Talk
+from tests.serve.gateway.live.sessions import session
 
 
 def resident_mb():
@@ -25,9 +24,7 @@ def resident_mb():
 
 @pytest.fixture
 def keys_file(tmp_path):
-    path = tmp_path / "keys.toml"
-    add_key(path, "alice", {"sha256": hash_of("secret-a"), "audio_s_per_day": 1.0})
-    return path
+    return keys_of(tmp_path, alice={"audio_s_per_day": 1.0})
 
 
 # ---------------------------------------------------------------- pipelines
@@ -129,7 +126,7 @@ def stream_of(client_of):
 
 
 def test_a_stream_that_its_client_leaves_counts_what_was_sent(start, keys_file, stream_of):
-    running = start(keys_file=str(keys_file))
+    running = start(keys_file=keys_file)
     with contextlib.closing(stream_of(running, "wait for it")) as stream:
         assert next(iter(stream)).delta == "wait"
     until(lambda: usage_s(running) == 1.0)  # of the segment, not the whole
@@ -137,7 +134,7 @@ def test_a_stream_that_its_client_leaves_counts_what_was_sent(start, keys_file, 
 
 
 def test_so_does_a_stream_over_grpc(start, keys_file):
-    running = start(keys_file=str(keys_file))
+    running = start(keys_file=keys_file)
     with TritonClient(running.grpc, key="secret-a") as client:
         stream = client.stream(Request(b"RIFF", prompt="wait for it"))
         next(stream)
@@ -146,23 +143,23 @@ def test_so_does_a_stream_over_grpc(start, keys_file):
 
 
 def test_a_stream_whose_key_is_removed_goes_on_to_its_end(start, keys_file, stream_of):
-    running = start(keys_file=str(keys_file))
+    running = start(keys_file=keys_file)
     with contextlib.closing(stream_of(running, "wait for it")) as stream:
         events = iter(stream)
         next(events)
-        keys_file.write_text("")
+        Path(keys_file).write_text("")
         assert running.ask("GET", "/v1/models", headers=ALICE)[0] == 401
         running.triton.release()
         assert [event.type for event in events][-1] == "transcript.text.done"
 
 
 def test_a_grpc_stream_whose_key_expires_answers_what_it_took_and_nothing_more(start, keys_file):
-    running = start(keys_file=str(keys_file))
+    running = start(keys_file=keys_file)
     calls, answers = [], []
     with TritonClient(running.grpc, key="secret-a") as client:
         calls.append(client.start(Request(b"RIFF", prompt="wait")))
         until(lambda: running.triton.waiting)
-        keys_file.write_text(keys_file.read_text() + '\nexpires = "2020-01-01"\n')
+        expire_key(Path(keys_file), "alice", "2020-01-01")
         with pytest.raises(Exception, match="expired"):
             client.transcribe(b"RIFF")
         running.triton.release()
@@ -176,9 +173,7 @@ def test_a_grpc_stream_whose_key_expires_answers_what_it_took_and_nothing_more(s
 def test_a_storm_of_updates_does_not_hold_up_others(running):
     """The largest take milliseconds; what would take more is refused before it is read."""
     largest = ["x" * 90] * 1000
-    with connect(f"ws://{running.http}/v1/realtime", max_size=2**24) as socket_:
-        client = Talk(socket_)
-        client.until("session.created")
+    with session(running, max_size=2**24) as client:
         before_mb = resident_mb()
         for _ in range(30):
             client.set(transcription={"phrases": largest})

@@ -15,10 +15,8 @@ from serve.contract.errors import ConfigError
 from serve.gateway.observe.log import JsonFormatter
 from serve.gateway.observe.spans import open_tracer
 from tests.collector import Collector, tree
-from tests.gateways import TRANSCRIPTIONS, WAIT_S, inputs, json_request, message, until
-from tests.serve.gateway.live.conftest import LIVE, Talk, loud_is_speech, sound, talk
-
-__all__ = ["Talk", "loud_is_speech", "talk"]  # fixtures of live text
+from tests.gateways import INFER, TRANSCRIPTIONS, WAIT_S, inputs, json_request, message, until
+from tests.serve.gateway.live.sessions import LIVE, sound
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -99,7 +97,7 @@ def test_kserves_requests_have_the_same_spans(traced, collector, way):
     service = "inference.GRPCInferenceService"
     if way == "http":
         body = json.dumps(json_request())
-        _, _, answer = traced.ask("POST", "/v2/models/whisper/infer", body, said_by())
+        _, _, answer = traced.ask("POST", INFER, body, said_by())
         assert b"PHASES" in answer
         name = "POST /v2/models/{name}/infer"
     elif way == "grpc":
@@ -194,7 +192,7 @@ def test_a_collector_that_hangs_does_not_keep_the_server_from_its_end(start, mon
 
 def test_without_an_endpoint_there_are_none(running):
     body = json.dumps(json_request())
-    answer = running.ask("POST", "/v2/models/whisper/infer", body, said_by())[2]
+    answer = running.ask("POST", INFER, body, said_by())[2]
     assert b"PHASES" not in answer
     large = "{'opentelemetry.sdk', 'torch', 'openai'}"  # its process is small
     code = f"import serve.gateway.run, sys; print({large} & set(sys.modules))"

@@ -7,8 +7,6 @@ import sys
 
 import grpc
 import pytest
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from serve.contract.config import Config
 from serve.contract.errors import OverloadedError
@@ -19,12 +17,12 @@ from serve.gateway.errors import ApiError
 from serve.gateway.keys import ApiKey
 from serve.gateway.usage import FILE, Usage, UsageRecord, add_usage, read_usage
 from serve.wire.client import TritonClient
-from tests.gateways import WAIT_S, Clock, full_disk, json_request, message, until
+from tests.gateways import INFER, WAIT_S, Clock, full_disk, json_request, message, until
 from tests.jobs import ALICE, BOB, keys_of
+from tests.serve.gateway.live.sessions import refused_session
 
 MIDNIGHT_S = 1_798_761_600.0  # of 2027-01-01
 DAYS = ("2026-12-31", "2027-01-01")
-INFER = "/v2/models/whisper/infer"
 ANSWER_S = 1.5  # of audio, as the stand-in for Triton tells
 UNWRITABLE = f"/proc/{FILE}"
 
@@ -161,9 +159,7 @@ def check_refused_everywhere(running):
     stream = TritonClient(running.grpc, key="secret-a")
     with stream as client, pytest.raises(OverloadedError, match="audio_s_per_day"):
         list(client.stream(Request(b"RIFF")))
-    with pytest.raises(InvalidStatus) as denied:
-        connect(f"ws://{running.http}/v1/realtime", additional_headers=ALICE)
-    assert denied.value.response.status_code == 429
+    assert refused_session(running, additional_headers=ALICE)[0] == 429
 
 
 def test_a_key_whose_day_is_used_up(start, keys_file):

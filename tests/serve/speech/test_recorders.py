@@ -5,13 +5,12 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from serve.contract.errors import AudioError
 from serve.speech import audio
 from serve.speech.containers import is_cut_off
 from serve.speech.meter import AudioLimits
-from tests.programs import path_of
+from tests.programs import open_browser
 
 pytestmark = [pytest.mark.needs_program("chromium"), pytest.mark.nightly]
 
@@ -45,14 +44,10 @@ def recorded(request, tmp_path_factory):
     """A recording, and where each slice of it ends."""
     page_file = tmp_path_factory.mktemp("page") / "page.html"  # an origin that may hear
     page_file.write_text("<title>recorder</title>")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path_of("chromium"), timeout=60_000, args=MICROPHONE
-        )
+    with open_browser(*MICROPHONE) as browser:
         page = browser.new_page()
         page.goto(page_file.as_uri())
         data, sizes = page.evaluate(RECORD, [request.param, 250, SECONDS * 1000])
-        browser.close()
     return base64.b64decode(data), list(accumulate(sizes))
 
 

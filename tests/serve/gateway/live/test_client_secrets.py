@@ -2,17 +2,17 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from openai import AuthenticationError, BadRequestError
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
-from serve.contract.keys import add_key, expire_key, hash_of, new_key, revoke_key
+from serve.contract.keys import add_key, expire_key, hash_of, revoke_key
 from serve.gateway.client_secrets import MAX_CHARS, ClientSecret, ClientSecrets
 from serve.gateway.errors import ApiError
 from tests.gateways import until
-from tests.serve.gateway.live.conftest import LIVE, Talk, sound
+from tests.jobs import ALICE, keys_of
+from tests.serve.gateway.live.sessions import LIVE, refused_session, session, sound
 
 SESSION = {
     "type": "transcription",
@@ -27,23 +27,13 @@ PATH = "/v1/realtime/client_secrets"
 
 
 @pytest.fixture
-def keys(tmp_path):
-    """A file of two keys, and these."""
-    path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("alice", "bob")}
-    for name, key in keys.items():
-        add_key(path, name, {"sha256": hash_of(key)})
-    return path, keys
+def keys_file(tmp_path):
+    return keys_of(tmp_path)
 
 
 @pytest.fixture
-def keyed(start, keys):
-    """A gateway with these, their file, and they."""
-    path, named = keys
-    return start(live=LIVE, keys_file=str(path)), path, named
-
-
-def url(running, query=""):
-    return f"ws://{running.http}/v1/realtime{query}"
+def keyed(start, keys_file):
+    return start(live=LIVE, keys_file=keys_file)
 
 
 def offered(secret):
@@ -52,46 +42,43 @@ def offered(secret):
 
 
 def refused_at(running, secret):
-    with pytest.raises(InvalidStatus) as refused:
-        connect(url(running), **offered(secret))
-    response = refused.value.response
-    return response.status_code, json.loads(response.body)["error"]["message"]
+    status, error = refused_session(running, **offered(secret))
+    return status, error["message"]
+
+
+def input_of(client):
+    """The settings with which its session began."""
+    return client.events[0]["session"]["audio"]["input"]
 
 
 def test_openais_client_makes_one_and_a_browser_opens_a_session_with_it(
     loud_is_speech, keyed, client_of, caplog
 ):
-    running, _, named = keyed
-    made = client_of(running, named["alice"]).realtime.client_secrets.create(
+    made = client_of(keyed, "secret-a").realtime.client_secrets.create(
         session=SESSION, expires_after={"anchor": "created_at", "seconds": 60}
     )
     assert made.value.startswith("ek_") and len(made.value) < 500
     assert 50 < made.expires_at - time.time() <= 61
     assert made.session.type == "transcription" and made.session.id.startswith("sess_")
     assert made.session.audio.input.transcription.prompt == "one two three four five"
-    with connect(url(running), **offered(made.value)) as socket:
-        assert socket.subprotocol == "realtime"
-        client = Talk(socket)
-        input = client.until("session.created")["session"]["audio"]["input"]
-        assert input["turn_detection"] is None
+    with session(keyed, **offered(made.value)) as client:
+        assert client.socket.subprotocol == "realtime"
+        assert input_of(client)["turn_detection"] is None
         client.audio(sound(3.3))
         assert client.commit() == "one two three"
         counted = 'earshot_gateway_audio_seconds_total{key="alice",route="live"} 3.3'
-        assert counted in running.page()
+        assert counted in keyed.page()
     assert made.value not in caplog.text
-    with connect(
-        url(running, "?model=gpt-4o-transcribe"),
-        additional_headers={"Authorization": f"Bearer {made.value}"},
-    ) as socket:
-        input = Talk(socket).next()["session"]["audio"]["input"]
-        assert input["transcription"]["model"] == "gpt-4o-transcribe", "the client's word counts"
-        assert input["transcription"]["prompt"] == "one two three four five"
+    bearer = {"Authorization": f"Bearer {made.value}"}
+    with session(keyed, "?model=gpt-4o-transcribe", additional_headers=bearer) as client:
+        found = input_of(client)["transcription"]
+        assert found["model"] == "gpt-4o-transcribe", "the client's word counts"
+        assert found["prompt"] == "one two three four five"
 
 
 def test_it_opens_sessions_and_nothing_else(keyed, client_of):
-    running, _, named = keyed
-    made = client_of(running, named["alice"]).realtime.client_secrets.create()
-    browser = client_of(running, made.value)
+    made = client_of(keyed, "secret-a").realtime.client_secrets.create()
+    browser = client_of(keyed, made.value)
     for ask in (
         browser.realtime.client_secrets.create,
         browser.models.list,
@@ -100,27 +87,25 @@ def test_it_opens_sessions_and_nothing_else(keyed, client_of):
         with pytest.raises(AuthenticationError, match="opens live sessions at /v1/realtime only"):
             ask()
     with pytest.raises(AuthenticationError, match="unknown"):
-        client_of(running, "no").realtime.client_secrets.create()
+        client_of(keyed, "no").realtime.client_secrets.create()
 
 
-def test_it_ends_with_its_key(loud_is_speech, keyed, client_of):
-    running, path, named = keyed
-    made = {
-        name: client_of(running, key).realtime.client_secrets.create().value
-        for name, key in named.items()
-    }
+def test_it_ends_with_its_key(loud_is_speech, keyed, keys_file, client_of):
+    alices, bobs = (
+        client_of(keyed, key).realtime.client_secrets.create().value
+        for key in ("secret-a", "secret-b")
+    )
+    path = Path(keys_file)
     expire_key(path, "bob", "2020-01-01")
-    status, message = refused_at(running, made["bob"])
+    status, message = refused_at(keyed, bobs)
     assert (status, "expired, 2020-01-01" in message) == (401, True)
-    with connect(url(running), **offered(made["alice"])) as socket:
-        client = Talk(socket)
-        client.until("session.created")
+    with session(keyed, **offered(alices)) as client:
         revoke_key(path, "alice")
         client.audio(sound(1.0, level=0.0))
         assert client.end() == 1008
-    assert refused_at(running, made["alice"])[0] == 401
-    add_key(path, "alice", {"sha256": hash_of(new_key())})
-    assert refused_at(running, made["alice"])[0] == 401, "another key of the same name"
+    assert refused_at(keyed, alices)[0] == 401
+    add_key(path, "alice", {"sha256": hash_of("another")})
+    assert refused_at(keyed, alices)[0] == 401, "another key of the same name"
 
 
 def test_without_keys_anybody_may_have_one_and_a_session_goes_on_after_it_has_expired(
@@ -131,9 +116,7 @@ def test_without_keys_anybody_may_have_one_and_a_session_goes_on_after_it_has_ex
     assert 590 < made.expires_at - time.time() <= 601
     status, message = refused_at(running, "ek_68af296e8e408191a1120ab6383263c2")
     assert (status, "none of this server's" in message) == (401, True)
-    with connect(url(running), **offered(made.value)) as socket:
-        client = Talk(socket)
-        client.until("session.created")
+    with session(running, **offered(made.value)) as client:
         # As of another gateway of the same run, ten minutes later.
         running.services.client_secrets.clock = lambda: time.time() + 601
         status, message = refused_at(running, made.value)
@@ -143,12 +126,9 @@ def test_without_keys_anybody_may_have_one_and_a_session_goes_on_after_it_has_ex
 
 
 def test_its_keys_limits_count(start, loud_is_speech, tmp_path, client_of):
-    path, key = tmp_path / "keys.toml", new_key()
-    add_key(path, "alice", {"sha256": hash_of(key), "live_streams": 1})
-    running = start(live=LIVE, keys_file=str(path))
-    made = client_of(running, key).realtime.client_secrets.create()
-    with connect(url(running), additional_headers={"Authorization": f"Bearer {key}"}) as socket:
-        Talk(socket).until("session.created")
+    running = start(live=LIVE, keys_file=keys_of(tmp_path, alice={"live_streams": 1}))
+    made = client_of(running, "secret-a").realtime.client_secrets.create()
+    with session(running, additional_headers=ALICE):
         status, message = refused_at(running, made.value)
         assert (status, "live_streams" in message) == (429, True)
     until(lambda: running.services.admission.requests == 0)

@@ -15,7 +15,7 @@ from serve.contract.messages import SpeechOptions
 from serve.gateway.live.hearing import Hearing
 from serve.gateway.live.settings import Format
 from serve.speech.vad import FRAME
-from tests.serve.gateway.live.conftest import LoudIsSpeech
+from tests.serve.gateway.live.sessions import LoudIsSpeech
 
 FORMATS = {
     Format("audio/pcm"): 24_000,

@@ -1,37 +1,26 @@
 """Sessions with clients that do things otherwise, and handshakes that come to nothing."""
 
 import base64
-import json
+import contextlib
 import os
 import socket
 import struct
 import threading
 
 import pytest
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
-from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
-from tests.serve.gateway.live.conftest import LIVE, LoudIsSpeech, Talk, sound
+from tests.serve.gateway.live.sessions import LIVE, LoudIsSpeech, refused_session, session, sound
 
 SPEECH = sound(3.3)
 
 
 @pytest.fixture
 def opened(start, loud_is_speech):
-    """Connect to an address with a query, and return the client and its first event."""
+    """Open a session by an address with a query."""
     running = start(live=LIVE)
-    clients = []
-
-    def opened(query):
-        clients.append(Talk(connect(f"ws://{running.http}/v1/realtime?{query}", close_timeout=1)))
-        clients[-1].running = running
-        return clients[-1], clients[-1].next()
-
-    yield opened
-    for client in clients:
-        client.socket.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda query: stack.enter_context(session(running, query))
 
 
 def input_of(event):
@@ -43,9 +32,8 @@ def input_of(event):
 
 def test_unknown_keys_of_events_and_parameters_of_the_url_are_ignored(opened):
     """Azure's, with a model's name that is an alias."""
-    query = "api-version=2025-04-01-preview&deployment=gpt-4o-transcribe&intent=transcription"
-    client, created = opened(f"{query}&model=gpt-realtime")
-    assert created["type"] == "session.created"
+    query = "?api-version=2025-04-01-preview&deployment=gpt-4o-transcribe&intent=transcription"
+    client = opened(f"{query}&model=gpt-realtime")
     headers = client.socket.response.headers
     assert headers["x-earshot-ignored"] == "api-version, deployment"
     assert headers["x-earshot-model"] == "demo"
@@ -60,8 +48,8 @@ def test_keywords_are_boosted_as_phrases_are(talk):
     assert "warnings" not in client.until("session.updated")
     client.audio(SPEECH)
     client.commit()
-    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
-    assert all(text in asked[-1]["PHRASES"] for text in ("Zoë", "Karenina^2", "oboe"))
+    asked = client.running.triton.inputs[-1]
+    assert all(text in asked["PHRASES"] for text in ("Zoë", "Karenina^2", "oboe"))
 
 
 def test_a_longer_delay_has_words_wait(talk):
@@ -81,7 +69,7 @@ def test_a_longer_delay_has_words_wait(talk):
 
 
 def test_a_client_that_never_commits_gets_deltas_and_no_end(opened):
-    client, _ = opened("model=gpt-live-transcribe")
+    client = opened("?model=gpt-live-transcribe")
     client.set(transcription={"prompt": "one two three four five six", "language": "en"})
     client.audio(sound(3.3) + sound(2.0, level=0.0))
     item = client.until(".delta")["item_id"]
@@ -106,14 +94,11 @@ HANDSHAKE = (
 
 @pytest.mark.parametrize(
     ("query", "status", "param"),
-    [("intent=conversation", 400, "intent"), ("model=gpt-9", 404, "model")],
+    [("?intent=conversation", 400, "intent"), ("?model=gpt-9", 404, "model")],
 )
 def test_a_refused_handshake_is_no_error_of_the_server(shared, caplog, query, status, param):
-    with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{shared.http}/v1/realtime?{query}")
-    response = refused.value.response
-    assert response.status_code == status
-    assert json.loads(response.body)["error"]["param"] == param
+    found, error = refused_session(shared, query)
+    assert (found, error["param"]) == (status, param)
     until(lambda: not shared.gateway.http[0].server_state.tasks)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

@@ -9,15 +9,13 @@ import time
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
+from websockets.exceptions import ConnectionClosed
 
-from serve.contract.keys import add_key, hash_of, new_key
 from serve.contract.server_config import LiveConfig
 from serve.gateway.live.settings import HYPOTHESIS
-from tests.fake_upstream import inputs_of
 from tests.gateways import WAIT_S, until
-from tests.serve.gateway.live.conftest import LIVE, Talk, sound
+from tests.jobs import ALICE, keys_of
+from tests.serve.gateway.live.sessions import LIVE, refused_session, session, sound
 
 SPEECH, QUIET = sound(3.3), sound(1.0, level=0.0)
 
@@ -71,7 +69,7 @@ def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
     assert len(set(heard)) > 1
     assert all(final.startswith(text.strip()) for text in heard)
     # Each decoding takes the one before as its draft, and none is tried again.
-    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
+    asked = client.running.triton.inputs
     assert len(asked) > 2
     assert all(one["WORD_TIMESTAMPS"] and one["BEAM_SIZE"] == 1 for one in asked)
     assert all(one["TEMPERATURE"] == 0 for one in asked)
@@ -80,10 +78,8 @@ def test_who_asks_for_it_is_told_what_is_heard_and_not_yet_final(talk):
 
 def test_a_second_utterance_follows_the_first(talk):
     client = talk()
-    client.audio(SPEECH + QUIET)
-    first = client.until(".completed")
-    client.audio(SPEECH + QUIET)
-    second = client.until(".completed")
+    first = client.utterance(SPEECH + QUIET)
+    second = client.utterance(SPEECH + QUIET)
     texts = first["transcript"], second["transcript"]
     assert texts == ("one two three four", "five six"), "heard with the first, and told once"
     (_, committed) = [event for event in client.events if event["type"].endswith(".committed")]
@@ -121,13 +117,10 @@ def test_audio_in_small_pieces_is_whole_at_a_commit_and_at_the_servers_end(talk)
 
 def test_a_moment_is_no_speech_and_has_no_text(talk):
     client = talk()
-    client.audio(sound(0.05) + QUIET)
-    assert client.until(".completed")["transcript"] == ""
-    client.audio(sound(5.5, level=0.0) + sound(0.05) + QUIET)
-    assert client.until(".completed")["transcript"] == ""
+    assert client.utterance(sound(0.05) + QUIET)["transcript"] == ""
+    assert client.utterance(sound(5.5, level=0.0) + sound(0.05) + QUIET)["transcript"] == ""
     assert not client.running.triton.requests
-    client.audio(SPEECH + QUIET)
-    assert client.until(".completed")["transcript"] == "one two three four"
+    assert client.utterance(SPEECH + QUIET)["transcript"] == "one two three four"
 
 
 def test_an_utterance_begins_with_the_audio_right_before_it(talk):
@@ -138,9 +131,8 @@ def test_an_utterance_begins_with_the_audio_right_before_it(talk):
     client.audio(SPEECH + QUIET)
     client.commit()
     client.set(turn_detection={"type": "server_vad"})
-    client.audio(sound(0.1, level=0.0) + SPEECH + QUIET)
-    client.until(".completed")
-    asked = inputs_of(list(client.running.triton.requests.values())[-1])
+    client.utterance(sound(0.1, level=0.0) + SPEECH + QUIET)
+    asked = client.running.triton.inputs[-1]
     samples = np.frombuffer(asked["SAMPLES"], np.float32)
     begins = int(np.argmax(np.abs(samples) > 0.01))
     assert 0 < begins < 0.3 * 16_000
@@ -153,16 +145,14 @@ def test_what_is_cleared_is_not_heard_of_again(talk):
     item = client.until("speech_started")["item_id"]
     client.say("input_audio_buffer.clear")
     client.until("cleared")
-    client.audio(SPEECH + QUIET)
-    done = client.until(".completed")
+    done = client.utterance(SPEECH + QUIET)
     assert done["item_id"] != item and done["transcript"] == "one two three four"
 
 
 def test_longer_audio_than_a_window_is_cut_and_its_text_becomes_the_prompt(talk):
     client = talk(prompt=" ".join(f"word{i}." for i in range(30)))
-    client.audio(sound(24.0) + QUIET)
-    client.until(".completed")
-    asked = [inputs_of(request) for request in client.running.triton.requests.values()]
+    client.utterance(sound(24.0) + QUIET)
+    asked = client.running.triton.inputs
     lengths = [len(one["SAMPLES"]) / 4 / 16_000 for one in asked]
     assert max(lengths) < 28.0 and lengths[-1] < 20.0
     assert asked[-1]["PROMPT"].endswith(".") and len(asked[-1]["PROMPT"]) > len(asked[0]["PROMPT"])
@@ -202,8 +192,7 @@ def test_wrong_events_are_answered_and_change_nothing(talk):
     ]
     assert errors[0]["event_id"] == "first" and errors[4]["event_id"] == "third"
     assert errors[1]["param"] == "session.audio.input.transcription.model"
-    client.audio(SPEECH + QUIET)
-    client.until(".completed")
+    client.utterance(SPEECH + QUIET)
     client.set(format={"type": "audio/pcmu"})
     assert "the format cannot change" in client.until("error")["error"]["message"]
 
@@ -234,8 +223,7 @@ def test_an_utterance_that_fails_is_told_and_others_follow(talk, prompt, kind):
     failed = client.until(".failed")
     assert failed["error"]["type"] == f"{kind}_error"
     client.set(transcription={"prompt": "one two three four five"})
-    client.audio(SPEECH + QUIET)
-    assert client.until(".completed")["transcript"] == "one two three four"
+    assert client.utterance(SPEECH + QUIET)["transcript"] == "one two three four"
 
 
 def grows(items):
@@ -290,19 +278,15 @@ def test_a_silent_client_and_a_long_session_are_ended(
     start, loud_is_speech, monkeypatch, limit, code
 ):
     monkeypatch.setattr(f"serve.gateway.live.{limit}", 0.3)
-    running = start()
-    with connect(f"ws://{running.http}/v1/realtime") as socket:
-        client = Talk(socket)
+    with session(start()) as client:
         assert client.end() == 1001
     assert client.events[-1]["error"]["code"] == code
 
 
 def test_more_streams_than_may_be_are_refused(talk):
     client = talk(live=LiveConfig(max_streams=1))
-    with pytest.raises(InvalidStatus) as refused:
-        talk(client.running)
-    assert refused.value.response.status_code == 429
-    assert "live.max_streams" in refused.value.response.body.decode()
+    status, error = refused_session(client.running)
+    assert (status, "live.max_streams" in error["message"]) == (429, True)
 
 
 def test_a_draining_gateway_answers_what_came_in_and_ends_sessions(talk):
@@ -315,9 +299,7 @@ def test_a_draining_gateway_answers_what_came_in_and_ends_sessions(talk):
     assert client.until("error")["error"]["code"] == "server_stopping"
     assert client.end() == 1012
     assert drained.result(WAIT_S)
-    with pytest.raises(InvalidStatus) as refused:
-        talk(client.running)
-    assert refused.value.response.status_code == 503
+    assert refused_session(client.running)[0] == 503
 
 
 def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
@@ -339,18 +321,13 @@ def test_a_fault_of_ours_ends_one_session_and_no_other(talk, monkeypatch):
     [("audio_s_per_minute", "key_limit"), ("audio_s_per_day", "insufficient_quota")],
 )
 def test_keys_are_told_as_programs_and_as_browsers_do(start, loud_is_speech, tmp_path, limit, code):
-    path, key = tmp_path / "keys.toml", new_key()
-    add_key(path, "alice", {"sha256": hash_of(key), limit: 5.0})
-    running = start(live=LIVE, keys_file=str(path))
-    url = f"ws://{running.http}/v1/realtime"
-    with pytest.raises(InvalidStatus) as refused:
-        connect(url, additional_headers={"Authorization": "Bearer no"})
-    assert refused.value.response.status_code == 401
-    offered = ["realtime", f"openai-insecure-api-key.{key}"]
-    with connect(url, subprotocols=offered) as socket:
-        assert socket.subprotocol == "realtime"
-    with connect(url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
-        client = Talk(socket)
+    running = start(live=LIVE, keys_file=keys_of(tmp_path, alice={limit: 5.0}))
+    no_key = {"Authorization": "Bearer no"}
+    assert refused_session(running, additional_headers=no_key)[0] == 401
+    offered = ["realtime", "openai-insecure-api-key.secret-a"]
+    with session(running, subprotocols=offered) as client:
+        assert client.socket.subprotocol == "realtime"
+    with session(running, additional_headers=ALICE) as client:
         with contextlib.suppress(ConnectionClosed):  # it may be told while it still speaks
             for _ in range(8):
                 client.audio(sound(1.0, level=0.0))

@@ -11,7 +11,6 @@ from openai.types import audio
 from serve.gateway.openai import form as forms
 from serve.speech import raw
 from serve.wire import uploads
-from tests.fake_upstream import inputs_of
 from tests.gateways import FORM, TRANSCRIPTIONS, WAIT_S, form, until
 
 SOUND = b"RIFF and so on"
@@ -27,11 +26,6 @@ one two
 def transcribe(client, prompt="one two", **options):
     options = {"model": "whisper-1", "file": FILE, "prompt": prompt, **options}
     return client.audio.transcriptions.create(**options)
-
-
-def sent(running):
-    """The inputs of the request that came last."""
-    return inputs_of(list(running.triton.requests.values())[-1])
 
 
 # ---------------------------------------------------------------- formats
@@ -79,7 +73,7 @@ def test_diarized_json(shared, client):
     )
     assert (second.speaker, second.type) == ("B", "transcript.text.segment")
     assert answer.usage.seconds == 1.5
-    asked = sent(shared)
+    asked = shared.triton.inputs[-1]
     assert asked["DIARIZE"] is True
     assert asked["KNOWN_SPEAKER_NAMES"] == "Doe, Ann"
     assert asked["KNOWN_SPEAKER_REFERENCES"] == VOICE
@@ -128,13 +122,13 @@ def test_words_say_how_likely_they_are_right_where_that_is_known(shared, client)
     answer = transcribe(client, prompt="one clear mumbled", **words, **low)
     found = [(one.word, one.probability, one.model_extra.get("confidence")) for one in answer.words]
     assert found == [("one", 0.75, None), ("clear", 0.75, 0.9), ("mumbled", 0.75, 0.254)]
-    assert sent(shared)["LOW_CONFIDENCE"] == 0.5
+    assert shared.triton.inputs[-1]["LOW_CONFIDENCE"] == 0.5
 
 
 def test_text_and_subtitles(shared, client):
     assert transcribe(client, response_format="text") == "one two\n"
     assert transcribe(client, response_format="srt") == SRT
-    assert sent(shared)["TRY_WORD_TIMESTAMPS"]
+    assert shared.triton.inputs[-1]["TRY_WORD_TIMESTAMPS"]
     vtt = transcribe(client, response_format="vtt")
     assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:02.000\none two\n")
     lines = {"max_line_width": 5, "max_line_count": 2}
@@ -148,7 +142,7 @@ def test_translations_are_in_english(shared, client):
     create = client.audio.translations.create
     answer = create(model="whisper-1", file=FILE, prompt="one two")
     assert (type(answer), answer.text) == (audio.Translation, "one two")
-    assert sent(shared)["TASK"] == "translate"
+    assert shared.triton.inputs[-1]["TASK"] == "translate"
     verbose = create(model="whisper-1", file=FILE, response_format="verbose_json")
     assert verbose.language == "english"
     assert create(model="whisper-1", file=FILE, prompt="one two", response_format="srt") == SRT
@@ -163,7 +157,7 @@ def test_every_option_reaches_the_model(shared, client):
         chunking_strategy={"type": "server_vad", "threshold": 0.75},
         extra_body={"beam_size": 5, "length_penalty": 0.5, "keywords": ["Zoë", "oboe"]},
     )
-    found = sent(shared)
+    found = shared.triton.inputs[-1]
     assert found.pop("TEMPERATURE") == pytest.approx(0.4)
     assert found == {
         "AUDIO": SOUND,
@@ -176,7 +170,7 @@ def test_every_option_reaches_the_model(shared, client):
         "HOTWORDS": "Zoë, oboe",
     }
     transcribe(client, chunking_strategy="auto", stream=False)
-    assert sent(shared).keys() == {"AUDIO", "PROMPT"}
+    assert shared.triton.inputs[-1].keys() == {"AUDIO", "PROMPT"}
 
 
 @pytest.mark.parametrize("size", [1000, 2**21])
@@ -184,7 +178,7 @@ def test_raw_samples_get_the_header_that_they_lack(shared, client, size):
     """By the type of the form's part, which every client can set."""
     samples, kind = bytes(range(250)) * (size // 250), "audio/L16; rate=16000"
     transcribe(client, file=("a.pcm", samples, kind))
-    found = sent(shared).get("AUDIO") or list(shared.triton.files.values())[-1][:]
+    found = shared.triton.inputs[-1].get("AUDIO") or list(shared.triton.files.values())[-1][:]
     assert found == raw.header(kind, len(samples)) + samples
     with pytest.raises(openai.BadRequestError, match="audio's type has rate = 'fast'") as refused:
         transcribe(client, file=("a.pcm", samples, "audio/L16; rate=fast"))
@@ -208,9 +202,7 @@ def test_without_room_for_a_file_nothing_stays(shared, client, monkeypatch, plac
 
 @pytest.mark.parametrize("name", ["gpt-4o-transcribe-diarize", "Systran/faster-whisper-base"])
 def test_names_that_known_clients_send(client, name):
-    stream = client.audio.transcriptions.with_raw_response.create(
-        model=name, file=FILE, prompt="one two", stream=True
-    )
+    stream = transcribe(client.with_raw_response, model=name, stream=True)
     assert stream.headers["x-earshot-model"] == "demo"
     assert [event.type for event in stream.parse()][-1] == "transcript.text.done"
     assert client.models.retrieve(name).id == name
@@ -226,17 +218,15 @@ def test_models(client):
 
 def test_what_is_there_of_cut_audio_comes_with_a_warning(client):
     """In its body where that has room for it, and in a header of any answer that is no stream."""
-    ask = {"prompt": "one two", "extra_body": {"partial": True}}
+    partial = {"extra_body": {"partial": True}}
     for format in ("json", "text", "srt"):
-        raw_answer = client.audio.transcriptions.with_raw_response.create(
-            model="whisper-1", file=FILE, response_format=format, **ask
-        )
-        assert raw_answer.headers["x-earshot-warning"] == "audio is cut short: 1.50 s%0A"
-    verbose = transcribe(client, response_format="verbose_json", extra_body={"partial": True})
+        answer = transcribe(client.with_raw_response, response_format=format, **partial)
+        assert answer.headers["x-earshot-warning"] == "audio is cut short: 1.50 s%0A"
+    verbose = transcribe(client, response_format="verbose_json", **partial)
     assert verbose.warnings == ["audio is cut short: 1.50 s\n"]
-    *_, done = transcribe(client, stream=True, extra_body={"partial": True})
+    *_, done = transcribe(client, stream=True, **partial)
     assert done.warnings == verbose.warnings
-    whole = client.audio.transcriptions.with_raw_response.create(model="whisper-1", file=FILE)
+    whole = transcribe(client.with_raw_response)
     assert "x-earshot-warning" not in whole.headers
 
 
@@ -351,12 +341,10 @@ def test_open_webui(shared):
         headers = {**FORM, "Authorization": f"Bearer {key}"}
         status, _, answer = shared.ask("POST", TRANSCRIPTIONS, pieces, headers)
         assert (status, json.loads(answer)["text"]) == (200, "hello")
-        assert sent(shared)["AUDIO"] == SOUND
+        assert shared.triton.inputs[-1]["AUDIO"] == SOUND
 
 
 def test_silence_has_no_languages(shared, client):
-    answer = client.audio.transcriptions.create(
-        model="gpt-transcribe", file=("a.wav", SOUND), prompt="silence"
-    )
+    answer = transcribe(client, "silence", model="gpt-transcribe")
     assert answer.languages == []
     assert json.loads(answer.to_json())["text"] == ""

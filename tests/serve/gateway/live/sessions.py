@@ -8,7 +8,7 @@ import numpy as np
 import openai._models
 import pytest
 from openai.types.realtime import RealtimeServerEvent
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from serve.contract.server_config import LiveConfig
@@ -63,6 +63,11 @@ class Talk:
             pass
         return event
 
+    def utterance(self, data):
+        """Send audio; return the event with the text of the utterance that ends in it."""
+        self.audio(data)
+        return self.until(".completed")
+
     def commit(self):
         """End the utterance; return all its text."""
         self.say("input_audio_buffer.commit")
@@ -83,24 +88,20 @@ class Talk:
         )
 
 
-@pytest.fixture
-def loud_is_speech(monkeypatch):
-    monkeypatch.setattr("serve.gateway.live.route.VadModel", LoudIsSpeech)
+@contextlib.contextmanager
+def session(running, query="", **options):
+    """A client after the first event of its session; `options` are those of `connect`."""
+    url = f"ws://{running.http}/v1/realtime{query}"
+    with connect(url, close_timeout=1, **options) as socket:
+        client = Talk(socket)
+        client.running = running
+        client.until("session.created")
+        yield client
 
 
-@pytest.fixture
-def talk(start, loud_is_speech):
-    """Connect to a gateway, to a new one where none is given."""
-    with contextlib.ExitStack() as stack:
-
-        def talk(running=None, prompt="one two three four five six", live=LIVE, **input):
-            running = running or start(live=live)
-            url = f"ws://{running.http}/v1/realtime?intent=transcription"
-            client = Talk(stack.enter_context(connect(url, close_timeout=1)))
-            client.running = running
-            client.until("session.created")
-            client.set(transcription={"prompt": prompt, "language": "en"}, **input)
-            client.until("session.updated")
-            return client
-
-        yield talk
+def refused_session(running, query="", **options):
+    """Status and error of a handshake that is refused."""
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{running.http}/v1/realtime{query}", **options)
+    response = refused.value.response
+    return response.status_code, json.loads(response.body)["error"]
