@@ -6,7 +6,7 @@ from serve.contract.errors import OptionError
 from serve.contract.messages import Request
 from tests.fakes import Echo
 from tests.harness import UNSURE, TranscriberTests, noise, request
-from tests.serve.speech.sounds import Sound, encode, tone, tracks
+from tests.serve.speech.sounds import RATE, Sound, encode, tone, tracks
 
 
 def file(data: bytes, **options) -> Request:
@@ -17,7 +17,7 @@ class TestOddAudio(TranscriberTests):
     """Over a fake runtime: each window says the prompt from 0 to 1 s."""
 
     def test_a_track_is_chosen_else_the_answer_tells_which_it_is(self, start, echo):
-        film = tracks("matroska", *(Sound(tone(24_000, seconds)) for seconds in (1.0, 2.0)))
+        film = tracks("matroska", *(Sound(noise(seconds), RATE) for seconds in (1.0, 2.0)))
         transcriber, _ = start(echo)
         for asked, seconds, warnings in (({}, 1.0, 1), ({"audio_track": "2"}, 2.0, 0)):
             answer = transcriber.transcribe(file(film, **asked))
