@@ -13,40 +13,16 @@ import torch
 from build.builders import build_engine
 from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
-from eval.random_whisper import (
-    PUBLISHED,
-    Shape,
-    hugging_face_tensors,
-    random_weights,
-    special_ids,
-    write_checkpoint,
-    write_json,
-    write_tokenizer,
-)
+from eval.random_whisper import Shape, random_weights, write_checkpoint, write_json
 from serve.contract.errors import CheckpointError
-
-__all__ = [
-    "NANO",
-    "PUBLISHED",
-    "Shape",
-    "edit_json",
-    "hugging_face_tensors",
-    "openai_name",
-    "random_weights",
-    "refusal",
-    "special_ids",
-    "write_ct2",
-    "write_engine",
-    "write_hf",
-    "write_json",
-    "write_openai",
-    "write_tokenizer",
-]
 
 TOKENIZER_FILES = ("tokenizer.json", "generation_config.json")
 NANO = Shape(64, 2, 1, languages=100, pieces=300)  # no published size: everything runs at once
 
-write_hf = write_checkpoint
+
+def write_nano(path, seed=0):
+    """Write the small one as a Hugging Face folder with random weights."""
+    return write_checkpoint(path, NANO, random_weights(NANO, seed=seed))
 
 
 def openai_name(name):
@@ -115,8 +91,13 @@ def write_engine(checkpoint, target, precision="int8"):
     return build_engine(checkpoint, config, log=lambda _: None)
 
 
+def refused(call, *arguments):
+    """What a call says about a checkpoint that it must refuse."""
+    with pytest.raises(CheckpointError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
 def refusal(checkpoint, tokenizer=""):
     """What `open_checkpoint` says about a checkpoint that it must refuse."""
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(str(checkpoint), str(tokenizer))
-    return str(caught.value)
+    return refused(open_checkpoint, str(checkpoint), str(tokenizer))

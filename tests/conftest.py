@@ -136,10 +136,10 @@ def human_clips():
 def nano_engine(tmp_path_factory):
     """Folder of an engine with random weights: what it says is nonsense, at once."""
     from build.checkpoint import open_checkpoint
-    from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+    from tests.checkpoints import write_engine, write_nano
 
     folder = tmp_path_factory.mktemp("nano")
-    checkpoint = open_checkpoint(str(write_hf(folder / "checkpoint", NANO, random_weights(NANO))))
+    checkpoint = open_checkpoint(str(write_nano(folder / "checkpoint")))
     return write_engine(checkpoint, folder / "engine").path
 
 

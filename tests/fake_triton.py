@@ -6,9 +6,8 @@ takes the whole server down.
 
 import json
 import queue
-from types import SimpleNamespace
 
-FINAL = 1
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class Tensor:
@@ -24,12 +23,8 @@ class Tensor:
 
 
 class TritonError:
-    INTERNAL, UNAVAILABLE, INVALID_ARG, CANCELLED = (
-        "internal",
-        "unavailable",
-        "invalid",
-        "cancelled",
-    )
+    INTERNAL, UNAVAILABLE = "internal", "unavailable"
+    INVALID_ARG, CANCELLED = "invalid", "cancelled"
 
     def __init__(self, message, code):
         self.message, self.code = message, code
@@ -54,7 +49,7 @@ class ResponseSender:
 
     def send(self, response, flags=0):
         assert not self.ended, "a response after the last one"
-        self.ended = flags == FINAL
+        self.ended = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self.sent.put((response, self.ended))
 
 
@@ -105,15 +100,3 @@ class MetricFamily:
 
     def Metric(self, labels):
         return Metric(self, labels)
-
-
-def backend_utils():
-    """The module, for `sys.modules`."""
-    return SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        Tensor=Tensor,
-        TritonError=TritonError,
-        TritonModelException=TritonModelException,
-        InferenceResponse=InferenceResponse,
-        MetricFamily=MetricFamily,
-    )

@@ -1,5 +1,6 @@
 """What the transcriber's tests share: clients that keep account, requests, and a way to start."""
 
+import dataclasses
 import functools
 import threading
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from serve.transcriber.loop import Transcriber
 from tests.fakes import CAPABILITIES, Echo, FakeRuntime, fake_engine
 from tests.waits import WAIT_S, wait_until
 
+ABLE = dataclasses.replace(CAPABILITIES, words=True)  # times words
 FOREVER = 10**9  # polls
 UNSURE = {"avg_logprob": -3.0}  # below the threshold: decode again
 

@@ -208,6 +208,11 @@ class Ended:
     def result(self):
         return self.tokens, self.last.finished, self.last.scores.language
 
+    def add(self, event):
+        assert self.last is None, f"{event} after {self.last}"
+        self.tokens += event.tokens
+        self.last = event if event.finished else None
+
 
 def collect(runtime, ended, ids):
     """Poll until each of the jobs has ended; the rules of `JobEvent` are checked on the way."""
@@ -216,13 +221,11 @@ def collect(runtime, ended, ids):
             return
         for event in runtime.poll(0.01):
             entry = ended[event.job_id]
-            assert entry.last is None, f"{event} after {entry.last}"
+            entry.add(event)
             if event.began_s is not None:
                 assert runtime.capabilities.reports_begin and entry.began_s is None
                 entry.began_s = event.began_s
-            entry.tokens += event.tokens
             if event.finished:
-                entry.last = event
                 has_scores = event.finished in ("eot", "length", "loop")
                 assert (event.scores is not None) == has_scores
                 assert (event.error is not None) == (event.finished == "error")

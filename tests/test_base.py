@@ -12,11 +12,11 @@ from eval.accuracy.score import char_counts, in_common
 from serve.contract.config import load_config
 from serve.contract.files import read_bytes
 from serve.contract.messages import Request
-from serve.speech import audio
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import AudioLimits
 from serve.transcriber.open import open_transcriber
 from tests.conftest import BASE
+from tests.marks import nightly
+from tests.serve.speech.sounds import decode
 
 MOST = 0.1  # of a clip's characters are wrong; at most 0.05 were, "15th" for "fifteenth" included
 
@@ -40,11 +40,9 @@ def transcribe(transcriber):
 @pytest.mark.parametrize(
     "file",
     [
-        "en_ljspeech_LJ001-0005.ogg",
-        pytest.param("de_kerstin_de_rhasspy-1319.ogg", marks=pytest.mark.nightly),
-        pytest.param("fr_asterisk_demo-enterkeywords.ogg", marks=pytest.mark.nightly),
-        "zh_aishell_sample_BAC009S0150W0206.ogg",
-        pytest.param("es_librivox_aeneas_es.ogg", marks=pytest.mark.nightly),
+        *("en_ljspeech_LJ001-0005.ogg", "zh_aishell_sample_BAC009S0150W0206.ogg"),
+        *nightly("de_kerstin_de_rhasspy-1319.ogg", "fr_asterisk_demo-enterkeywords.ogg"),
+        *nightly("es_librivox_aeneas_es.ogg"),
     ],
 )
 def test_it_understands_people(transcribe, human_clips, file):
@@ -87,9 +85,9 @@ def test_two_languages_of_a_file_keep_their_text(transcriber, human_clips):
     """English and, after a pause, German; nothing is asked for."""
     groups = ("en_ljspeech", "de_kerstin")
     clips = [[c for name, c in human_clips.items() if name.startswith(g)][:4] for g in groups]
-    parts, limits = [], AudioLimits(60)
+    parts = []
     for some in clips:
-        parts += [audio.join_blocks(audio.decode(read_bytes(clip.path), limits)) for clip in some]
+        parts += [decode(read_bytes(clip.path))[0] for clip in some]
         parts.append(np.zeros(12 * SAMPLE_RATE))
     joined = np.concatenate(parts).astype(np.float32)
     heard = transcriber.transcribe(Request(joined, sample_rate=SAMPLE_RATE))
@@ -115,7 +113,7 @@ def test_nothing_is_invented_where_nobody_speaks(transcriber, vad):
 @pytest.mark.nightly
 def test_one_word_is_kept_however_quiet(transcriber, human_clips):
     clip = human_clips["en_an4_train_an333-msrb-b.ogg"]
-    samples = audio.join_blocks(audio.decode(read_bytes(clip.path), AudioLimits(60)))
+    samples, _ = decode(read_bytes(clip.path))
     quiet = (samples * 0.03).astype(np.float32)  # 64 dB below a square wave
     heard = transcriber.transcribe(Request(quiet, sample_rate=SAMPLE_RATE))
     assert heard.text.strip(" .").lower() == "yes"
@@ -125,9 +123,9 @@ def test_one_word_is_kept_however_quiet(transcriber, human_clips):
 def test_what_is_said_after_a_last_timestamp_is_not_lost(transcriber, human_clips):
     """Joined with short pauses, the first window's text ends a sentence before its audio does."""
     named = [clip for name, clip in human_clips.items() if name.startswith("en_kathleen")]
-    parts, limits = [], AudioLimits(60)
+    parts = []
     for clip in named[72:84]:
-        parts += [audio.join_blocks(audio.decode(read_bytes(clip.path), limits)), np.zeros(2400)]
+        parts += [decode(read_bytes(clip.path))[0], np.zeros(2400)]
     joined = np.concatenate(parts).astype(np.float32)
     heard = transcriber.transcribe(Request(joined, sample_rate=SAMPLE_RATE, language="en"))
     normalize = normalizer(DEFAULT)

@@ -3,7 +3,8 @@
 import pytest
 
 from build.checkpoint import open_checkpoint
-from tests.checkpoints import NANO, random_weights, write_hf
+from eval.random_whisper import random_weights, write_checkpoint
+from tests.checkpoints import NANO
 from tests.fake_hub import FakeHub
 
 
@@ -16,19 +17,25 @@ def weights():
 @pytest.fixture
 def folder(tmp_path, weights):
     """A Hugging Face folder of the test's own."""
-    return write_hf(tmp_path / "hf", NANO, weights)
+    return write_checkpoint(tmp_path / "hf", NANO, weights)
 
 
 @pytest.fixture(scope="session")
 def nano_folder(tmp_path_factory, weights):
     """A Hugging Face folder that tests only read."""
-    return write_hf(tmp_path_factory.mktemp("hf"), NANO, weights)
+    return write_checkpoint(tmp_path_factory.mktemp("hf"), NANO, weights)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(nano_folder):
     """The same, opened."""
     return open_checkpoint(str(nano_folder))
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Where an engine is to be."""
+    return tmp_path / "engines" / "nano"
 
 
 @pytest.fixture

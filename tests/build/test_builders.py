@@ -19,11 +19,6 @@ from tests.checkpoints import write_engine
 DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "engine"
-
-
 def test_an_engine_is_up_to_date_until_something_changes(checkpoint, target):
     def current(changed=checkpoint, verified=False, **build):
         config = BuildProduct(engine=str(target), build=BuildConfig(**build))

@@ -13,20 +13,17 @@ from safetensors.torch import save_file
 
 from build.checkpoint import open_checkpoint
 from build.tensor_names import source_tensor_name
-from serve.contract.engine import tensor_kinds
-from tests.checkpoints import (
-    NANO,
+from eval.random_whisper import (
     PUBLISHED,
-    edit_json,
     hugging_face_tensors,
-    openai_name,
     random_weights,
-    refusal,
-    write_hf,
+    write_checkpoint,
     write_json,
-    write_openai,
     write_tokenizer,
 )
+from serve.contract.engine import tensor_kinds
+from tests.checkpoints import NANO, edit_json, openai_name, refusal, write_openai
+from tests.marks import nightly
 
 TOKENS = "model.decoder.embed_tokens.weight"
 SOME = "model.decoder.layers.0.encoder_attn.v_proj.weight"
@@ -49,16 +46,14 @@ def test_names_and_shapes_of_every_published_size(size):
         assert source_tensor_name(name, "openai") == openai_name(source_tensor_name(name, "hf"))
 
 
-@pytest.mark.parametrize(
-    "size", ["tiny.en", pytest.param("large-v3-turbo", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("size", ["tiny.en", *nightly("large-v3-turbo")])
 def test_both_formats_open_the_same(size, tmp_path):
     """With data: tiny in full, the larger ones with few layers."""
     shape = PUBLISHED[size]
     if not size.startswith("tiny"):
         shape = dataclasses.replace(shape, encoder_layers=2, decoder_layers=1)
     stored = random_weights(shape)
-    folder = write_hf(tmp_path / "hf", shape, stored)
+    folder = write_checkpoint(tmp_path / "hf", shape, stored)
     hf = open_checkpoint(str(folder))
     openai = open_checkpoint(str(write_openai(tmp_path / "a.pt", shape, stored)), str(folder))
 

@@ -11,10 +11,11 @@ from build.checkpoint import open_checkpoint
 from build.config import BuildProduct
 from build.draft import with_draft
 from build.quantize import quantize_rows
+from eval.random_whisper import random_weights, write_checkpoint
 from serve.contract.engine import scale_name, tensor_specs
 from serve.contract.errors import CheckpointError
 from serve.contract.manifest import Draft
-from tests.checkpoints import NANO, random_weights, write_engine, write_hf
+from tests.checkpoints import NANO, refused, write_engine
 
 TOKENS = "model.decoder.embed_tokens.weight"
 MAIN = dataclasses.replace(NANO, decoder_layers=2)
@@ -22,7 +23,7 @@ MAIN = dataclasses.replace(NANO, decoder_layers=2)
 
 @pytest.fixture(scope="module")
 def main_folder(tmp_path_factory):
-    return write_hf(tmp_path_factory.mktemp("main"), MAIN, random_weights(MAIN))
+    return write_checkpoint(tmp_path_factory.mktemp("main"), MAIN, random_weights(MAIN))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def stored(main_folder):
 
 @pytest.fixture
 def folder(tmp_path, stored):
-    return write_hf(tmp_path / "draft", NANO, stored)
+    return write_checkpoint(tmp_path / "draft", NANO, stored)
 
 
 def decoder_alone(folder, stored):
@@ -49,12 +50,6 @@ def decoder_alone(folder, stored):
             path.unlink()
     kept = {name: tensor for name, tensor in stored.items() if ".decoder." in name}
     save_file(kept, folder / "model.safetensors")
-
-
-def refusal(main, draft):
-    with pytest.raises(CheckpointError) as caught:
-        with_draft(main, str(draft))
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
@@ -90,7 +85,7 @@ def test_a_draft_of_another_encoder_is_refused(main, folder, stored):
     changed = stored[name].clone()
     changed[0, 0] += 0.5
     save_file(stored | {name: changed}, folder / "model.safetensors")
-    message = refusal(main, folder)
+    message = refused(with_draft, main, str(folder))
     assert str(folder) in message and "leave `draft` out" in message
     assert "its encoder has another encoder.layers.1.mlp.fc1.weight" in message
 
@@ -98,7 +93,7 @@ def test_a_draft_of_another_encoder_is_refused(main, folder, stored):
 def test_a_draft_with_half_an_encoder_is_refused(main, folder, stored):
     name = "model.encoder.conv1.bias"
     save_file({n: t for n, t in stored.items() if n != name}, folder / "model.safetensors")
-    assert f"missing tensors: {name}" in refusal(main, folder)
+    assert f"missing tensors: {name}" in refused(with_draft, main, str(folder))
 
 
 def test_only_a_draft_may_be_a_decoder_alone(folder, stored):
@@ -115,8 +110,8 @@ def test_only_a_draft_may_be_a_decoder_alone(folder, stored):
     ],
 )
 def test_a_draft_of_other_sizes_is_refused(main, tmp_path, shape, difference):
-    folder = write_hf(tmp_path / "other", shape, random_weights(shape))
-    assert difference in refusal(main, folder)
+    folder = write_checkpoint(tmp_path / "other", shape, random_weights(shape))
+    assert difference in refused(with_draft, main, str(folder))
 
 
 def test_a_changed_draft_makes_an_engine_stale(main, folder, stored, tmp_path):

@@ -13,13 +13,14 @@ from serve.contract.errors import MissingCheckpointError
 from tests.fake_hub import HUB_ID, REVISION, FakeHub
 
 PINNED = f"{HUB_ID}@{REVISION}"
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "vocab.json")
 
 
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "hf"
     folder.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "vocab.json"):
+    for name in FILES:
         (folder / name).write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
     for surplus in (
@@ -45,13 +46,7 @@ def for_eval(name):
 def test_a_pinned_id_is_split_and_one_copy_of_the_weights_comes(hub, download):
     assert download(PINNED) == hub.cache
     assert set(hub.asked) == {(HUB_ID, REVISION)}
-    assert sorted(hub.downloaded) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "vocab.json",
-    ]
+    assert sorted(hub.downloaded) == sorted([*FILES, "model.safetensors"])
 
 
 def test_the_revision_found_is_remembered(hub):
@@ -73,8 +68,7 @@ def test_other_weights_are_downloaded_if_there_is_nothing_better(hub, folder, we
     for name in weights:
         (folder / name).write_bytes(b"")
     checkpoint_folder(HUB_ID)
-    facts = {"config.json", "generation_config.json", "tokenizer.json", "vocab.json"}
-    assert {*hub.downloaded} == facts | weights
+    assert {*hub.downloaded} == {*FILES} | weights
 
 
 def test_a_folder_here_needs_no_hub(hub, folder, monkeypatch):

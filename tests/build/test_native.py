@@ -13,11 +13,6 @@ from serve.contract.errors import CheckpointError
 from tests.checkpoints import write_engine
 
 
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "engines" / "nano"
-
-
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_engine_holds_what_the_contract_lists(checkpoint, target, precision):
     engine = write_engine(checkpoint, target, precision)

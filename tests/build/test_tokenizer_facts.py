@@ -10,16 +10,9 @@ from safetensors.torch import save_file
 from build import known_checkpoints
 from build.checkpoint import open_checkpoint
 from build.tokenizer_facts import StatedFacts, read_tokenizer_files, tokenizer_facts
+from eval.random_whisper import PUBLISHED, special_ids, write_tokenizer
 from serve.contract.errors import CheckpointError
-from tests.checkpoints import (
-    NANO,
-    PUBLISHED,
-    edit_json,
-    refusal,
-    special_ids,
-    write_openai,
-    write_tokenizer,
-)
+from tests.checkpoints import NANO, edit_json, refusal, refused, write_openai
 from tests.fake_hub import FakeHub
 
 TOKENS = "model.decoder.embed_tokens.weight"
@@ -65,7 +58,7 @@ def test_openai_weights_of_a_published_size_have_its_tokenizer(
     hub = FakeHub(folder, tmp_path / "cache", "openai/whisper-nano").install(monkeypatch)
     hub.failure = OSError("no route")
     message = refusal(path)
-    assert "has only weights; name a folder with tokenizer.json" in message
+    assert "has only weights; set --tokenizer, or `tokenizer` under [build], to a folder" in message
     assert "the download from the Hugging Face hub failed (no route)" in message
     hub.failure = None
     checkpoint = open_checkpoint(str(path))
@@ -164,9 +157,7 @@ def test_tokens_after_the_timestamps_are_allowed_in_a_folder_of_its_own(folder, 
 
 def timestamp_refusal(files, n_vocab=NANO.n_vocab, exact_vocab=False):
     dims = dataclasses.replace(NANO.dims, n_vocab=n_vocab)
-    with pytest.raises(CheckpointError) as caught:
-        tokenizer_facts(files, dims, exact_vocab)
-    return str(caught.value)
+    return refused(tokenizer_facts, files, dims, exact_vocab)
 
 
 def test_timestamps_follow_the_token_before_them_and_end_within_the_vocabulary(tmp_path):

@@ -12,11 +12,12 @@ from build import verify
 from build.checkpoint import open_checkpoint
 from build.draft import with_draft
 from build.recordings import VerificationAudio, read_recording, recordings_of
+from eval.random_whisper import write_json
 from serve.contract.errors import AudioError, ConfigError, EngineError
 from serve.contract.manifest import WEIGHTS_FILE
 from serve.native import resources
 from serve.speech.features import SAMPLE_RATE
-from tests.checkpoints import NANO, random_weights, write_engine, write_hf, write_json
+from tests.checkpoints import write_engine, write_nano
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_a_drafts_decoder_is_no_part_of_it(nano_folder, checkpoint, tmp_path, re
 
 def test_an_engine_of_other_weights_is_refused(checkpoint, tmp_path, recordings):
     engine = write_engine(checkpoint, tmp_path / "engine", "fp16")
-    folder = write_hf(tmp_path / "other", NANO, random_weights(NANO, seed=1))
+    folder = write_nano(tmp_path / "other", seed=1)
     with pytest.raises(EngineError, match=r"was built from .* not from .*other"):
         verify.verify(engine, open_checkpoint(str(folder)), recordings)
 

@@ -5,7 +5,6 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +16,6 @@ from serve.contract.engine import open_engine
 from serve.contract.errors import EngineError
 from serve.contract.manifest import MANIFEST_FILE
 from tests.checkpoints import write_engine
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "engines" / "nano"
 
 
 def contents(target):
@@ -145,7 +137,7 @@ def test_a_killed_build_leaves_the_old_engine_and_the_next_one_cleans_up(
 ):
     write_engine(checkpoint, target, "fp16")
     command = [sys.executable, "-c", HALF_BUILD, str(nano_folder), str(target)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"filled\n"
         process.kill()
     assert open_engine(target).manifest.precision == "fp16"

@@ -30,22 +30,10 @@ TRTLLM_API = IMAGES / "trtllm-api.Dockerfile"
 PINS = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 # What TensorRT-LLM's image has, in releases that it was tested with.
 IN_THE_IMAGE = {
-    "torch",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-    "huggingface-hub",
-    "pydantic",
-    "protobuf",
-    "jinja2",  # torch needs it
-    "fsspec",  # and this
-    "networkx",  # and this
-    "typing-extensions",  # and this
-    "packaging",  # transformers needs it
-    "pyyaml",  # transformers
-    "urllib3",  # requests, of transformers
-    "requests",  # and itself
+    *("torch", "numpy", "safetensors", "tokenizers", "transformers", "huggingface-hub"),
+    *("pydantic", "protobuf"),
+    *("jinja2", "fsspec", "networkx", "typing-extensions"),  # torch needs them
+    *("packaging", "pyyaml", "requests", "urllib3"),  # transformers
     "pygments",  # rich, of nvidia-modelopt
     "tzdata",  # pandas, of datasets
 }

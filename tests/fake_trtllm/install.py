@@ -16,33 +16,15 @@ import torch
 import transformers
 
 from build.builders import build_engine
-from build.checkpoint import Checkpoint, open_checkpoint
+from build.checkpoint import open_checkpoint
 from build.config import BuildConfig, BuildProduct
+from eval.random_whisper import PUBLISHED
 from serve.contract.config import RuntimeConfig
-from serve.contract.engine import tensor_kinds
-from serve.contract.manifest import CheckpointSource, Dims, TokenizerFacts
 from serve.contract.runtimes import TrtllmConfig
 from serve.trtllm import llm_api, worker
-from tests.checkpoints import NANO, PUBLISHED, random_weights, write_hf
+from tests.checkpoints import NANO, write_nano
 
 HERE = Path(__file__).parent
-
-DIMS = Dims(80, 1500, 64, 1, 2, 256, 1611, 448, 64, 1, 2, 256)
-FACTS = TokenizerFacts(
-    eot=100,
-    sot=101,
-    sot_prev=107,
-    no_speech=108,
-    no_timestamps=109,
-    timestamp_begin=110,
-    transcribe=105,
-    translate=104,
-    languages={"en": 102, "es": 103},
-    suppress_tokens=(1, 2, 101, 107, 108),
-    begin_suppress_tokens=(7, 100),
-    max_initial_timestamp_index=50,
-    alignment_heads=((1, 0),),
-)
 
 
 def install(monkeypatch, tmp_path, capability=(9, 0)):
@@ -142,38 +124,8 @@ def dims_of(size):
     return PUBLISHED[size].dims
 
 
-def random_tensors(dims, seed=0):
-    """Tensors of every name at a scale that keeps a random network's logits apart."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape, _ in tensor_kinds(dims):
-        noise = torch.randn(shape, generator=generator)
-        if "norm" in name and name.endswith("weight"):
-            tensors[name] = 1 + 0.1 * noise
-        else:
-            tensors[name] = noise * (0.5 if "tokens" in name else 0.15)
-        tensors[name] = tensors[name].half()
-    return tensors
-
-
-def make_checkpoint(tensors=None, dims=DIMS, facts=FACTS):
-    """A checkpoint with random weights and a made-up tokenizer."""
-    tensors = tensors or random_tensors(dims)
-    return Checkpoint(
-        path=Path("random"),
-        naming="hf",
-        dims=dims,
-        tensors=tensors,
-        facts=facts,
-        tokenizer_json=b"{}",
-        source=CheckpointSource("random", "0" * 64),
-        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        notes=(),
-    )
-
-
 def write_checkpoint_with_processor(folder):
     """A Hugging Face folder as the LLM API reads one, with random weights; returns it opened."""
-    write_hf(folder, NANO, random_weights(NANO))
+    write_nano(folder)
     transformers.WhisperFeatureExtractor(feature_size=NANO.n_mels).save_pretrained(folder)
     return open_checkpoint(str(folder))

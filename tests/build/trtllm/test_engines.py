@@ -19,12 +19,10 @@ from serve.contract.manifest import MANIFEST_FILE
 from serve.contract.runtimes import TrtllmConfig
 from serve.trtllm.limits import limits_of
 from tests.fake_trtllm.install import (
-    DIMS,
     HERE,
     compile_engine,
     dims_of,
     install,
-    make_checkpoint,
     make_config,
     write_metadata,
 )
@@ -103,10 +101,10 @@ def test_an_encoder_batch_beyond_the_slots_is_refused():
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision):
+def test_build_writes_a_sound_engine_and_nothing_else(checkpoint, fake, tmp_path, precision):
     log = []
     target = tmp_path / "engine"
-    engine = compile_engine(make_checkpoint(), make_config(), precision, target, log.append)
+    engine = compile_engine(checkpoint, make_config(), precision, target, log.append)
     files = {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
     halves = [f"tensorrt_llm/{half}/" for half in ("encoder", "decoder")]
     expected = {half + name for half in halves for name in ("config.json", "rank0.engine")}
@@ -126,8 +124,8 @@ def test_build_writes_a_sound_engine_and_nothing_else(fake, tmp_path, precision)
     assert not (tmp_path / ".engine.partial").exists()
 
 
-def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
-    target, checkpoint, config = tmp_path / "engine", make_checkpoint(), make_config()
+def test_an_engine_is_up_to_date_until_something_changes(checkpoint, fake, tmp_path):
+    target, config = tmp_path / "engine", make_config()
 
     def current(runtime=config.runtime, precision="fp16"):
         build = BuildConfig(runtime="tensorrt_llm", precision=precision)
@@ -146,27 +144,29 @@ def test_an_engine_is_up_to_date_until_something_changes(fake, tmp_path):
     assert not current(dataclasses.replace(config.runtime, encoder_batch=1))
 
 
-def test_an_engine_that_was_built_for_less_is_refused(fake, tmp_path):
-    planned = planned_limits(DIMS, make_config(), "1.2.1", HOPPER)
-    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine")
-    trtllm_build.check_built(tmp_path / "engine", DIMS, planned)
+def test_an_engine_that_was_built_for_less_is_refused(checkpoint, fake, tmp_path):
+    planned = planned_limits(checkpoint.dims, make_config(), "1.2.1", HOPPER)
+    compile_engine(checkpoint, make_config(), "fp16", tmp_path / "engine")
+    trtllm_build.check_built(tmp_path / "engine", checkpoint.dims, planned)
     path = tmp_path / "engine/tensorrt_llm/encoder/config.json"
     config = json.loads(path.read_text())
     config["build_config"]["max_num_tokens"] = 1600
     path.write_text(json.dumps(config))
     with pytest.raises(EngineError, match="built the encoder with max_num_tokens = 1600, expected"):
-        trtllm_build.check_built(tmp_path / "engine", DIMS, planned)
+        trtllm_build.check_built(tmp_path / "engine", checkpoint.dims, planned)
 
 
-def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(fake, tmp_path, monkeypatch):
+def test_a_failed_build_shows_the_log_and_keeps_the_old_engine(
+    checkpoint, fake, tmp_path, monkeypatch
+):
     target, config = tmp_path / "engine", make_config()
-    compile_engine(make_checkpoint(), config, "fp16", target)
+    compile_engine(checkpoint, config, "fp16", target)
     before = (target / MANIFEST_FILE).read_text()
     # A name that the loader does not know, as when another release's names are written.
     monkeypatch.setattr(trtllm_build, "write_checkpoint", write_old_names)
     log = []
     with pytest.raises(EngineError, match="failed on the encoder with status 1, see its log above"):
-        compile_engine(make_checkpoint(), config, "fp16", target, log.append)
+        compile_engine(checkpoint, config, "fp16", target, log.append)
     assert "Required but not provided tensors" in log[-1]
     assert (target / MANIFEST_FILE).read_text() == before
     assert open_engine(target)
@@ -187,7 +187,7 @@ def write_old_names(dims, tensors, precision, folder):
     save_file(renamed, path)
 
 
-def test_an_interrupt_stops_the_builder_and_leaves_nothing(fake, tmp_path, monkeypatch):
+def test_an_interrupt_stops_the_builder_and_leaves_nothing(checkpoint, fake, tmp_path, monkeypatch):
     builder = tmp_path / "fake-bin" / "trtllm-build"
     builder.write_text('#!/bin/sh\necho $$ > "$PIDFILE"\necho started\nexec sleep 600\n')
     pid_file = tmp_path / "pid"
@@ -200,39 +200,39 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(fake, tmp_path, monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "engine", interrupt)
+        compile_engine(checkpoint, make_config(), "fp16", tmp_path / "engine", interrupt)
     assert [path.name for path in tmp_path.glob("*engine*")] == [".engine.lock"]
     assert not started[0].is_running()
 
 
-def test_an_absent_library_is_named(tmp_path, monkeypatch):
+def test_an_absent_library_is_named(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(
         UnavailableError, match=r"not installed in .*, expected release 1\.2.*Dockerfile"
     ):
-        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
+        compile_engine(checkpoint, make_config(), "fp16", tmp_path / "e")
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "0.20.0"])
-def test_another_release_is_refused(tmp_path, monkeypatch, version):
+def test_another_release_is_refused(checkpoint, tmp_path, monkeypatch, version):
     write_metadata(tmp_path, "tensorrt-llm", version)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UnavailableError, match=f"{version} is installed; expected 1.2, the last"):
-        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
+        compile_engine(checkpoint, make_config(), "fp16", tmp_path / "e")
 
 
-def test_no_gpu_and_no_builder_are_named(tmp_path, monkeypatch):
+def test_no_gpu_and_no_builder_are_named(checkpoint, tmp_path, monkeypatch):
     install(monkeypatch, tmp_path)
     cpu = BuildProduct(runtime=RuntimeConfig(device="cpu"))
     with pytest.raises(UnavailableError, match=r"needs an NVIDIA GPU, but runtime\.device = 'cpu'"):
-        compile_engine(make_checkpoint(), cpu, "fp16", tmp_path / "e")
+        compile_engine(checkpoint, cpu, "fp16", tmp_path / "e")
     (tmp_path / "fake-bin" / "trtllm-build").unlink()
     with pytest.raises(UnavailableError, match="trtllm-build is not on the PATH"):
-        compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
+        compile_engine(checkpoint, make_config(), "fp16", tmp_path / "e")
 
 
-def test_int8_on_blackwell_is_refused_before_the_build(tmp_path, monkeypatch):
+def test_int8_on_blackwell_is_refused_before_the_build(checkpoint, tmp_path, monkeypatch):
     install(monkeypatch, tmp_path, capability=(10, 0))
     with pytest.raises(UnavailableError, match=r"capability 10\.0\); build with PRECISION=fp16"):
-        compile_engine(make_checkpoint(), make_config(), "int8", tmp_path / "e")
-    compile_engine(make_checkpoint(), make_config(), "fp16", tmp_path / "e")
+        compile_engine(checkpoint, make_config(), "int8", tmp_path / "e")
+    compile_engine(checkpoint, make_config(), "fp16", tmp_path / "e")

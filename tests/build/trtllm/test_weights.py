@@ -10,28 +10,28 @@ from safetensors.torch import load_file
 
 from build.checkpoint import open_checkpoint
 from build.trtllm.weights import decoder_config, write_checkpoint
+from eval.random_whisper import random_weights
+from eval.random_whisper import write_checkpoint as write_hf
 from serve.contract.errors import CheckpointError
-from serve.contract.manifest import Dims
-from tests.checkpoints import NANO, random_weights, write_hf
-from tests.fake_trtllm.install import DIMS, random_tensors
+from tests.checkpoints import NANO
 from tests.fake_trtllm.plain_whisper import PlainWhisper
 
 
 def test_an_unusual_feed_forward_width_is_stated_for_the_decoder_and_refused_for_the_encoder(
-    tmp_path,
+    checkpoint, tmp_path
 ):
-    dims = Dims(**{**vars(DIMS), "n_text_ffn": 192})
+    dims = dataclasses.replace(checkpoint.dims, n_text_ffn=192)
     assert decoder_config(dims, "fp16")["intermediate_size"] == 192
-    assert "intermediate_size" not in decoder_config(DIMS, "fp16")
-    dims = Dims(**{**vars(DIMS), "n_audio_ffn": 128})
+    assert "intermediate_size" not in decoder_config(checkpoint.dims, "fp16")
+    dims = dataclasses.replace(checkpoint.dims, n_audio_ffn=128)
     with pytest.raises(CheckpointError, match=r"a width of 128; .* 4 x n_audio_state = 256; bui"):
-        write_checkpoint(dims, random_tensors(dims), "fp16", tmp_path)
+        write_checkpoint(dims, checkpoint.tensors, "fp16", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_written_files_ask_for_int8_but_hold_float16(tmp_path, precision):
-    write_checkpoint(DIMS, random_tensors(DIMS), precision, tmp_path)
+def test_written_files_ask_for_int8_but_hold_float16(checkpoint, tmp_path, precision):
+    write_checkpoint(checkpoint.dims, checkpoint.tensors, precision, tmp_path)
     for half in ("encoder", "decoder"):
         files = sorted(path.name for path in (tmp_path / half).iterdir())
         assert files == ["config.json", "rank0.safetensors"]
@@ -43,11 +43,11 @@ def test_written_files_ask_for_int8_but_hold_float16(tmp_path, precision):
         assert not any("per_channel_scale" in name for name in tensors)
 
 
-def test_a_tensor_beyond_float16_is_refused_by_name(tmp_path):
-    tensors = {name: tensor.float() for name, tensor in random_tensors(DIMS).items()}
-    tensors["decoder.layers.1.mlp.fc1.weight"][3, 4] = 1e6
-    with pytest.raises(CheckpointError, match=r"decoder transformer\.layers\.1\.mlp\.fc\.weight"):
-        write_checkpoint(DIMS, tensors, "fp16", tmp_path)
+def test_a_tensor_beyond_float16_is_refused_by_name(checkpoint, tmp_path):
+    tensors = {name: tensor.float() for name, tensor in checkpoint.tensors.items()}
+    tensors["decoder.layers.0.mlp.fc1.weight"][3, 4] = 1e6
+    with pytest.raises(CheckpointError, match=r"decoder transformer\.layers\.0\.mlp\.fc\.weight"):
+        write_checkpoint(checkpoint.dims, tensors, "fp16", tmp_path)
 
 
 @pytest.mark.parametrize(("width", "mels"), [(128, 80), (192, 128)])

@@ -24,7 +24,6 @@ from tests.waits import wait_until
 
 pytestmark = pytest.mark.nightly
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 180
 SHARDS = 20
 
@@ -45,7 +44,6 @@ def cluster(ray_folder):
     environment["RAY_AUTH_MODE"] = "disabled"  # whatever token this user has
     with subprocess.Popen(
         [sys.executable, "-m", "tests.serve.bulk.nodes", "2"],
-        cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -106,7 +104,6 @@ def command(nano_config, ray_folder, tmp_path_factory, count):
             environment["RAY_AUTH_MODE"] = "disabled"  # as the cluster's
         run = subprocess.Popen(
             [sys.executable, "-m", "serve", "bulk", *map(str, words)],
-            cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -122,11 +119,11 @@ def command(nano_config, ray_folder, tmp_path_factory, count):
 
 def running(folder):
     """Processes that were started to have their files in a folder of Ray's."""
-    found = []
+    found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another's
             if process.environ().get("RAY_TMPDIR") == folder:
-                found.append(process)
+                found.add(process)
     return found
 
 
@@ -162,13 +159,13 @@ def test_a_node_that_is_killed_half_way_loses_no_file_and_doubles_none(
 
 
 def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_folder, tmp_path):
-    before = {process.pid for process in running(ray_folder)}
+    before = running(ray_folder)
     with command(tmp_path, "--format", "parquet", "--cpus", "1") as run:
         wait_until(lambda: len(shards(tmp_path)) >= 4, "nothing is done", WAIT_S + count)
         run.send_signal(signal.SIGKILL)
         run.communicate(timeout=WAIT_S)
     wait_until(
-        lambda: not {process.pid for process in running(ray_folder)} - before,
+        lambda: running(ray_folder) <= before,
         "what the run started outlives it",
         2 * WAIT_S,  # Ray notices a head that is gone by what does not come for half a minute
     )
@@ -184,7 +181,7 @@ def test_a_run_here_that_is_killed_goes_on_where_it_ended(command, count, ray_fo
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(command, count, ray_folder, tmp_path):
-    before = {process.pid for process in running(ray_folder)}
+    before = running(ray_folder)
     with command(tmp_path, "--cpus", "1") as run:
         wait_until(lambda: len(shards(tmp_path)) >= 2, "nothing is done", WAIT_S + count)
         run.send_signal(signal.SIGTERM)
@@ -192,11 +189,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(command, count, ray_folder, tmp_path)
     assert run.returncode == 130, errors
     assert errors.endswith("the same command continues with the rest\ninterrupted\n"), errors
     assert "Traceback" not in errors
-    wait_until(
-        lambda: not {process.pid for process in running(ray_folder)} - before,
-        "what the run started outlives it",
-        WAIT_S,
-    )
+    wait_until(lambda: running(ray_folder) <= before, "what the run started outlives it", WAIT_S)
     assert 2 <= len(shards(tmp_path)) < SHARDS
     assert all(names(path) for path in shards(tmp_path))  # whole lines of JSON
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # no part of a file

@@ -30,10 +30,10 @@ from serve.wire import tensors
 from serve.wire.client import TritonClient
 from tests.fakes import FakeTranscriber
 from tests.gateways import full_disk
+from tests.marks import nightly
 from tests.serving import SEGMENT, TRANSCRIPT, accepted, audio_file, is_ready
 from tests.waits import wait_until
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 120
 
 
@@ -345,7 +345,7 @@ def test_help_fits_a_screen(command, capsys, monkeypatch):
 def test_help_and_the_servers_first_process_load_no_torch(module):
     """Loading torch takes 2 s and 200 MB."""
     code = f"import {module}, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
@@ -426,7 +426,6 @@ def test_open_lets_everybody_in(toml, monkeypatch):
 def triton(toml, *arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "serve", "start", "--config", str(toml), *arguments],
-        cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -445,7 +444,7 @@ def temporary(monkeypatch):
 @pytest.mark.server
 def test_triton_serves_transcribe_until_ctrl_c(nano_toml, temporary, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("EARSHOT_API_KEYS", f"alice:{hash_of('secret')}")
-    clip = str(ROOT / "tests" / "data" / "en_two.wav")
+    clip = "tests/data/en_two.wav"
     with triton(nano_toml, "--log", str(tmp_path / "log")) as server:
         ready = server.stdout.readline()
         assert ready.startswith("ready: HTTP 127.0.0.1:") and "/metrics" in ready, ready
@@ -467,9 +466,7 @@ def test_triton_serves_transcribe_until_ctrl_c(nano_toml, temporary, tmp_path, c
 
 
 @pytest.mark.server
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, *nightly(signal.SIGTERM)])
 def test_an_interrupted_start_leaves_nothing(nano_toml, number):
     with triton(nano_toml) as server:
         assert "starting" in server.stderr.readline()
@@ -496,10 +493,9 @@ def test_a_terminal_sees_progress(nano_toml):
     """In process, with a terminal on stderr and a file on stdout."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, 80))
-    clips = [str(ROOT / "tests" / "data" / name) for name in ("en_two.wav", "en_question.wav")]
+    clips = ["tests/data/en_two.wav", "tests/data/en_question.wav"]
     done = subprocess.run(
         [sys.executable, "-m", "serve", "transcribe", "--config", str(nano_toml), *clips],
-        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=slave,
         timeout=WAIT_S,

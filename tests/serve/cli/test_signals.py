@@ -5,12 +5,11 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.harness import WAIT_S
+from tests.waits import WAIT_S, wait_until
 
 WAIT = f"""
 import signal, sys, threading
@@ -28,10 +27,7 @@ Path(sys.argv[1]).write_text(f"{{stop=}} {{reload=}}")
 
 def become(path: Path, text: str) -> None:
     """Wait until a file says this."""
-    end = time.monotonic() + WAIT_S
-    while not path.exists() or path.read_text() != text:
-        assert time.monotonic() < end, path.read_text() if path.exists() else "nothing"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_text() == text, f"it never says {text}")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from serve.cli.main import main
 from serve.speech.languages import LANGUAGE_NAMES
 from tests.serving import audio_file
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 
 
@@ -34,7 +33,6 @@ def bridge():
     def bridge(*arguments):
         process = subprocess.Popen(
             [sys.executable, "-m", "serve", "wyoming", "--listen", "127.0.0.1:0", *arguments],
-            cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -89,9 +87,7 @@ def test_a_real_server(server, bridge):
     assert "no model 'no-such'" in errors and "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.nightly
 def test_a_second_signal_ends_it_even_while_somebody_speaks(bridge, number, tmp_path):
     config = tmp_path / "some.toml"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 import threading
 
@@ -81,9 +82,7 @@ def test_a_drafts_tensors_are_those_of_a_decoder_of_its_sizes(precision):
 @pytest.fixture
 def folder(nano_engine, tmp_path):
     """A copy of an engine that a test may damage."""
-    for path in nano_engine.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    return shutil.copytree(nano_engine, tmp_path, dirs_exist_ok=True)
 
 
 def test_a_missing_engine_is_named_with_what_to_do(tmp_path):

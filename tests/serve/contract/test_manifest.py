@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import hypothesis
 import pytest
@@ -18,16 +19,8 @@ DROP = object()
 
 @pytest.fixture
 def folder(nano_engine, tmp_path):
-    """An engine of links to the other's files, with its own manifest."""
-    return linked(nano_engine, tmp_path)
-
-
-def linked(engine, folder):
-    for path in engine.iterdir():
-        (folder / path.name).hardlink_to(path)
-    (folder / MANIFEST_FILE).unlink()
-    (folder / MANIFEST_FILE).write_bytes((engine / MANIFEST_FILE).read_bytes())
-    return folder
+    """A copy of an engine, of which a test may change the manifest."""
+    return shutil.copytree(nano_engine, tmp_path, dirs_exist_ok=True)
 
 
 def change(folder, value, *path):
@@ -134,7 +127,7 @@ def paths(value, before=()):
 
 @pytest.fixture(scope="module")
 def one_folder(nano_engine, tmp_path_factory):
-    return linked(nano_engine, tmp_path_factory.mktemp("fuzz"))
+    return shutil.copytree(nano_engine, tmp_path_factory.mktemp("fuzz"), dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Windows on their way to a slot, encoded in turns with the steps or beside them."""
 
 import collections
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ class Starter:
 class Stopwatch:
     """Of a device that is done when it is told so."""
 
-    done = True
+    is_finished = True
 
     def __init__(self, device, phase=""):
         pass
@@ -52,18 +53,6 @@ class Stopwatch:
 
     def seconds(self):
         return 0.0
-
-    @property
-    def is_finished(self):
-        return self.done
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
 
 
 class Harness:
@@ -90,6 +79,11 @@ class Harness:
         self.running.update((one.job.id, one) for one in begun)
         return [one.job.id for one in begun]
 
+    def submit(self, *ids, draft=()):
+        """Add windows; returns those that begin."""
+        self.add(*ids, draft=draft)
+        return self.begin()
+
     def end(self, *ids):
         for id in ids:
             del self.running[id]
@@ -98,37 +92,31 @@ class Harness:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    """A clock that stands still until a test sets it."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(encoder_scheduler, "time", clock)
     monkeypatch.setattr(encoder_scheduler, "Stopwatch", Stopwatch)
-    monkeypatch.setattr(Stopwatch, "done", True)
+    monkeypatch.setattr(Stopwatch, "is_finished", True)
     return clock
 
 
 def test_windows_without_guesses_are_waited_for(clock, monkeypatch):
     harness = Harness()
-    monkeypatch.setattr(Stopwatch, "done", False)
-    harness.add(1, 2)
-    assert harness.begin() == [1, 2]
-    harness.add(3)
-    assert harness.begin() == [3]
+    monkeypatch.setattr(Stopwatch, "is_finished", False)
+    assert harness.submit(1, 2) == [1, 2]
+    assert harness.submit(3) == [3]
     assert harness.starter.fed == [[1, 2], [3]]
 
 
 def test_fewer_than_decode_wait_while_those_have_decoded_for_long(clock):
     harness = Harness()
-    harness.add(1, 2, 3)
-    harness.begin()
-    harness.add(4)
-    assert harness.begin() == [4]  # they have only begun
+    harness.submit(1, 2, 3)
+    assert harness.submit(4) == [4]  # they have only begun
     clock.now = 0.1
-    harness.add(5, 6, 7)
-    assert harness.begin() == []
-    harness.add(8)
-    assert harness.begin() == [5, 6, 7, 8]
+    assert harness.submit(5, 6, 7) == []
+    assert harness.submit(8) == [5, 6, 7, 8]
     clock.now = 0.2
-    harness.add(*range(9, 16))
-    assert harness.begin() == []
+    assert harness.submit(*range(9, 16)) == []
     harness.end(1)
     assert harness.begin() == [9, 10, 11, 12]
 
@@ -136,24 +124,19 @@ def test_fewer_than_decode_wait_while_those_have_decoded_for_long(clock):
 def test_three_batches_wait_for_nobody(clock):
     harness = Harness(slots=64)
     for first in range(0, 40, 4):
-        harness.add(*range(first, first + 4))
-        harness.begin()
+        harness.submit(*range(first, first + 4))
     clock.now = 0.1
-    harness.add(*range(100, 111))
-    assert harness.begin() == []
-    harness.add(111)
-    assert harness.begin() == [100, 101, 102, 103]
+    assert harness.submit(*range(100, 111)) == []
+    assert harness.submit(111) == [100, 101, 102, 103]
     assert harness.begin() == []  # two batches are left, and four more decode
 
 
 def test_slots_that_can_all_be_filled_are(clock):
     harness = Harness()
     for first in range(0, 16, 4):
-        harness.add(*range(first, first + 4))
-        harness.begin()
+        harness.submit(*range(first, first + 4))
     clock.now = 0.1
-    harness.add(20, 21, 22, 23, 24)
-    assert harness.begin() == []
+    assert harness.submit(20, 21, 22, 23, 24) == []
     harness.end(0, 1, 2)
     assert harness.begin() == []  # a whole batch has no place
     harness.end(3)
@@ -162,20 +145,16 @@ def test_slots_that_can_all_be_filled_are(clock):
 
 def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
     harness = Harness()
-    harness.add(1)
-    assert harness.begin() == [1]
-    monkeypatch.setattr(Stopwatch, "done", False)
-    harness.add(2, 3, draft=(7,))
-    assert harness.begin() == []
+    assert harness.submit(1) == [1]
+    monkeypatch.setattr(Stopwatch, "is_finished", False)
+    assert harness.submit(2, 3, draft=(7,)) == []
     assert harness.encoder.filled == [[0], [1, 2]]
     assert [id for _, id in harness.slots.owners()] == [1]  # the others are not stepped
     assert harness.slots.row_end == 1
-    harness.add(4, 5, draft=(7,))
-    assert harness.begin() == []
-    harness.add(6, draft=(7,))
-    assert harness.begin() == []  # two batches are ahead
+    assert harness.submit(4, 5, draft=(7,)) == []
+    assert harness.submit(6, draft=(7,)) == []  # two batches are ahead
     assert len(harness.encoder.filled) == 3
-    monkeypatch.setattr(Stopwatch, "done", True)
+    monkeypatch.setattr(Stopwatch, "is_finished", True)
     assert harness.begin() == [2, 3, 4, 5]
     assert [id for _, id in harness.slots.owners()] == [1, 2, 3, 4, 5]
     assert harness.begin() == [6]
@@ -184,30 +163,26 @@ def test_guesses_are_encoded_beside_the_steps(clock, monkeypatch):
 
 def test_a_device_that_has_nothing_else_is_waited_for(clock, monkeypatch):
     harness = Harness()
-    harness.add(1)
-    harness.begin()
-    monkeypatch.setattr(Stopwatch, "done", False)
-    harness.add(2, draft=(7,))
-    assert harness.begin() == []
+    harness.submit(1)
+    monkeypatch.setattr(Stopwatch, "is_finished", False)
+    assert harness.submit(2, draft=(7,)) == []
     harness.end(1)
     assert harness.begin() == [2]
 
 
 def test_who_leaves_while_encoded_frees_the_slot_and_is_never_started(clock, monkeypatch):
     harness = Harness()
-    harness.add(1)
-    harness.begin()
-    monkeypatch.setattr(Stopwatch, "done", False)
-    harness.add(2, 3, draft=(7,))
-    harness.begin()
+    harness.submit(1)
+    monkeypatch.setattr(Stopwatch, "is_finished", False)
+    harness.submit(2, 3, draft=(7,))
     assert harness.intake.remove(2)
     assert not harness.intake.remove(2)
     assert harness.slots.busy == 2
-    monkeypatch.setattr(Stopwatch, "done", True)
+    monkeypatch.setattr(Stopwatch, "is_finished", True)
     assert harness.begin() == [3]
     assert harness.starter.fed == [[1], [3]]
     harness.add(4, draft=(7,))
-    monkeypatch.setattr(Stopwatch, "done", False)
+    monkeypatch.setattr(Stopwatch, "is_finished", False)
     harness.begin()
     harness.intake.clear()
     assert harness.slots.busy == 2

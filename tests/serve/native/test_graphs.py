@@ -10,7 +10,7 @@ from serve.native.encoders import SILENCE, GraphEncoder
 from serve.native.graphs import GraphLoop
 from serve.native.rules.state import RowState, new_state
 from serve.native.slots import SlotPool
-from tests.fake_trtllm.install import DIMS
+from tests.checkpoints import NANO
 
 
 class Graph:
@@ -34,7 +34,7 @@ class Network:
     """Notes the steps' feeds and the batches' windows."""
 
     device = torch.device("cpu")
-    dims = DIMS
+    dims = NANO.dims
 
     def __init__(self):
         self.feeds, self.batches = [], []
@@ -179,7 +179,7 @@ def test_encoder_batches_are_powers_of_two_and_the_most():
     encoder.replay.record(None)
     batches = {1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 6, 50: 6}
     assert {waiting: encoder.batch_of(waiting) for waiting in batches} == batches
-    windows = [torch.full((DIMS.n_mels, 3000), float(i)) for i in range(2)]
+    windows = [torch.full((NANO.dims.n_mels, 3000), float(i)) for i in range(2)]
     encoder.encode(windows, [7, 3])
     assert network.batches == [(2, 1500, [7, 3])] * 2  # for each decoder
 
@@ -193,9 +193,9 @@ def test_graphs_encode_short_windows_as_silence_behind_them_would_be():
     filled, seen = [], network.encode
     network.fill_cross = lambda encoded, *_: filled.append(encoded)
     network.encode = lambda features: seen(features) + 1
-    windows = [torch.full((DIMS.n_mels, n), mel) for n, mel in ((1000, 5.0), (400, 7.0))]
+    windows = [torch.full((NANO.dims.n_mels, n), mel) for n, mel in ((1000, 5.0), (400, 7.0))]
     encoder.encode(windows, [0, 1])
-    assert filled[0].shape[:2] == (2, DIMS.n_audio_ctx)
+    assert filled[0].shape[:2] == (2, NANO.dims.n_audio_ctx)
     assert filled[0][:, :500].unique().tolist() == [6.0, 8.0]
     assert filled[0][:, 500:].unique().tolist() == [SILENCE + 1]
 

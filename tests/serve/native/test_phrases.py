@@ -37,17 +37,12 @@ def pairs_of(events):
 def test_phrases_change_the_answers_of_those_who_ask_for_them_alone(
     runtime, job_of, trie, beam_size
 ):
-    numbers = range(6, 9)
-    boosted = {i: job_of(i, i, beam_size=beam_size, phrases=trie) for i in numbers}
-    plain = {100 + i: job_of(100 + i, i, beam_size=beam_size) for i in numbers}
-    together = run(
-        runtime,
-        [job for both in zip(boosted.values(), plain.values(), strict=True) for job in both],
-    )
-    alone = {}
-    for job in (*boosted.values(), *plain.values()):
-        alone |= run(runtime, [job])
-    assert {i: one.tokens for i, one in together.items()} == {
-        i: one.tokens for i, one in alone.items()
-    }
-    assert any(alone[i].tokens != alone[100 + i].tokens for i in numbers)
+    jobs = [
+        job_of(i + more, i, beam_size=beam_size, phrases=phrases)
+        for i in range(6, 9)
+        for more, phrases in ((0, trie), (100, None))
+    ]
+    together = {id: event.tokens for id, event in run(runtime, jobs).items()}
+    alone = {job.id: run(runtime, [job])[job.id].tokens for job in jobs}
+    assert together == alone
+    assert any(alone[i] != alone[100 + i] for i in range(6, 9))

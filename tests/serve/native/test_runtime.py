@@ -9,6 +9,7 @@ import transformers
 
 from build.checkpoint import open_checkpoint
 from build.reference import load_reference
+from eval.random_whisper import PUBLISHED, random_weights, write_checkpoint
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters
 from serve.contract.errors import UnavailableError
@@ -16,7 +17,7 @@ from serve.native.network import Whisper
 from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
 from serve.speech.features import WINDOW_SAMPLES, log_mel
-from tests.checkpoints import PUBLISHED, random_weights, write_engine, write_hf
+from tests.checkpoints import write_engine
 from tests.marks import nightly
 from tests.serve.native.decoding import prompt_of, run
 
@@ -82,7 +83,7 @@ def test_greedy_equals_transformers_on_random_weights_of_published_shapes(
     """Published widths, reduced depth."""
     shape = dataclasses.replace(PUBLISHED[size], encoder_layers=encoder, decoder_layers=decoder)
     dims, weights = shape.dims, random_weights(shape, spread=2.0 * shape.width**-0.5)
-    made = open_checkpoint(str(write_hf(tmp_path / "hf", shape, weights)))
+    made = open_checkpoint(str(write_checkpoint(tmp_path / "hf", shape, weights)))
     facts = made.facts
     prompt = prompt_of(facts, "es")
     noise = torch.randn(2, WINDOW_SAMPLES, generator=torch.Generator().manual_seed(1)) * 0.1
@@ -141,16 +142,17 @@ def test_scores_are_those_of_openai(checkpoint, runtime, windows):
 
 
 @pytest.mark.parametrize(
-    ("device", "message"), [("cuda:99", "CUDA devices"), ("tpu", "not a device")]
+    ("settings", "message"),
+    [
+        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"device": "tpu"}, "not a device"),
+        ({"cuda_graph": True}, "cuda_graph = true needs a CUDA device"),
+        ({"slots": 4, "rows": 2}, r"runtime\.rows = 2 is less than runtime\.slots"),
+    ],
 )
-def test_a_device_that_is_not_there_is_refused(engine, device, message):
+def test_settings_that_cannot_be_had_here_are_refused(engine, settings, message):
     with pytest.raises(UnavailableError, match=message):
-        NativeRuntime(engine, RuntimeConfig(device=device))
-
-
-def test_graphs_are_refused_where_there_is_no_gpu(engine):
-    with pytest.raises(UnavailableError, match="cuda_graph = true needs a CUDA device"):
-        NativeRuntime(engine, RuntimeConfig(cuda_graph=True))
+        NativeRuntime(engine, RuntimeConfig(**settings))
 
 
 def test_slots_and_rows_take_what_the_plan_says(engine):

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from serve.contract.config import RuntimeConfig
-from serve.contract.errors import UnavailableError
 from serve.native.kernels.choose import choose
 from serve.native.network import Whisper
-from serve.native.runtime import NativeRuntime
 from serve.runtime.protocol import DecodingOptions, Job
+from tests.marks import nightly
 from tests.serve.native.decoding import beginnings, prompt_of, run
 
 CPU = torch.device("cpu")
@@ -31,11 +29,6 @@ def some(windows):
     """Five windows, of both languages, one of noise; of the first, beams say more."""
     chosen = ("en_long.mp3", "es_question.wav", "en_question.wav", "noise.flac", "en_thanks.flac")
     return [next(window for window in windows if window[0] == name) for name in chosen]
-
-
-@pytest.fixture(scope="module")
-def beginnings_of_some(some):
-    return beginnings(some)
 
 
 def jobs_of(facts, some, *options):
@@ -71,12 +64,7 @@ def logprob_sum(engine, network, job, event):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(PLAIN, id="greedy", marks=pytest.mark.nightly),
-        pytest.param(BEAM, id="beam"),
-        pytest.param(SAMPLES, id="samples", marks=pytest.mark.nightly),
-    ],
+    "options", [BEAM, *nightly(PLAIN, SAMPLES)], ids=["beam", "greedy", "samples"]
 )
 def test_an_answer_has_the_score_that_the_network_gives_it_alone(
     engine, network, runtime, some, options
@@ -101,16 +89,11 @@ def test_the_best_sample_is_kept(engine, runtime, some):
     assert again.tokens == several.tokens
 
 
-def test_a_right_draft_saves_steps(engine, runtime, beginnings_of_some):
+def test_a_right_draft_saves_steps(engine, runtime, some):
     facts = engine.manifest.tokenizer
-    jobs = jobs_of(facts, beginnings_of_some[1:3], dataclasses.replace(PLAIN, timestamps=True))
+    jobs = jobs_of(facts, beginnings(some[1:3]), dataclasses.replace(PLAIN, timestamps=True))
     begun = runtime.gauges().steps
     plain = run(runtime, jobs)
     steps = runtime.gauges().steps - begun
     run(runtime, [dataclasses.replace(job, draft=plain[job.id].tokens) for job in jobs])
     assert runtime.gauges().steps - begun - steps < steps / 3
-
-
-def test_fewer_rows_than_slots_are_refused(engine):
-    with pytest.raises(UnavailableError, match=r"runtime\.rows = 2 is less than runtime\.slots"):
-        NativeRuntime(engine, RuntimeConfig(slots=4, rows=2))

@@ -115,11 +115,15 @@ def test_rows_that_sample_or_search_are_not_drafted_for(engine_with, jobs, alway
     for options in (DecodingOptions(temperature=0.8, seed=3), DecodingOptions(beam_size=2)):
         options = dataclasses.replace(options, max_tokens=12)
         some = [dataclasses.replace(job, options=options) for job in jobs[:2]]
-        runtime = NativeRuntime(engine_with(whole), config)
-        plain = NativeRuntime(engine_with(whole), dataclasses.replace(config, draft_tokens=0))
-        tokens = [[e.tokens for e in run(each, some).values()] for each in (runtime, plain)]
-        assert tokens[0] == tokens[1]
-        assert runtime.gauges().drafted == 0
+        assert gauges_where_drafts_change_nothing(engine_with(whole), config, some).drafted == 0
+
+
+def gauges_where_drafts_change_nothing(engine, config, jobs):
+    drafting = NativeRuntime(engine, config)
+    plain = NativeRuntime(engine, dataclasses.replace(config, draft_tokens=0))
+    found, expected = ([e.tokens for e in run(each, jobs).values()] for each in (drafting, plain))
+    assert found == expected
+    return drafting.gauges()
 
 
 @pytest.mark.nightly
@@ -195,11 +199,8 @@ def test_drafts_end_with_the_context_and_leave_samples_alone(engine_with, jobs, 
     cut = DecodingOptions(max_tokens=400)  # up to the end of the context
     some = [dataclasses.replace(job, options=sampled) for job in jobs[:2]]
     some += [dataclasses.replace(jobs[2], id=jobs[2].id + 50, options=cut)]
-    runtime = NativeRuntime(engine_with(whole), CONFIG)
-    plain = NativeRuntime(engine_with(whole), dataclasses.replace(CONFIG, draft_tokens=0))
-    tokens = [[e.tokens for e in run(each, some).values()] for each in (runtime, plain)]
-    assert tokens[0] == tokens[1]
-    assert 0 < runtime.gauges().drafted_right < runtime.gauges().drafted
+    gauges = gauges_where_drafts_change_nothing(engine_with(whole), CONFIG, some)
+    assert 0 < gauges.drafted_right < gauges.drafted
 
 
 def turns(pace, busy, count, seconds, tokens):

@@ -239,9 +239,7 @@ def test_answers_do_not_depend_on_the_company(open_runtime, job):
         steps = dice.randrange(1, 8)
         for step in range(steps):
             for event in together.poll(0.0):
-                entry = ended[event.job_id]
-                entry.tokens += event.tokens
-                entry.last = event if event.finished else None
+                ended[event.job_id].add(event)
             if step == steps // 2:
                 together.cancel(extra)
         extra += 1
@@ -282,8 +280,7 @@ def test_cancelled_jobs_end_once_and_free_their_slots(runtime, job):
         runtime.submit(job(id, max_tokens=50))
     runtime.cancel(2 * SLOTS - 1)  # waits
     for event in runtime.poll(0.0):  # now others hold slots
-        ended[event.job_id].tokens += event.tokens
-        ended[event.job_id].last = event if event.finished else None
+        ended[event.job_id].add(event)
     running = [id for id in range(2 * SLOTS - 1) if ended[id].last is None]
     runtime.cancel(running[0])
     runtime.cancel(running[0])
@@ -306,8 +303,7 @@ def test_windows_of_several_hypotheses_end_once_and_free_their_rows(runtime, job
     for id in range(3 * SLOTS):
         runtime.submit(job(id, max_tokens=30, **(options if id % 3 else {})))
     for event in runtime.poll(0.0):
-        ended[event.job_id].tokens += event.tokens
-        ended[event.job_id].last = event if event.finished else None
+        ended[event.job_id].add(event)
     cancelled = {id for id in (1, 2, 3, 3 * SLOTS - 1) if ended[id].last is None}
     for id in cancelled:
         runtime.cancel(id)

@@ -9,9 +9,8 @@ import pytest
 
 from serve.contract.errors import RequestError
 from serve.speakers.diarize import Diarizer, KnownSpeaker
-from serve.speech.audio import decode, join_blocks
-from serve.speech.meter import AudioLimits
 from serve.speech.rate import SAMPLE_RATE
+from tests.serve.speech.sounds import decode
 
 HUMAN = Path(__file__).parents[2] / "data" / "human"
 WOMAN, MAN = "kathleen", "S0150"
@@ -23,9 +22,7 @@ def clips(speaker):
     lines = (HUMAN / "manifest.jsonl").read_text("utf-8").splitlines()
     entries = [one for one in map(json.loads, lines) if one["speaker"] == speaker]
     files = [one["file"] for one in entries if 3.0 <= one["duration"] <= 6.0]
-    return [
-        join_blocks(decode((HUMAN / file).read_bytes(), AudioLimits(60.0))) for file in files[:6]
-    ]
+    return [decode((HUMAN / file).read_bytes())[0] for file in files[:6]]
 
 
 def quiet(seconds):

@@ -30,13 +30,14 @@ from tests.serve.speech.sounds import (
     tracks,
     wide_amr,
 )
+from tests.serve.speech.sounds import decode as decode_and_warn
 
 LIMIT_S = 60.0
 
 
 def decode(data: bytes, max_s: float) -> np.ndarray:
     """All of a file."""
-    return audio.join_blocks(audio.decode(data, AudioLimits(max_s)))
+    return decode_and_warn(data, max_s)[0]
 
 
 def from_samples(samples: np.ndarray, rate: int, max_s: float) -> np.ndarray:
@@ -170,32 +171,31 @@ webm-libopus webm-libopus-live adts-aac avi-libmp3lame asf-wmav2 flv-aac amr
 
 @pytest.mark.parametrize("name", sample(PARTIAL, 4))
 def test_a_cut_file_is_refused_or_taken_with_a_warning_whatever_its_format(name: str):
-    whole, warnings = recording(name), []
+    whole = recording(name)
     if name == "OGG-VORBIS":
         whole = encode(noisy(), "OGG")  # of several pages
-    cut, limits = whole[: int(0.7 * len(whole)) + 1], AudioLimits(LIMIT_S, partial=True)
+    cut = whole[: int(0.7 * len(whole)) + 1]
     with pytest.raises(CutShortError, match=r"cut short.*; send the whole file, or set partial"):
         decode(cut, LIMIT_S)
-    samples = audio.join_blocks(audio.decode(cut, limits, warn=warnings.append))
+    samples, warnings = decode_and_warn(cut, partial=True)
     assert 0.6 < len(samples) / RATE < 2.3
     assert np.argmax(np.abs(np.fft.rfft(samples[: RATE // 2]))) == 150
     assert warnings and warnings[-1].startswith("audio is cut short")
     assert "send" not in warnings[-1]
-    warnings.clear()
-    assert len(audio.join_blocks(audio.decode(whole, limits, warn=warnings.append))) > 2.9 * RATE
-    assert not warnings
+    samples, warnings = decode_and_warn(whole, partial=True)
+    assert len(samples) > 2.9 * RATE and not warnings
 
 
 def test_an_aiff_file_that_goes_on_after_its_declared_samples_is_taken_with_a_warning():
-    whole, warnings = encode(np.full(2 * RATE, 0.25, np.float32), "AIFF", "PCM_16"), []
+    whole = encode(np.full(2 * RATE, 0.25, np.float32), "AIFF", "PCM_16")
     half = bytearray(whole)
     for chunk, offset, number in ((b"COMM", 10, RATE), (b"SSND", 4, 8 + 2 * RATE)):
         begin = whole.index(chunk) + offset
         half[begin : begin + 4] = struct.pack(">I", number)
-    taken = audio.join_blocks(audio.decode(bytes(half), AudioLimits(10.0), warn=warnings.append))
-    assert len(taken) == RATE
-    assert [text[:34] for text in warnings] == ["the file goes on after the samples"]
-    audio.join_blocks(audio.decode(whole, AudioLimits(10.0), warn=pytest.fail))
+    samples, (warning,) = decode_and_warn(bytes(half))
+    assert len(samples) == RATE
+    assert warning.startswith("the file goes on after the samples")
+    assert decode_and_warn(whole)[1] == []
 
 
 def test_nothing_is_nothing_in_part_either():
@@ -343,9 +343,7 @@ def test_samples_of_a_bad_value_come_after_good_blocks():
 def test_more_values_than_allowed_are_refused_by_the_header():
     eight = np.repeat(tone()[:, None], 8, axis=1)
     for data in (encode(eight, "WAV", "PCM_16"), encode(eight, "FLAC"), encode(eight, "RF64")):
-        assert len(
-            audio.join_blocks(audio.decode(data, AudioLimits(LIMIT_S, max_values=eight.size)))
-        )
+        assert len(decode_and_warn(data, max_values=eight.size)[0])
         with pytest.raises(AudioError, match=r"expected at most 0\.3 million"):
             next(audio.decode(data, AudioLimits(LIMIT_S, max_values=3e5)))
     with pytest.raises(AudioError, match="million samples"):

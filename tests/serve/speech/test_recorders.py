@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from serve.contract.errors import AudioError
-from serve.speech import audio
 from serve.speech.containers import is_cut_off
-from serve.speech.meter import AudioLimits
 from tests.programs import open_browser
+from tests.serve.speech.sounds import decode
 
 pytestmark = [pytest.mark.needs_program("chromium"), pytest.mark.nightly]
 
@@ -57,8 +56,7 @@ def test_it_is_whole_and_so_is_each_slice_with_those_before_it(recorded):
     lengths = []
     for end in ends[1:]:
         assert not is_cut_off(data[:end])
-        blocks = audio.decode(data[:end], AudioLimits(60.0))
-        lengths.append(len(audio.join_blocks(blocks)) / 16_000)
+        lengths.append(len(decode(data[:end])[0]) / 16_000)
     assert lengths == sorted(lengths)
     assert SECONDS / 2 < lengths[-1] < 2 * SECONDS
 
@@ -68,9 +66,8 @@ def test_it_is_known_to_be_cut_nearly_anywhere_else(recorded):
     places = range(len(data) // 2, len(data) - 1, 37)
     known = [is_cut_off(data[:end]) for end in places]
     assert sum(known) > 0.9 * len(known)
-    warnings = []
     cut = data[: places[known.index(True)]]
     with pytest.raises(AudioError, match="audio is cut short"):
-        list(audio.decode(cut, AudioLimits(60.0)))
-    assert list(audio.decode(cut, AudioLimits(60.0, partial=True), warn=warnings.append))
-    assert warnings
+        decode(cut)
+    samples, warnings = decode(cut, partial=True)
+    assert len(samples) and warnings

@@ -12,10 +12,10 @@ from faster_whisper.utils import get_assets_path
 
 from serve.contract.errors import EarshotError
 from serve.contract.messages import SpeechOptions
-from serve.speech import audio, vad
+from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
-from serve.speech.meter import AudioLimits
 from serve.speech.vad import FRAME, SpeechFilter, VadModel
+from tests.serve.speech.sounds import decode
 
 DATA = Path(__file__).parents[2] / "data"
 PEERS_MODEL = Path(get_assets_path()) / "silero_vad_v6.onnx"
@@ -23,7 +23,7 @@ CLIPS = ("en_question.wav", "en_three.mp3", "es_noisy.mp3", "en_telephone.wav", 
 
 
 def load(name):
-    return audio.join_blocks(audio.decode((DATA / name).read_bytes(), AudioLimits(3600)))
+    return decode((DATA / name).read_bytes(), 3600)[0]
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,11 @@ from serve.supervisor.server import config_to_toml
 from serve.supervisor.supervisor import free_ports, running_server
 from serve.wire.client import TritonClient
 from serve.wire.folder import reference_folder, shared_memory
+from tests.marks import nightly
 from tests.serving import CLIP, LONG, accepted, audio_file, is_ready, metrics_page, triton_pids
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.server
-ROOT = Path(__file__).parents[3]
 START_S = 180.0
 
 
@@ -171,11 +171,7 @@ def never(config, *arguments):
         raise AssertionError("the server started")
 
 
-@pytest.mark.parametrize(
-    "checked",
-    [True, pytest.param(False, marks=pytest.mark.nightly)],
-    ids=["checked before", "taken meanwhile"],
-)
+@pytest.mark.parametrize("checked", [True, *nightly(False)], ids=["before", "meanwhile"])
 def test_a_port_in_use_is_named(nano_config, monkeypatch, checked):
     if not checked:
         monkeypatch.setattr(run_module, "check_ports", lambda server: None)
@@ -196,7 +192,6 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
     with tempfile.TemporaryDirectory() as left:
         parent = subprocess.Popen(
             [sys.executable, "-m", "serve", "start", "--config", str(toml)],
-            cwd=ROOT,
             env={**os.environ, "TMPDIR": left},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -215,7 +210,6 @@ def test_no_process_outlives_a_parent_that_is_killed(nano_config, tmp_path):
         assert shared_memory(folder), "it could not end as it should"
         again = subprocess.run(
             [sys.executable, "-m", "serve", "start", "--config", str(toml), "--engine", "/none"],
-            cwd=ROOT,
             env={**os.environ, "TMPDIR": left},
             stderr=subprocess.DEVNULL,
             timeout=START_S,

@@ -41,7 +41,7 @@ def make_active(id, **plan):
 class Harness:
     """An intake, and what it said."""
 
-    def __init__(self, workers):
+    def __init__(self, workers=2):
         self.said = []  # (request, window or error), in order
         config = TranscriberConfig(decode_workers=workers)
         self.intake = AudioDecoderPool(config, SLOTS, self.record, self.record, lambda active: None)
@@ -65,15 +65,7 @@ class Harness:
 
 @pytest.fixture
 def harness():
-    made = Harness(workers=2)
-    yield made
-    made.intake.close()
-
-
-@pytest.fixture
-def alone():
-    """With one worker, so that all happens in a certain order."""
-    made = Harness(workers=1)
+    made = Harness()
     yield made
     made.intake.close()
 
@@ -131,7 +123,7 @@ def test_all_of_it_arrives_whatever_the_bound(harness):
         assert [w.last for w in windows] == [False] * (len(windows) - 1) + [True]
 
 
-def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
+def test_a_request_may_end_while_a_worker_frees_its_audio(monkeypatch):
     """As one does at its last window, which has no speech, and others as the server stops."""
     begun, go_on = threading.Event(), threading.Event()
 
@@ -144,7 +136,7 @@ def test_a_request_may_end_while_a_worker_frees_its_audio(alone, monkeypatch):
 
     monkeypatch.setattr("serve.speech.audio.from_samples", blocks)
     monkeypatch.setattr("serve.speech.cutting.cut_and_listen", cut_at_each_block)
-    active = make_active(0)
+    active, alone = make_active(0), Harness(workers=1)
     alone.intake.add(active, SECOND)
     assert begun.wait(WAIT_S)
     alone.intake.release(active)

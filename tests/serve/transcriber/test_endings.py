@@ -94,6 +94,19 @@ def ending(kind, i, client):
     return "failed"
 
 
+def held_up(monkeypatch):
+    """Hold up the decoding of audio: the times of blocks that came, and what lets them go on."""
+    blocks, go_on, honest = [], threading.Event(), audio.check_values
+
+    def check_values(block, start_s):
+        blocks.append(start_s)
+        assert go_on.wait(WAIT_S)
+        honest(block, start_s)
+
+    monkeypatch.setattr("serve.speech.audio.check_values", check_values)
+    return blocks, go_on
+
+
 class TestEndings(TranscriberTests):
     """Each request ends exactly once, and harms no other."""
 
@@ -131,14 +144,7 @@ class TestEndings(TranscriberTests):
         script = Echo(tokenizer, delay=FOREVER)
         monkeypatch.setattr(request_tracker, "MAX_PENDING_MB", 20)
         transcriber, _ = start(script)
-        go_on = threading.Event()
-        honest = audio.check_values
-
-        def check_values(block, start_s):
-            assert go_on.wait(WAIT_S)
-            honest(block, start_s)
-
-        monkeypatch.setattr("serve.speech.audio.check_values", check_values)
+        _, go_on = held_up(monkeypatch)
         long = request(audio=noise(163.0), sample_rate=2_000)  # 9.95 MiB
         clients = [Client().send(transcriber, long) for _ in range(2)]
         with pytest.raises(OverloadedError, match=r"19\.9 MiB .* adds 9\.9 MiB; .* is 20 MiB"):
@@ -221,20 +227,11 @@ class TestEndings(TranscriberTests):
 
     def test_cancelling_ends_the_decoding_of_the_audio(self, start, tokenizer, monkeypatch):
         """At its next block, and nothing of the request is left."""
-        begun, go_on, blocks = threading.Event(), threading.Event(), []
-        honest = audio.check_values
-
-        def check_values(block, start_s):
-            blocks.append(start_s)
-            begun.set()
-            assert go_on.wait(WAIT_S)
-            honest(block, start_s)
-
         transcriber, runtime = start(Echo(tokenizer), decode_workers=1)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.speech.audio.check_values", check_values)
+            blocks, go_on = held_up(patch)
             client = Client().send(transcriber, request(audio=noise(600.0)))
-            assert begun.wait(WAIT_S)
+            until(lambda: blocks)
             client.handle.cancel()
             assert isinstance(client.error, CancelledError)
             go_on.set()

@@ -10,10 +10,18 @@ from serve.runtime.protocol import Detection
 from serve.speech import words
 from serve.transcriber import decoding_plan
 from tests.fakes import CAPABILITIES, Echo, fake_engine
-from tests.harness import FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
+from tests.harness import ABLE, FOREVER, UNSURE, Client, TranscriberTests, noise, request, until
 
 MIXED = {"language": None, "multilingual": True}
 THREE = [("es", 0.9), ("en", 0.9), ("de", 0.9)]
+
+
+DETECTION = Detection(  # where nothing is said about languages
+    (),
+    decoding_plan.LANGUAGE_CERTAINTY,
+    decoding_plan.MAX_TRIED_LANGUAGES,
+    decoding_plan.SWITCH_PROBABILITY,
+)
 
 
 class TestUnsure(TranscriberTests):
@@ -73,7 +81,7 @@ class TestSeveralByDefault(TranscriberTests):
         (warning,) = answer.warnings
         assert warning.startswith("language en was detected, but es is spoken at ")
         begin, end = answer.segments[1].start, answer.segments[3].start
-        assert f"{begin:.1f} to {end:.1f} s; these parts have the text of their own" in warning
+        assert f"{begin:.1f} to {end:.1f} s; these parts were transcribed in that" in warning
         assert "Send multilingual = true" in warning
 
     def test_the_language_of_the_whole_is_the_one_that_most_was_said_in(self, start, tokenizer):
@@ -180,9 +188,7 @@ class TestMultilingual(TranscriberTests):
                 asked.append(language) or split(tokens, decode, language)
             ),
         )
-        transcriber, _ = start(
-            Station(tokenizer, *THREE), dataclasses.replace(CAPABILITIES, words=True)
-        )
+        transcriber, _ = start(Station(tokenizer, *THREE), ABLE)
         timed = request("so", audio=noise(70.0), word_timestamps=True, **MIXED)
         answer = transcriber.transcribe(timed)
         assert sorted(asked) == sorted(segment.language for segment in answer.segments)
@@ -203,27 +209,16 @@ class TestDetection(TranscriberTests):
         asked = {"languages": ["German", "es", "DE"], "multilingual": each}
         known = tokenizer.facts.languages
         # Where each window has a language, none is decoded in another window's.
-        switch = 0.0 if each else decoding_plan.SWITCH_PROBABILITY
-        expected = Detection(
-            (known["de"], known["es"]),
-            decoding_plan.LANGUAGE_CERTAINTY,
-            decoding_plan.MAX_TRIED_LANGUAGES,
-            switch,
-        )
+        switch = 0.0 if each else DETECTION.switch
+        among = (known["de"], known["es"])
+        expected = dataclasses.replace(DETECTION, languages=among, switch=switch)
         assert self.detections(start, echo, asked, languages=("fr",)) == {expected}
 
     def test_where_it_says_none_they_are_as_configured(self, start, echo, tokenizer):
         french = (tokenizer.facts.languages["fr"],)
-        assert {x.languages for x in self.detections(start, echo, {}, languages=("fr",))} == {
-            french
-        }
-        expected = Detection(
-            (),
-            decoding_plan.LANGUAGE_CERTAINTY,
-            decoding_plan.MAX_TRIED_LANGUAGES,
-            decoding_plan.SWITCH_PROBABILITY,
-        )
-        assert self.detections(start, echo, {}) == {expected}
+        found = self.detections(start, echo, {}, languages=("fr",))
+        assert found == {dataclasses.replace(DETECTION, languages=french)}
+        assert self.detections(start, echo, {}) == {DETECTION}
 
     def test_one_that_is_named_needs_not_be_among_those_configured(self, start, echo):
         transcriber, runtime = start(echo, languages=("fr", "de"))

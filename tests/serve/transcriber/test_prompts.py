@@ -13,8 +13,9 @@ from serve.contract.messages import Request
 from serve.contract.phrases import BOOST
 from serve.speech.tokenizer import Tokenizer
 from serve.transcriber.prompts import PromptTexts, phrases_of, split_weight, trie_of
-from tests.fakes import CAPABILITIES, Echo, Play, fake_engine
+from tests.fakes import Echo, Play, fake_engine
 from tests.harness import (
+    ABLE,
     FOREVER,
     UNSURE,
     Client,
@@ -188,8 +189,7 @@ class TestSequence(TranscriberTests):
             lambda segments, *_: [s for s in segments if s.text != " b"],
         )
         script = Counting(tokenizer, {i: {"text_below": tokenizer.facts.eot} for i in range(8)})
-        able = dataclasses.replace(CAPABILITIES, words=True)
-        transcriber, runtime = start(script, able)
+        transcriber, runtime = start(script, ABLE)
         odd = {"mode": "sequential", "hallucination_silence_threshold": 1.0}
         answer = transcriber.transcribe(request("", audio=noise(130.0), **odd))
         assert answer.text.startswith("a c d")

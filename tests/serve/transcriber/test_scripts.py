@@ -5,11 +5,9 @@ import dataclasses
 import pytest
 
 from serve.contract.messages import SegmentReady
-from tests.fakes import CAPABILITIES, Echo
-from tests.harness import Client, TranscriberTests, noise, request
-
-ABLE = dataclasses.replace(CAPABILITIES, words=True)
-SIMPLE, TAIWAN, HONG_KONG = "台湾的头发里面", "臺灣的頭髮裡面", "台灣的頭髮裏面"
+from tests.fakes import Echo
+from tests.harness import ABLE, Client, TranscriberTests, noise, request
+from tests.serve.speech.test_languages import HONG_KONG, SIMPLE, TAIWAN
 
 
 class Pages:

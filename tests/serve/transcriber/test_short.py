@@ -7,9 +7,10 @@ import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.speech import vad
-from tests.fakes import CAPABILITIES, Play
+from tests.fakes import CAPABILITIES
 from tests.harness import UNSURE, TranscriberTests, noise, request
 from tests.serve.speech.sounds import Ear
+from tests.serve.transcriber.test_untold import Reader
 
 
 def seen(runtime):
@@ -87,11 +88,7 @@ class TestShort(TranscriberTests):
         self, start, tokenizer, monkeypatch
     ):
         monkeypatch.setattr(vad, "VadModel", Ear)
-        facts = tokenizer.facts
-        text = tokenizer.text_ids("prefix", " one two three four five", 99)
-        tokens = (facts.timestamp_begin, *text, *[facts.timestamp_begin + 250] * 2)
-        said = Play(tokens=tokens, text_below=facts.eot)
-        transcriber, runtime = start(lambda job: said, vad="auto", short_encoder="auto")
+        transcriber, runtime = start(Reader(tokenizer), vad="auto", short_encoder="auto")
         answer = transcriber.transcribe(request(audio=noise(12.0)))
         assert answer.text.split() == ["one", "two", "three", "four", "five"] * 3
         assert seen(runtime) == [1500, 3000, 3000, 3000]

@@ -13,11 +13,9 @@ from serve.speakers.diarize import SpeakerTurn
 from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber import audio_decoder_pool
-from tests.fakes import CAPABILITIES
-from tests.harness import WAIT_S, Client, TranscriberTests, noise, quiescent, request
+from tests.harness import ABLE, WAIT_S, Client, TranscriberTests, noise, quiescent, request
 from tests.serve.speech.sounds import Ear, encode
 
-ABLE = dataclasses.replace(CAPABILITIES, words=True)
 VOICE = f"data:audio/wav;base64,{base64.b64encode(encode(noise(3.0), 'WAV', 'PCM_16')).decode()}"
 
 

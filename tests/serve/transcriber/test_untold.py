@@ -7,26 +7,22 @@ import pytest
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.speech import vad
-from tests.fakes import CAPABILITIES, Echo, Play
-from tests.harness import TranscriberTests, noise, quiescent, request
+from tests.fakes import Echo, Play
+from tests.harness import ABLE, TranscriberTests, noise, quiescent, request
 from tests.serve.speech.sounds import Ear
-
-ABLE = dataclasses.replace(CAPABILITIES, words=True)
 
 
 class Reader:
     """A script that says five words in five seconds, and then a timestamp, whatever comes."""
 
-    def __init__(self, tokenizer, seconds=5):
-        self.tokenizer = tokenizer
-        self.seconds = seconds
+    def __init__(self, tokenizer):
+        facts = tokenizer.facts
+        text = tokenizer.text_ids("prefix", " one two three four five", 99)
+        tokens = (facts.timestamp_begin, *text, *[facts.timestamp_begin + 250] * 2)
+        self.play = Play(tokens=tokens, text_below=facts.eot)
 
     def __call__(self, job):
-        facts = self.tokenizer.facts
-        text = self.tokenizer.text_ids("prefix", " one two three four five", 99)
-        end = facts.timestamp_begin + 50 * self.seconds
-        tokens = (facts.timestamp_begin, *text, end, end)
-        return Play(tokens=tokens, text_below=facts.eot)
+        return self.play
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ from serve.contract.errors import OptionError
 from serve.contract.messages import SegmentReady
 from serve.speech import words
 from tests.fakes import CAPABILITIES, CONFIDENCE, Echo
-from tests.harness import WAIT_S, Client, TranscriberTests, noise, quiescent, request
+from tests.harness import ABLE, WAIT_S, Client, TranscriberTests, noise, quiescent, request
 
-ABLE = dataclasses.replace(CAPABILITIES, words=True)
 TIMED = {"word_timestamps": True}
 
 

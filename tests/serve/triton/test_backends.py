@@ -58,14 +58,9 @@ def transcriber():
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return tmp_path
-
-
-@pytest.fixture
-def backend(transcriber, folder, monkeypatch):
+def backend(transcriber, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "INTERVAL_S", 0.001)
-    backend = EngineBackend(transcriber, 7.0, folder, fake_triton.MetricFamily)
+    backend = EngineBackend(transcriber, 7.0, tmp_path, fake_triton.MetricFamily)
     yield backend
     backend.close()
 
@@ -81,10 +76,10 @@ def backend(transcriber, folder, monkeypatch):
     ids=lambda end: type(end).__name__,
 )
 def test_a_file_is_let_go_where_its_request_ends_whoever_keeps_the_error(
-    backend, transcriber, folder, end
+    backend, transcriber, tmp_path, end
 ):
-    uploads.make_folder(folder)
-    path = uploads.folder_of(folder, 0) / "0-ab-1"
+    uploads.make_folder(tmp_path)
+    path = uploads.folder_of(tmp_path, 0) / "0-ab-1"
     path.write_bytes(b"RIFF")
     lies = path.stat()
     inputs = tensors.request_to_inputs(Request(audio=b"RIFF"))
@@ -152,12 +147,12 @@ def test_what_the_transcriber_refuses_it_counts_itself(backend, transcriber):
     assert transcriber.rejected == 0
 
 
-def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, folder):
-    assert not (folder / "failure").exists()
+def test_a_broken_device_is_told_to_the_launcher(backend, transcriber, tmp_path):
+    assert not (tmp_path / "failure").exists()
     transcriber.healthy = False
-    wait_until((folder / "failure").exists, "nobody looks")
-    wait_until((folder / "failure").read_text, "empty")
-    assert "device failed" in (folder / "failure").read_text()
+    wait_until((tmp_path / "failure").exists, "nobody looks")
+    wait_until((tmp_path / "failure").read_text, "empty")
+    assert "device failed" in (tmp_path / "failure").read_text()
 
 
 def test_the_end_drains_before_it_closes(backend, transcriber):

@@ -43,7 +43,7 @@ class Backend:
 
 @pytest.fixture
 def module(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_triton.backend_utils())
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_triton)
     spec = importlib.util.spec_from_file_location("model_under_test", MODEL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -16,9 +16,6 @@ from tests.waits import WAIT_S, wait_until
 SEGMENT_READY, FINISHED = SegmentReady(SEGMENT), RequestFinished(TRANSCRIPT)
 
 
-UTILS = fake_triton.backend_utils()
-
-
 class Sender:
     """Keeps what it is given; complains where Triton would."""
 
@@ -33,7 +30,7 @@ class Sender:
         if self.broken:
             raise RuntimeError("send broke")
         assert not (self.sent and self.sent[-1][1]), "a response after the last one"
-        self.sent.append((response, flags == fake_triton.FINAL))
+        self.sent.append((response, flags == fake_triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL))
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ WHOLE = sorted(tensors.transcript_outputs(TRANSCRIPT))
 
 class TestResponder:
     def test_nothing_follows_the_last_response(self, sender):
-        responder = Responder(sender, UTILS, stream=True)
+        responder = Responder(sender, fake_triton, stream=True)
         responder.send_event(FINISHED)
         responder.send_event(SEGMENT_READY)
         responder.send_event(FINISHED)
@@ -55,7 +52,7 @@ class TestResponder:
 
     @pytest.mark.parametrize("event", [SEGMENT_READY, FINISHED])
     def test_an_answer_that_cannot_be_made_becomes_an_error(self, sender, event):
-        utils = SimpleNamespace(**{**vars(UTILS), "Tensor": None})
+        utils = SimpleNamespace(**{**vars(fake_triton), "Tensor": None})
         Responder(sender, utils, stream=True).send_event(event)
         ((response, final),) = sender.sent
         assert "not callable" in response.error.message and final
@@ -69,7 +66,7 @@ class TestResponseQueue:
         responses.close()
 
     def test_events_are_sent_in_order_and_the_end_waits_for_them(self, sender, responses):
-        responder = Responder(sender, UTILS, stream=True)
+        responder = Responder(sender, fake_triton, stream=True)
         sender.go_on.clear()
         for _ in range(50):
             responses.put(responder, SEGMENT_READY)
@@ -82,9 +79,9 @@ class TestResponseQueue:
     def test_a_request_that_cannot_be_answered_does_not_stop_the_others(self, sender, responses):
         broken = Sender()
         broken.broken = True
-        unheard = Responder(broken, UTILS, stream=True)
+        unheard = Responder(broken, fake_triton, stream=True)
         responses.put(unheard, SEGMENT_READY)
-        responses.put(Responder(sender, UTILS), FINISHED)
+        responses.put(Responder(sender, fake_triton), FINISHED)
         wait_until(lambda: sender.sent, "the thread ended")
         assert unheard.done, "nothing more is sent to it"
         ((response, final),) = sender.sent

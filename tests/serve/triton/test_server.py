@@ -34,7 +34,6 @@ from tests.serving import (
 from tests.waits import WAIT_S, wait_until
 
 pytestmark = pytest.mark.server
-ROOT = Path(__file__).parents[3]
 
 
 # ---------------------------------------------------------------- answers

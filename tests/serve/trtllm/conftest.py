@@ -3,7 +3,7 @@
 import pytest
 
 from tests.checkpoints import write_engine
-from tests.fake_trtllm.install import compile_engine, install, make_checkpoint, make_config
+from tests.fake_trtllm.install import copy_engine
 from tests.runtimes import executor_engine, nano_checkpoint
 
 
@@ -20,21 +20,13 @@ def native_engine(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def engine(checkpoint, tmp_path_factory):
+    """It as an engine for the LLM API."""
+    return copy_engine(checkpoint, tmp_path_factory.mktemp("api") / "engine")
+
+
+@pytest.fixture(scope="module")
 def compiled(checkpoint, tmp_path_factory):
     """It as an engine of TensorRT-LLM."""
     with executor_engine(checkpoint, tmp_path_factory.mktemp("compiled")) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def fake_executor(tmp_path_factory):
-    """The stand-in's executor module, with everything installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield install(patch, tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture(scope="module")
-def small_engine(fake_executor, tmp_path_factory):
-    """An engine that is smaller still, without a tokenizer that can be read."""
-    target = tmp_path_factory.mktemp("engines") / "small"
-    return compile_engine(make_checkpoint(), make_config(), "fp16", target)

@@ -22,7 +22,7 @@ from serve.runtime.loader import open_runtime
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import worker
 from serve.trtllm.llm_api import LlmApiExecutor, start_settings
-from tests.fake_trtllm.install import OnThread, copy_engine, install_api
+from tests.fake_trtllm.install import OnThread, install_api
 from tests.runtimes import LLM_API, run, samples_job
 from tests.waits import WAIT_S, wait_until
 
@@ -32,12 +32,6 @@ def fake():
     """The stand-in's `tensorrt_llm.llmapi`, with a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         yield install_api(patch)
-
-
-@pytest.fixture(scope="module")
-def engine(fake, checkpoint, tmp_path_factory):
-    target = tmp_path_factory.mktemp("api") / "engine"
-    return copy_engine(checkpoint, target)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from serve.supervisor.supervisor import free_ports, running_server
 from serve.transcriber.loop import Transcriber
 from serve.trtllm import llm_api
 from serve.wire.client import TritonClient
-from tests.fake_trtllm.install import HERE, OnThread, copy_engine, install_api, write_metadata
+from tests.fake_trtllm.install import HERE, OnThread, install_api, write_metadata
 from tests.runtimes import TRTLLM, run, samples_job
 
 LACKS = (
@@ -44,11 +44,6 @@ class Lacks:
 
 sys.meta_path.insert(0, Lacks())
 """
-
-
-@pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory):
-    return copy_engine(checkpoint, tmp_path_factory.mktemp("api") / "engine")
 
 
 @pytest.fixture(scope="module")

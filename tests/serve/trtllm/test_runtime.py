@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from eval.random_whisper import special_ids
 from serve.contract.engine import DETECT_LANGUAGE, Engine
 from serve.contract.errors import ConfigError, DeviceError, EarshotError, EngineError, OptionError
 from serve.contract.errors import UnavailableError as Unavailable
@@ -15,29 +16,40 @@ from serve.runtime.protocol import DecodingOptions, Job
 from serve.trtllm.executor import RulesCallback
 from serve.trtllm.limits import ENGINES_FOLDER
 from serve.trtllm.runtime import ExecutorRequest
-from tests.fake_trtllm import facts
-from tests.fake_trtllm.install import DIMS, FACTS, compile_engine, make_checkpoint, make_config
+from tests.checkpoints import NANO
+from tests.fake_trtllm.facts import POST_PROCESSOR
+from tests.fake_trtllm.install import compile_engine, install, make_config
 from tests.runtimes import run
 
-TIMED = (FACTS.sot, FACTS.languages["en"], FACTS.transcribe)
-PLAIN = (*TIMED, FACTS.no_timestamps)
-DETECT = (FACTS.sot, DETECT_LANGUAGE, FACTS.transcribe)
+IDS = special_ids(NANO)
+SOT, NO_TIMESTAMPS = IDS["<|startoftranscript|>"], IDS["<|notimestamps|>"]
+TIMED = (SOT, IDS["<|en|>"], IDS["<|transcribe|>"])
+PLAIN = (*TIMED, NO_TIMESTAMPS)
+DETECT = (SOT, DETECT_LANGUAGE, IDS["<|transcribe|>"])
 
 
 def make_job(id=1, prompt=TIMED, **options):
     features = torch.randn(80, 3000, generator=torch.Generator().manual_seed(id))
-    options = {"max_tokens": 12, "timestamps": prompt[-1] != FACTS.no_timestamps, **options}
+    options = {"max_tokens": 12, "timestamps": prompt[-1] != NO_TIMESTAMPS, **options}
     return Job(id, features, prompt, DecodingOptions(**options))
 
 
 @pytest.fixture(scope="module")
-def fake(fake_executor):
-    return fake_executor
+def fake(tmp_path_factory):
+    """The stand-in's executor module, with everything installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield install(patch, tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture(scope="module")
-def engine(small_engine):
-    return small_engine
+def engine(fake, checkpoint, tmp_path_factory):
+    target = tmp_path_factory.mktemp("engines") / "small"
+    return compile_engine(checkpoint, make_config(), "fp16", target)
+
+
+@pytest.fixture(scope="module")
+def facts(checkpoint):
+    return checkpoint.facts
 
 
 @pytest.fixture
@@ -73,14 +85,14 @@ def test_another_gpu_of_the_machine_is_named_to_the_executor(engine, fake, monke
     assert fake.Executor.instances[-1].config.parallel_config.device_ids == [1]
 
 
-def test_requests_carry_what_whisper_needs(opened):
+def test_requests_carry_what_whisper_needs(opened, facts):
     runtime, executor = opened()
     job = make_job(max_tokens=7)
     run(runtime, [job])
     (request,) = executor.requests
     assert request.input_token_ids == list(TIMED)
     assert request.max_tokens == 7
-    assert request.end_id == FACTS.eot
+    assert request.end_id == facts.eot
     assert request.encoder_output_length == 1500
     assert torch.equal(request.encoder_input_features, job.features.half().T)
     assert request.output_config.exclude_input_from_output
@@ -97,10 +109,10 @@ def test_sampling_asks_for_the_whole_distribution(opened):
 
 
 @pytest.fixture(scope="module")
-def beams_of_3(fake, tmp_path_factory):
+def beams_of_3(fake, checkpoint, tmp_path_factory):
     """An engine built for beams of 3."""
     target = tmp_path_factory.mktemp("engines") / "beams"
-    return compile_engine(make_checkpoint(), make_config(beam_width=3), "fp16", target)
+    return compile_engine(checkpoint, make_config(beam_width=3), "fp16", target)
 
 
 def test_a_job_has_the_beam_that_it_asks_for(beams_of_3, fake):
@@ -139,14 +151,14 @@ def test_tokens_stream_and_the_average_covers_the_end(opened, fake):
     assert whole.last.scores.avg_logprob < -0.01  # 0 if normalised over the one candidate
 
 
-def test_detection_probes_once_and_fills_the_prompt(opened):
+def test_detection_probes_once_and_fills_the_prompt(opened, facts):
     runtime, executor = opened()
     ended = run(runtime, [make_job(1, DETECT), make_job(2, TIMED)])
     probes = [r for r in executor.requests if r.output_config.return_generation_logits]
-    assert [(p.input_token_ids, p.max_tokens) for p in probes] == [([FACTS.sot], 1)]
+    assert [(p.input_token_ids, p.max_tokens) for p in probes] == [([facts.sot], 1)]
     found = ended[1].last.scores
-    assert found.language in FACTS.languages.values()
-    assert [FACTS.sot, found.language, FACTS.transcribe] in [
+    assert found.language in facts.languages.values()
+    assert [facts.sot, found.language, facts.transcribe] in [
         request.input_token_ids for request in executor.requests
     ]
     assert ended[2].last.scores.language is None
@@ -155,29 +167,29 @@ def test_detection_probes_once_and_fills_the_prompt(opened):
 
 def test_the_callback_takes_its_arguments_in_the_librarys_order():
     parameters = list(inspect.signature(RulesCallback.__call__).parameters)
-    assert parameters[1:] == facts.POST_PROCESSOR
+    assert parameters[1:] == POST_PROCESSOR
 
 
-def test_the_callback_forbids_by_row_and_leaves_the_rest():
-    callback = RulesCallback(FACTS, DIMS)
+def test_the_callback_forbids_by_row_and_leaves_the_rest(checkpoint, facts):
+    callback, n_vocab = RulesCallback(facts, checkpoint.dims), checkpoint.dims.n_vocab
     requests = {
         7: ExecutorRequest(TIMED, torch.zeros(1), 9, timestamps=True),
         8: ExecutorRequest(PLAIN, torch.zeros(1), 9),
     }
     callback.requests.update(requests)
-    first, second, stranger = (torch.zeros(1, n, DIMS.n_vocab).half() for n in (2, 1, 1))
-    begin = FACTS.timestamp_begin
+    first, second, stranger = (torch.zeros(1, n, n_vocab).half() for n in (2, 1, 1))
+    begin = facts.timestamp_begin
     beams = [[*TIMED, begin + 4, 50], [*TIMED, begin + 4, 51, begin + 9]]
     callback([1, 2, 3], [first, second, stranger], [beams, [[*PLAIN]], [[1]]], 0, [7, 8, None])
     allowed = [set(torch.nonzero(row == 0).flatten().tolist()) for row in first[0]]
-    text = set(range(FACTS.eot)) - set(FACTS.suppress_tokens)
+    text = set(range(facts.eot)) - set(facts.suppress_tokens)
     # Equal logits: 1,501 timestamps together outweigh any text, so a timestamp must come. One
     # that ends the text may not precede the one that opened it; an open pair repeats its last.
-    assert allowed[0] == set(range(begin + 5, DIMS.n_vocab))
-    assert allowed[1] == set(range(begin + 9, DIMS.n_vocab))
+    assert allowed[0] == set(range(begin + 5, n_vocab))
+    assert allowed[1] == set(range(begin + 9, n_vocab))
     plain = set(torch.nonzero(second[0, 0] == 0).flatten().tolist())
-    assert plain & set(range(FACTS.eot)) == text - set(FACTS.begin_suppress_tokens)
-    assert FACTS.eot not in plain  # forbidden as the first token
+    assert plain & set(range(facts.eot)) == text - set(facts.begin_suppress_tokens)
+    assert facts.eot not in plain  # forbidden as the first token
     assert not stranger.any()
 
 

@@ -16,6 +16,7 @@ import math
 import time
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from plain_whisper import PlainWhisper
@@ -157,17 +158,6 @@ class Response:
 
 
 @dataclasses.dataclass
-class InflightBatchingStats:
-    num_scheduled_requests: int
-
-
-@dataclasses.dataclass
-class IterationStats:
-    iter_latency_ms: float
-    inflight_batching_stats: InflightBatchingStats | None
-
-
-@dataclasses.dataclass
 class Active:
     """A request that the stand-in decodes."""
 
@@ -209,7 +199,7 @@ class Executor:
         self.queue: dict[int, Active] = {}
         self.active: dict[int, Active] = {}
         self.responses: list[Response] = []
-        self.stats: list[IterationStats] = []
+        self.stats: list[SimpleNamespace] = []
         self.encoded_together: list[int] = []
         self.broken = ""
         self.ids = itertools.count(1)
@@ -313,7 +303,10 @@ class Executor:
             for request_id, row in logits.items():
                 self.sample(request_id, self.active[request_id], row.reshape(-1).float())
         latency_ms = 1000 * (time.perf_counter() - began)
-        self.stats.append(IterationStats(latency_ms, InflightBatchingStats(len(logits))))
+        batch = SimpleNamespace(num_scheduled_requests=len(logits))
+        self.stats.append(
+            SimpleNamespace(iter_latency_ms=latency_ms, inflight_batching_stats=batch)
+        )
 
     def start(self, request_id, active):
         with torch.inference_mode():

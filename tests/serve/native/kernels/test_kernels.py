@@ -26,6 +26,7 @@ ROWS = [1, 20, 33, 130] if ON_GPU else [1, 33]
 # (depth, outputs): tiny, wide, deep enough for a split, and a vocabulary
 SHAPES = [(64, 192), (384, 1536), (1536, 384), (128, 8300)]
 WORDS = 8300 if ON_GPU else 1300  # of a vocabulary, where its size is not what is tested
+PROMPTS = (1816, (1280, 5120)) if ON_GPU else (290, (64, 5500))  # rows of a batch of them
 if ON_GPU:
     SHAPES += [(1280, 3840), (1280, 1280), (5120, 1280), (1280, 51866)]
 
@@ -36,6 +37,7 @@ if ON_GPU:
     [
         *((33, SHAPES[0], True), (1, SHAPES[1], False)),
         *nightly(*itertools.product(ROWS, SHAPES, [True, False])),
+        *nightly(*((*PROMPTS, int8) for int8 in (True, False))),
     ],
 )
 def test_linear_layers(ops, random, rows, shape, int8, dtype):
@@ -63,18 +65,6 @@ def test_logits(ops, random, rows, shape, int8, dtype):
     x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
     matrix = matrix_of(random, n_out, depth, dtype, int8, bias=False)
     close(ops.logits(x, norm, matrix), reference_ops.logits(x, norm, matrix))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("int8", [True, False])
-def test_as_many_rows_as_a_batch_of_prompts_has(ops, random, int8, dtype):
-    rows, depth, n_out = (1816, 1280, 5120) if ON_GPU else (290, 64, 5500)
-    x, norm = random(rows, depth, dtype=dtype) + 3, norm_of(random, depth)
-    matrix = matrix_of(random, n_out, depth, dtype, int8)
-    close(
-        ops.norm_linear_gelu(x, norm, matrix), reference_ops.norm_linear_gelu(x, norm, matrix), GELU
-    )
 
 
 @pytest.mark.nightly

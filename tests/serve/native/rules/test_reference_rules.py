@@ -11,6 +11,8 @@ from serve.native.rules.reference_rules import TokenRules
 from serve.native.rules.state import Picks, new_state
 from tests.serve.native.rules.rows import CPU, DIMS, FACTS, N_VOCAB, PROMPT, admit, picks_of, stamp
 
+RULES = TokenRules(FACTS, DIMS, CPU)
+
 
 def reference_scores(logits, sampled, timestamps):
     """What transformers leaves of the logits."""
@@ -54,8 +56,7 @@ def test_the_choice_and_its_log_probability_equal_transformers(history, timestam
         expected = reference_scores(logits, history, timestamps)
         state = new_state(2, 32, CPU)
         admit(state, 1, PROMPT, history, timestamps)
-        rules = TokenRules(FACTS, DIMS, CPU)
-        rules.advance(state, picks_of(2), torch.stack([torch.randn(N_VOCAB), logits]))
+        RULES.advance(state, picks_of(2), torch.stack([torch.randn(N_VOCAB), logits]))
         chosen = int(state.tokens[1, len(PROMPT) + len(history)])
         assert chosen == int(expected.argmax())
         assert math.isclose(
@@ -76,7 +77,7 @@ def test_words_that_the_prompt_begins_with_count_as_said(timestamps):
         states[1].last_timestamp[0] = states[0].last_timestamp[0]
         states[1].repetition_penalty[0], states[1].no_repeat_ngram[0] = 9.0, 1
         for state in states:
-            TokenRules(FACTS, DIMS, CPU).advance(state, picks_of(1), logits)
+            RULES.advance(state, picks_of(1), logits)
         assert torch.equal(states[0].tokens, states[1].tokens)
         assert torch.equal(states[0].logprob_sum, states[1].logprob_sum)
         expected = reference_scores(logits[0], prefix, timestamps)
@@ -90,7 +91,7 @@ def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_plac
     logits = torch.zeros(1, N_VOCAB)
     logits[0, FACTS.languages["es"]] = 2.0
     logits[0, FACTS.no_speech] = 1.0
-    TokenRules(FACTS, DIMS, CPU).record_start(state, torch.tensor([2]), logits)
+    RULES.record_start(state, torch.tensor([2]), logits)
     spanish = FACTS.languages["es"]
     assert state.tokens[2, :6].tolist() == [*prompt[:3], spanish, FACTS.transcribe, 0]
     assert state.language.tolist() == [-1, -1, spanish]
@@ -104,29 +105,27 @@ def test_start_of_transcript_tells_silence_and_the_language_which_fills_its_plac
 
 def test_end_of_text_and_the_length_limit_end_a_slot():
     state = new_state(3, 32, CPU)
-    rules = TokenRules(FACTS, DIMS, CPU)
     for slot in range(3):
         admit(state, slot, PROMPT, (stamp(0), 11, stamp(4)), limit=7 if slot == 1 else 32)
     logits = torch.zeros(3, N_VOCAB)
     logits[0, FACTS.eot] = 20.0
     logits[1, stamp(5)] = logits[2, stamp(5)] = 20.0
-    rules.advance(state, picks_of(3), logits)
+    RULES.advance(state, picks_of(3), logits)
     assert state.finished.tolist() == [True, True, False]
     before = state.tokens.clone()
-    rules.advance(state, picks_of(3), torch.randn(3, N_VOCAB))
+    RULES.advance(state, picks_of(3), torch.randn(3, N_VOCAB))
     assert torch.equal(state.tokens[:2], before[:2])
     assert state.position.tolist() == [6, 6, 7]
 
 
 def test_sampling_follows_the_distribution_and_only_the_slots_own_seed():
-    rules = TokenRules(FACTS, DIMS, CPU)
     logits = torch.full((1, N_VOCAB), -20.0)
     logits[0, 10], logits[0, 20] = 1.0, 0.0
     count, temperature = 4000, 0.5
     state = new_state(count, 32, CPU)
     for slot in range(count):
         admit(state, slot, PROMPT, (11,), False, temperature, seed=slot)
-    rules.advance(state, picks_of(count), logits.expand(count, -1))
+    RULES.advance(state, picks_of(count), logits.expand(count, -1))
     drawn = state.tokens[:, len(PROMPT) + 1]
     share = float((drawn == 10).float().mean())
     expected = 1 / (1 + math.exp(-1 / temperature))
@@ -134,7 +133,7 @@ def test_sampling_follows_the_distribution_and_only_the_slots_own_seed():
 
     alone = new_state(1, 32, CPU)
     admit(alone, 0, PROMPT, (11,), False, temperature, seed=1234)
-    rules.advance(alone, picks_of(1), logits)
+    RULES.advance(alone, picks_of(1), logits)
     assert alone.tokens[0, len(PROMPT) + 1] == drawn[1234]
 
 
@@ -146,7 +145,7 @@ def test_the_last_place_of_the_context_is_used_and_none_beyond_it():
     state.position[1], state.finished[1] = 31, True  # ended there, and still in the batch
     logits = torch.zeros(2, N_VOCAB)
     logits[:, 13] = 20.0
-    TokenRules(FACTS, DIMS, CPU).advance(state, picks_of(2), logits)
+    RULES.advance(state, picks_of(2), logits)
     assert state.tokens[0, 29:].tolist() == [11, 11, 13]
     assert state.finished.tolist() == [True, True]
     assert state.tokens[1, 31] == 0
@@ -160,7 +159,7 @@ def test_a_row_reads_the_line_it_is_told_and_no_other_row_changes():
     for line in range(3):
         logits[line, 20 + line] = 20.0
     picks = Picks(torch.tensor([3, 1, 0]), torch.tensor([2, 0, 2]))
-    TokenRules(FACTS, DIMS, CPU).advance(state, picks, logits)
+    RULES.advance(state, picks, logits)
     assert state.tokens[:, len(PROMPT) + 1].tolist() == [22, 20, 0, 22]
     assert state.position.tolist() == [4, 4, 3, 4]
     assert float(logits.sum()) == 60.0  # they are the caller's
@@ -184,7 +183,6 @@ SAID = [(), (11,), (11, 11), (11, 12, 13, 11, 12), (11, 12, 11, 12, 11), (9, 9, 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.5, 0.5])
 def test_penalties_for_repetition_read_only_what_was_sampled(penalty, size):
-    rules = TokenRules(FACTS, DIMS, CPU)
     prompt = [FACTS.sot_prev, 20, 21, *PROMPT]  # said before: not penalised
     for seed, said in enumerate(SAID * 8):
         logits = torch.randn(2, N_VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
@@ -193,7 +191,7 @@ def test_penalties_for_repetition_read_only_what_was_sampled(penalty, size):
         for row in range(2):
             admit(state, row, prompt, said, timestamps=False)
         state.repetition_penalty[0], state.no_repeat_ngram[0] = penalty, size
-        rules.advance(state, picks_of(2), logits)
+        RULES.advance(state, picks_of(2), logits)
         for row, (p, n) in enumerate([(penalty, size), (1.0, 0)]):
             left = torch.tensor(penalised(logits[row].tolist(), list(said), p, n))
             expected = reference_scores(left, said, timestamps=False)
@@ -205,7 +203,6 @@ def test_penalties_for_repetition_read_only_what_was_sampled(penalty, size):
 
 def test_a_draft_is_followed_as_far_as_it_is_what_would_have_been_chosen():
     """Call by call as single steps would, with logits that each guess alone decides."""
-    rules = TokenRules(FACTS, DIMS, CPU)
     table = torch.randn(N_VOCAB, N_VOCAB, generator=torch.Generator().manual_seed(3)) * 3
     table[:, FACTS.eot] = -20.0
     single, drafted = (new_state(6, 32, CPU) for _ in "12")
@@ -214,16 +211,16 @@ def test_a_draft_is_followed_as_far_as_it_is_what_would_have_been_chosen():
             admit(state, row, PROMPT, (11 + row,), timestamps=False, temperature=0.5 * (row == 5))
             state.seed[row] = row
     for _ in range(6):
-        rules.advance(single, picks_of(6), table[single.tokens[torch.arange(6), single.position]])
+        RULES.advance(single, picks_of(6), table[single.tokens[torch.arange(6), single.position]])
     at, guesses = len(PROMPT) + 1, 4
     right = single.tokens[:, at : at + guesses].clone()
     kept = torch.tensor([0, 1, 2, 3, 4, 4])
     wrong = torch.arange(guesses) >= kept[:, None]
     drafted.tokens[:, at : at + guesses] = torch.where(wrong, (right + 1) % 40, right)
     fed = drafted.tokens.clone()
-    rules.begin_draft(drafted, torch.arange(6))
+    RULES.begin_draft(drafted, torch.arange(6))
     for step in range(guesses + 1):
-        rules.advance(drafted, picks_of(6), table[fed[:, at - 1 + step]], drafted=True)
+        RULES.advance(drafted, picks_of(6), table[fed[:, at - 1 + step]], drafted=True)
     assert drafted.position.tolist() == [at + count for count in kept.tolist()]
     for row, position in enumerate(drafted.position.tolist()):
         assert torch.equal(drafted.tokens[row, : position + 1], single.tokens[row, : position + 1])
@@ -232,7 +229,7 @@ def test_a_draft_is_followed_as_far_as_it_is_what_would_have_been_chosen():
         short = drafted.position < single.position
         rows = torch.arange(6)[short]
         picks = Picks(rows, torch.arange(len(rows)))
-        rules.advance(drafted, picks, table[last[short]])
+        RULES.advance(drafted, picks, table[last[short]])
     assert torch.equal(drafted.position, single.position)
     for row, position in enumerate(single.position.tolist()):
         assert torch.equal(drafted.tokens[row, : position + 1], single.tokens[row, : position + 1])

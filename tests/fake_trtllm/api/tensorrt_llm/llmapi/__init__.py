@@ -31,8 +31,7 @@ class EngineDeadError(RuntimeError):
 def check(made, error):
     """Raise `error` where a field of a dataclass holds another kind of value."""
     for name, declared in typing.get_type_hints(type(made)).items():
-        if name in {field.name for field in dataclasses.fields(made)}:
-            check_one(f"{type(made).__name__}.{name}", getattr(made, name), declared, error)
+        check_one(f"{type(made).__name__}.{name}", getattr(made, name), declared, error)
 
 
 def check_one(name, value, declared, error):
