@@ -14,13 +14,13 @@ def test_a_busy_machine_is_told_before_anything_is_measured(percent, warned, mon
     assert "cores busy" in line and line.startswith("warning: ") is warned
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("concurrency = 2", r"eval\.concurrency was removed; it was the number"),
-        ("limit = -1", r"eval\.limit = -1; expected at least 0"),
-    ],
-)
+WRONG_KEYS = {
+    "concurrency = 2": r"eval\.concurrency was removed; it was the number",
+    "limit = -1": r"eval\.limit = -1; expected at least 0",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_KEYS.items())
 def test_a_wrong_key_of_eval_is_refused_by_name(tmp_path, line, message):
     (tmp_path / "product.toml").write_text(f"[eval]\n{line}")
     with pytest.raises(ConfigError, match=rf"product\.toml: {message}"):
