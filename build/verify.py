@@ -161,7 +161,7 @@ def _reference(
 def _score(
     runtime: NativeRuntime, windows: Sequence[_ReferenceWindow], on_window: Callable[[], object]
 ) -> list[torch.Tensor]:
-    """Compute the runtime's logits of transformers' tokens: float32 (tokens, n_vocab) each."""
+    """Compute the runtime's logits at transformers' tokens; float32 (tokens, n_vocab) a window."""
     window_logits = []
     for window in windows:
         tokens = torch.tensor([window.prompt + window.tokens[:-1]])

@@ -203,7 +203,7 @@ def write_tokenizer(folder: Path, shape: Shape) -> None:
 
 
 def generation_config(shape: Shape) -> dict[str, Any]:
-    """Return the content of generation_config.json; the suppress lists are short ones."""
+    """Return the content of generation_config.json, with shorter suppress lists than published."""
     ids = special_ids(shape)
     fields = {
         "alignment_heads": [[0, 0]],

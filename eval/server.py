@@ -63,7 +63,7 @@ class RunningServer:
         self.toml, self.log = folder / "server.toml", folder / "log"
         self.toml.write_text(config_to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "serve", "start", "--config", str(self.toml)]
-        # The log of Triton and the engine is another file.
+        # `self.log` gets the output of `serve start`; Triton and the engine have their own log.
         self._command = [*command, "--log", str(folder / "server.log")]
         self.process = ManagedProcess(self._command, self.log)
 

@@ -54,9 +54,9 @@ def planned_limits(dims: Dims, config: BuildProduct, version: str, gpu: Any) -> 
 def flags(dims: Dims, limits: EngineLimits) -> dict[str, dict[str, str | int]]:
     """Return the flags of `trtllm-build` for each half, without the dashes.
 
-    Lengths of both halves count mel frames, 3000 per window, because the decoder gets the length of
-    the encoder's input. Only `max_num_tokens` counts encoder outputs, 1500 per window; its default
-    of 8192 allows a batch of only five windows.
+    The encoder's lengths and the decoder's `max_encoder_input_len` count mel frames, 3000 per
+    window, because the decoder gets the length of the encoder's input. Only `max_num_tokens` counts
+    encoder outputs, 1500 per window; its default of 8192 allows a batch of only five windows.
     """
     frames = 2 * dims.n_audio_ctx
     return {
@@ -116,8 +116,8 @@ def check(config: BuildProduct) -> None:
     if runtime.encoder_batch > runtime.slots:
         raise ConfigError(
             f"runtime.encoder_batch = {runtime.encoder_batch} exceeds runtime.slots = "
-            f"{runtime.slots}; TensorRT-LLM compiles both halves for the same number of windows; "
-            "lower it"
+            f"{runtime.slots}; TensorRT-LLM compiles the encoder and the decoder for the same "
+            "number of windows; lower runtime.encoder_batch"
         )
 
 
@@ -169,7 +169,7 @@ def fill(folder: Path, checkpoint: Checkpoint, config: BuildProduct, log: Log) -
 
 
 def is_current(engine: Engine, checkpoint: Checkpoint, config: BuildProduct) -> bool:
-    """Return whether a build on this machine would have the engine's limits.
+    """Return whether a build on this machine would give an engine with the same limits.
 
     Raises:
         UnavailableError: the library or the GPU is missing.

@@ -194,10 +194,12 @@ def _speed_parts(report: Report) -> list[Part]:
             latency_chart("One call at a time", alone),
             latency_chart(f"{run.settings.concurrency} calls at a time", loaded),
         ]
-        bands = "The gap in a bar is the median; its shades hold the middle 50, 90 and 98 %"
+        bands = (
+            "The gap in each bar is the median; the bar's shades cover the middle 50, 90 and 98 %"
+        )
         figures = [Figure(charts, note=f"{bands} of calls.")]
     if run.one_clip is not None:
-        note += f" The {one_clip} is `{run.one_clip}`, one call at a time, median."
+        note += f" The {one_clip} is `{run.one_clip}`; its time is the median, one call at a time."
     return [*figures, Table(header, rows, "Figures", note, folded="open")]
 
 

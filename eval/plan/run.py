@@ -76,12 +76,12 @@ def find_measured(config: EvaluationProduct, file: Path | None) -> Measured:
     """Find the figures of a config.
 
     Args:
-        config: the product; its beam size holds for all requests.
+        config: the configuration; every request uses its beam size.
         file: the bench's record; None: the committed file of the config's name.
 
     Raises:
-        FileError, ConfigError: there is no such file, it is of another product, or it lacks
-            figures; the message says how to measure them.
+        FileError, ConfigError: there is no such file, it was measured with another configuration,
+            or it lacks figures; the message says how to measure them.
     """
     path = file or COMMITTED / f"{config.name}.json"
     measure = (

@@ -237,7 +237,7 @@ def flood(name: str, address: str, seconds: float | None = None, connections: in
 
 
 def _flood_briefly(name: str) -> Client:
-    """Return an attack of a second over some of the flood's connections."""
+    """Return an attack that floods for a second, with an eighth of the flood's connections."""
 
     def attack(server: Addresses, _: Ask) -> Answer:
         flood(name, server.http, _FLOOD_S, connections=FLOODS[name][1] // 8)

@@ -96,14 +96,14 @@ _ALIVE_S = 10.0  # longest wait for a short file after a killer
 
 
 def killers(stage: Stage) -> None:
-    """Send each of them once; afterwards a short file is answered, and no process has died."""
+    """Send each killer request once; the same processes must then answer a short file."""
     with stage.server() as server:
         stage.send(server)
         before = server.pids()
         for name in KILLERS:
             answer = stage.attack(server, name)
             next_answer, now = stage.send(server), server.pids()
-            detail = f"it was {answer}; then the file was {next_answer}"
+            detail = f"the attack was {answer}; the short file after it was {next_answer}"
             if now != before:
                 detail += f"; processes before {before}, now {now}"
             stage.say(f"{name}: {detail}")

@@ -130,7 +130,8 @@ CACHE = Path(".cache") / "speakers"
 MIN_SPEECH_S = 8.0  # of a speaker's clips together; a speaker with less is not drawn
 
 _SPEECH = SpeechOptions(vad_min_speech_s=0.0, vad_min_silence_s=0.25, vad_pad_s=0.0)
-# Voice activity tells so late that speech begins and ends: the median of clips by their level.
+# VAD reports the start and the end of speech so much later than the level of a clip shows them;
+# this is the median over clips.
 _LATE = round(0.09 * SAMPLE_RATE)
 _MARGIN = SAMPLE_RATE // 10  # of a clip that is heard around its speech
 _PAUSE_S = (0.15, 1.2)  # between two clips

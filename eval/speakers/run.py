@@ -110,7 +110,7 @@ _SPACELESS = re.compile(r"([\u3040-\u30ff\u3400-\u9fff])")
 
 
 def cp_counts(reference: SpeakerTexts, hypothesis: SpeakerTexts) -> Counts:
-    """Count the edits of each speaker's words, with speakers paired for the fewest (cpWER)."""
+    """Count word errors by speaker, with the pairing of speakers that gives the fewest (cpWER)."""
     references, hypotheses = _by_speaker(reference), _by_speaker(hypothesis)
     size = max(len(references), len(hypotheses))
     references += [""] * (size - len(references))

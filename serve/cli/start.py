@@ -110,7 +110,7 @@ def _start(args: argparse.Namespace) -> int:
 
 
 def _reload(server: Supervisor, args: argparse.Namespace) -> None:
-    """Reload the engine of the current config; the log tells the result."""
+    """Read the config again and load its engine; the log tells the result."""
     try:
         server.reload(ReloadRequest(_served(args), args.engine))
     except EarshotError as error:

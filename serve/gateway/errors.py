@@ -140,7 +140,8 @@ def exception_handlers(render: Callable[[ApiError, dict[str, str]], Response]) -
 def openai_error(error: ApiError) -> dict[str, Any]:
     """Write the body of an error of OpenAI's API.
 
-    The message of an option's error begins with the option, or with its tensor's name.
+    `param` is read from the message: an option's error begins with the name of the option, or of
+    its tensor.
     """
     param, subject = error.param, _SUBJECT.match(str(error))
     if param is None and isinstance(error.error, AudioError):

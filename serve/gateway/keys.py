@@ -236,7 +236,7 @@ class ApiKeys:
         return self._find(lambda name, key: key.public_id == public_id, unknown)
 
     def require_good(self, api_key: ApiKey) -> None:
-        """Reject a key that was identified before and may not go on.
+        """Check that a key which was identified earlier is still valid.
 
         Raises:
             ApiError: 401, the key has been removed or replaced, or has expired, since then.

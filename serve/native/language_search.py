@@ -168,7 +168,7 @@ def _in_next_language(
     facts: TokenizerFacts,
     excluded: int | None = None,
 ) -> Job | None:
-    """Return the job for the next likely language: a detection without the languages tried."""
+    """Return a job that detects a language among those not tried yet; None ends the search."""
     detection = job.detection
     if (
         len(hypotheses) >= detection.max_languages

@@ -340,7 +340,7 @@ class NativeRuntime:
         return score_language(running.job, event, logprob_sum, running.hypotheses, self._facts)
 
     def _reason(self, job: Job, sampled: list[int]) -> FinishReason:
-        """Return why a job's sequence ended; only a loop ends it before a limit."""
+        """Return why a job's sequence ended: at end-of-text, at a limit, or else by a loop."""
         if sampled[-1] == self._facts.eot:
             return "eot"
         room = self._dims.n_text_ctx - len(job.prompt)

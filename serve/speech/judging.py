@@ -48,8 +48,8 @@ def compression_ratio(text: str) -> float:
 def loop_tokens(max_tokens: int, duration_s: float, threshold: float) -> int:
     """Return how many repeated tokens make a whole window repetitive.
 
-    If r of a window's n tokens are repetitions, its compression ratio is about that of plain text
-    times n / (n - r), whatever follows. The speech rate limits n, too.
+    If r of a window's n tokens are repetitions, its compression ratio is about n / (n - r) times
+    that of plain text, even if the other tokens are all new. The speech rate limits n, too.
 
     Args:
         max_tokens: the maximum number of sampled tokens.

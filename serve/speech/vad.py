@@ -118,8 +118,8 @@ class VadState:
     def runs(self, probabilities: Probabilities) -> Iterator[tuple[int, int]]:
         """Yield first and last frame of each run of frames that `step` treats alike.
 
-        For the state after a run, `step` needs only its first and its last frame. A window of 30 s
-        has 938 frames and some ten runs.
+        Steps for the first and the last frame of a run leave the same state as steps for all its
+        frames. A window of 30 s has 938 frames and some ten runs.
         """
         exact = probabilities.astype(np.float64)
         level = (exact >= self._threshold) * 1 + (exact >= self._end_threshold)

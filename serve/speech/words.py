@@ -57,7 +57,7 @@ class WordTiming:
 
 
 def split_words(tokens: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
-    """Join text tokens to parts of words.
+    """Group text tokens into words and parts of words.
 
     A part starts at a space or, in languages without spaces, at every character. A punctuation
     mark that is a separate token is a separate part.

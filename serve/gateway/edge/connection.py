@@ -166,10 +166,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self not in self._idle:
             self.send_400_response("A WebSocket cannot begin before the last answer is there.")
             return
-        # Unread data delays pings, so it must be little.
+        # Pings queue behind unread data, so keep the receive buffer small.
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)
-        self._idle.pop(self, None)  # a WebSocket's session has its own limit
+        self._idle.pop(self, None)  # a WebSocket session has its own idle timeout
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:

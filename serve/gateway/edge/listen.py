@@ -66,7 +66,7 @@ def listening_socket(server: ServerConfig, key: str, shared: bool = False) -> so
 
 
 def unix_listener(path: Path) -> socket.socket:
-    """Open a Unix socket that listens, in place of one of an earlier gateway."""
+    """Bind a Unix socket; replace the file that an earlier gateway has left."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

@@ -138,7 +138,7 @@ async def while_client_waits(request: Request, answer: Awaitable[T]) -> T:
     """Wait for an answer as long as the client does.
 
     Raises:
-        ApiError: 499, the client went first; or the error of the answer.
+        ApiError: 499, the client has disconnected; or the error of the answer.
     """
     return await unless(_disconnect(request), errors.client_gone, answer)
 

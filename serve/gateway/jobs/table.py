@@ -38,7 +38,7 @@ Work = Literal["transcribe", "fetch", "webhook"]
 MAX_FETCHED_OF_KEY = 4
 """Maximum jobs of a key whose url is fetched and that wait to be transcribed."""
 
-_BUSY_S = 10.0  # that a call waits for another process, at most
+_BUSY_S = 10.0  # maximum wait of a call for a lock that another process holds
 _LOOK_S = 0.002  # between two tries to switch the file's journal
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
@@ -226,7 +226,7 @@ class JobTable:
         last_key: str = "",
         not_keys: Collection[str] = (),
     ) -> JobRecord | None:
-        """Claim the oldest job of the next key that has work of a kind due.
+        """Claim the oldest job that is due for this kind of work, of the next key in turn.
 
         Args:
             work: the kind of work.
@@ -255,7 +255,7 @@ class JobTable:
             fetched = sa.select(_C.key).where(_FETCHED).group_by(_C.key)
             many = sa.func.count() >= MAX_FETCHED_OF_KEY
             free = sa.and_(free, _C.key.not_in(fetched.having(many)))
-        for turn in (_C.key > last_key, _C.key <= last_key):  # in the order of an index
+        for turn in (_C.key > last_key, _C.key <= last_key):  # two queries, each by an index
             oldest = sa.select(_C.number).where(free, turn).order_by(_C.key, age).limit(1)
             number = oldest.with_for_update(skip_locked=True).scalar_subquery()
             claim = sa.update(JOBS).where(_C.number == number, due).values(values)

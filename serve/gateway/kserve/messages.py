@@ -77,7 +77,7 @@ def read_head(message: bytes) -> tuple[ModelInferRequest, Sequence[memoryview], 
 
 
 def parse(kind: Any, message: bytes) -> Any:
-    """Parse a message of this class of protobuf.
+    """Parse a serialised message of the protobuf class `kind`.
 
     Raises:
         ApiError: 400, it is malformed.

@@ -68,7 +68,7 @@ class LiveUtterance:
         self.spoken_until = self.start
         """The end of the latest speech."""
         self.decoded_until = self.start
-        """The end of the audio that the latest hypothesis is of."""
+        """The end of the audio that the latest hypothesis covers."""
         self.ended = False
         self.text = ""
         """The final text."""
@@ -77,7 +77,7 @@ class LiveUtterance:
         self._chinese_script: Script | None = None  # of Chinese text that is final
         self._cut_text = ""  # the final text of audio that is cut off
         self._audio = collections.deque[Samples]()  # pieces from `_audio_begin` on; none is empty
-        self._frames: list[Samples] = []  # behind `_audio`, not joined yet
+        self._frames: list[Samples] = []  # after `_audio`, not joined into a piece yet
         self._audio_begin = self.start
         self._draft: tuple[int, ...] = ()
         self.agreement = LocalAgreement()

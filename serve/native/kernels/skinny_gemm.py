@@ -140,7 +140,7 @@ def _sum_eights(x) -> gl.tensor:
 
 @gluon.jit
 def _normed_row(x, norm: NormWeights, config: gl.constexpr) -> gl.tensor:
-    """Normalise x (depth,) as a right operand, with the bits of `linear.norm_kernel`.
+    """Apply a layer norm to x (depth,), as a right operand; bit-identical to `linear.norm_kernel`.
 
     The program requests the norm's weights before it waits for x.
     """

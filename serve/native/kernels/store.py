@@ -21,9 +21,10 @@ def quantize_kernel(
     block: tl.constexpr,
     blocks: tl.constexpr,
 ) -> None:
-    """Quantize `channels` channels of a window's keys or values of one layer, with a scale each.
+    """Quantize `channels` channels of one window's keys or values; each channel gets a scale.
 
-    x is (windows, time, groups * heads * head_dim), out (groups, stack, heads, time, head_dim).
+    x is (windows, time, groups * heads * head_dim), out (groups, stack, heads, time, head_dim). A
+    group is the keys or the values of one layer; `stack` is the number of slots.
     Memory bandwidth is the limit, so a program reads its channels once and keeps them in registers.
     """
     d = tl.program_id(0) * channels + tl.arange(0, channels)

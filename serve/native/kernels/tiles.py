@@ -36,7 +36,7 @@ class Tile:
 
 
 def split_depth(depth: int) -> int:
-    """Return the depth of the parts in which a matrix is summed; the same for any row count."""
+    """Return the depth of a partial sum (split-K); it does not depend on the number of rows."""
     # `depth & -depth` is the largest power of two in `depth`.
     return min(512 if depth >= _MIN_LARGE_PART_DEPTH else 256, depth & -depth)
 

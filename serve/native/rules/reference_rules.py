@@ -96,10 +96,10 @@ class TokenRules:
     def write_draft(
         self, state: RowState, rows: torch.Tensor, logits: torch.Tensor, offset: int
     ) -> None:
-        """Write the likeliest token that is not suppressed as a draft token.
+        """Write a draft token of each row: the likeliest one that is not suppressed.
 
         Args:
-            state: its tokens are changed at `rows`, unless the position is beyond the last one.
+            state: the state, whose tokens are written; a row that has no room stays as it is.
             rows: int64 (m,).
             logits: float32 (m, n_vocab) of the draft decoder.
             offset: the position relative to the last known token; 1 is the next token.

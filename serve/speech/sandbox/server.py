@@ -166,7 +166,7 @@ def _work(server: socket.socket, parents: Sequence[int]) -> NoReturn:
 
 
 def _decode(file: AudioFile, results: socket.socket, limits: AudioLimits) -> None:
-    """Decode a file, and send its samples and warnings and how it ended; see `client`."""
+    """Decode a file; send samples, warnings and the final status in the messages of `client`."""
     first_kb, hung_up, samples_kind = _peak_kb(), select.poll(), client.MessageType.SAMPLES
     hung_up.register(results, 0)
 
@@ -180,7 +180,7 @@ def _decode(file: AudioFile, results: socket.socket, limits: AudioLimits) -> Non
     def values() -> Iterator[Samples]:
         nonlocal samples_kind
         for block in sources.decode(file, limits, lambda: bool(hung_up.poll(0)), warn):
-            if block.ndim > 1:  # (n, COLUMNS), as all other blocks
+            if block.ndim > 1:  # (n, COLUMNS); all blocks of a file are alike
                 samples_kind = client.MessageType.COLUMNS
             yield block.reshape(-1)
 
