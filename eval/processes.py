@@ -75,7 +75,7 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
 
         Raises:
             EarshotError: the child's own error.
-            UnavailableError: the child died; the message has the last line of its output.
+            UnavailableError: the child died; the message has the last line that it printed.
             DeadlineError: the child sent nothing in time.
         """
         if not self._pipe.poll(timeout_s):

@@ -86,7 +86,7 @@ def _transcribe_all(
         args: the command's arguments.
         config: the server's address, and the engine.
         cues: the layout of subtitles.
-        tasks: each recording with the file of its transcript; None is standard output.
+        tasks: each recording, and the file for the transcript; None is standard output.
         count: the number of recordings that the command names.
 
     Raises:

@@ -274,7 +274,7 @@ def checked_meanwhile(path: str | Path) -> Iterator[Engine]:
 
 
 def _open_without_hashes(path: Path) -> Engine:
-    """Open an engine; check its manifest, and the existence and sizes of its files."""
+    """Open an engine; check the manifest, and that its files exist and have its sizes."""
     manifest = read_manifest(path)
     for name, facts in manifest.files.items():
         file = path / name

@@ -114,7 +114,7 @@ def audio_of_file(head: bytes, size: int) -> AudioLength:
         header = None
     if header is None:
         return AudioLength(None, kind_of(head), size)
-    # Use the size of the file, because the header may declare only the size of its first part.
+    # Use the size of the file, because the header may declare only the first part's size.
     samples = (size - header.begin) / 2 / header.channels
     return AudioLength(samples / max(1, header.rate))
 

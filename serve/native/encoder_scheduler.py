@@ -93,7 +93,7 @@ class EncoderScheduler:
         self.encode_timers: collections.deque[Stopwatch] = collections.deque()
         """The time of each encoder batch."""
         self.decode_timers: collections.deque[Stopwatch] = collections.deque()
-        """The time of each prefill; the runtime adds that of its steps."""
+        """The times of prefills and, added by the runtime, of steps."""
 
     def __len__(self) -> int:
         """Return the number of windows that wait for a slot."""

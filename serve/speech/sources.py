@@ -107,7 +107,7 @@ def _opened(audio: Bytes, meter: DecodeBudget) -> AudioSource:
         ffmpeg.choose_track([Track("", "WAV")], meter.limits.track)
         return Pcm16(audio, header)
     if containers.is_cut_off(audio):
-        meter.cut_short("audio is cut short: it ends inside a part of its container")
+        meter.cut_short("audio is cut short: it ends inside a part of the container")
     try:
         file = _ForwardFile(MeteredFile(audio, meter))
     except soundfile.LibsndfileError:

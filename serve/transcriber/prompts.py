@@ -1,4 +1,4 @@
-"""Tokenize a request's texts, and build the prompts of its windows.
+"""Tokenize a request's texts, and build the windows' prompts.
 
 A prompt holds the token ids with which decoding starts:
 

@@ -47,7 +47,7 @@ def open_server(services: Services, max_connections: int, shared: bool) -> grpc.
 
     Args:
         services: the gateway's services.
-        max_connections: the maximum of its connections.
+        max_connections: the maximum number of connections.
         shared: whether other processes listen on the same port.
 
     Raises:

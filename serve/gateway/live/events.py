@@ -82,7 +82,7 @@ def check_event(event: Event, chars: int) -> None:
 
     Args:
         event: the event.
-        chars: the length of its text.
+        chars: the text's length.
 
     Raises:
         EventError: it is not an event of a transcription session, or too long.

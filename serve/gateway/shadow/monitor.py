@@ -47,7 +47,7 @@ _SEED = 20  # of the choice of samples: the same requests in a row give the same
 _MAX_CHARS = 2000  # a text that is kept
 _DIGITS = 6  # behind the point, in JSON
 _MIB = 2**20
-# Memory of a sample beside its request, and of a character of its text: upper estimates.
+# Upper estimates of memory: of a sample without the request, and of each character of text.
 _SAMPLE_BYTES, _CHARACTER_BYTES = 4096, 4
 _BEAM = "BEAM_SIZE"
 _NOT_ASKED = {  # inputs that the reference does not get: they cost time and change no word

@@ -117,7 +117,7 @@ def _product(x: Tensor, matrix: Matrix, activation: str = "none") -> Tensor:
 def _attend_past(query: Tensor, k: Tensor, v: Tensor, masked: Tensor | None) -> Tensor:
     """Compute `reference_ops.attend` without a copy of the rows' keys and values.
 
-    Torch gets each query as a separate batch entry, because the order of its additions depends on
+    Torch gets each query as a separate batch entry, because its order of additions depends on
     the number of queries in an entry.
     """
     assert masked is not None
