@@ -69,10 +69,15 @@ class TritonClient:
         return self.start(Request(audio=audio, **options)).result()
 
     def start(self, request: Request) -> "Future[Transcript]":
-        """Send a request and return at once; the result raises the errors of `transcribe`."""
+        """Send a request and return at once; the result raises the errors of `transcribe`.
+
+        Cancelling the future cancels the request.
+        """
         answer: Future[Transcript] = Future()
 
         def on_answer(result: Any, error: Any) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 if error is not None:
                     raise self._error(error)
@@ -81,9 +86,10 @@ class TritonClient:
                 answer.set_exception(failure)
 
         inputs, timeout_s = _inputs(request), self._timeout_s
-        self._client.async_infer(
+        call = self._client.async_infer(
             tensors.MODEL, inputs, on_answer, client_timeout=timeout_s, headers=self._headers
         )
+        answer.add_done_callback(lambda _: call.cancel())  # no effect on a call that has ended
         return answer
 
     def stream(
