@@ -32,6 +32,7 @@ _MAX_REDIRECTS = 5
 _AGAIN = (408, 425, 429)  # statuses below 500 after which another try may succeed
 _CONNECT_S, _READ_S = 10.0, 30.0
 FETCH_TIMEOUT_S = 600.0  # until a url's audio is here
+MIB_TIMEOUT_S = 60.0  # until each MiB of it, or its end, is here
 _POST_S = 20.0
 _MIB = 2**20
 _THREADS = 128  # that resolve names, which may take long
@@ -103,15 +104,22 @@ class OutboundClient:
             message = f"url answered with status {answer.status}; expected 200 and audio"
             again = answer.status >= 500 or answer.status in _AGAIN
             raise _url_unavailable(message) if again else field_error("url", message)
-        size = 0
-        with path.open("wb") as file:
-            async for chunk in answer.aiter_stream():
-                size += len(chunk)
-                if size > self._max_bytes:
-                    raise errors.too_large(
-                        f"url has more than {self._max_bytes} bytes (server.max_request_mb)"
-                    )
-                file.write(chunk)
+        size, now = 0, asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(MIB_TIMEOUT_S) as limit:
+                with path.open("wb") as file:
+                    async for chunk in answer.aiter_stream():
+                        if size // _MIB < (size + len(chunk)) // _MIB:
+                            limit.reschedule(now() + MIB_TIMEOUT_S)
+                        size += len(chunk)
+                        if size > self._max_bytes:
+                            raise errors.too_large(
+                                f"url has more than {self._max_bytes} bytes (server.max_request_mb)"
+                            )
+                        file.write(chunk)
+        except TimeoutError:
+            message = f"url brought less than 1 MiB within {MIB_TIMEOUT_S:g} s"
+            raise _url_unavailable(message) from None
         return size
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:

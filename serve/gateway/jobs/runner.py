@@ -61,6 +61,7 @@ _MAX_TASKS = 64  # of fetches, and of webhooks
 _MAX_WEBHOOKS_OF_KEY = 8
 _WEBHOOK_LEASE_S = 60.0  # longer than the longest post
 _MAX_FULL_S = 300.0  # after it a key is tried again, although its day is used up
+_AHEAD_S = 600.0  # more than the longest time until a job is due
 _KEY_LIMITS = ("key_limit", "insufficient_quota")
 
 
@@ -195,6 +196,7 @@ class JobRunner(Background):
         """Fail overdue jobs, forget those that ended long ago, and count the open ones."""
         now = time.time()
         self._swept_s = time.monotonic()
+        await self._quietly(self._table.follow_clock, now, _AHEAD_S, LEASE_S)
         for job in await self._quietly(self._table.overdue, now - GIVE_UP_S) or ():
             error = DeadlineError(f"no end came within {GIVE_UP_S:g} s")
             await self._fail(job, ApiError(error))

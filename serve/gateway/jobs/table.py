@@ -40,6 +40,7 @@ MAX_FETCHED_OF_KEY = 4
 
 _BUSY_S = 10.0  # maximum wait of a call for a lock that another process holds
 _LOOK_S = 0.002  # between two tries to switch the file's journal
+_AHEAD_S = 7200.0  # more than the farthest time from now that a webhook may be due
 _ROW_BYTES = 1024  # counted for a job beside its texts
 # A PostgreSQL that does not answer is given up after about `_BUSY_S`.
 _POSTGRESQL = {
@@ -293,6 +294,20 @@ class JobTable:
         """Remove jobs that ended before a time and have no pending webhook; return their number."""
         old = sa.delete(JOBS).where(sa.not_(_IS_OPEN), _C.ended < before, sa.not_(_PENDING))
         return len(self._rows(old.returning(_C.id)))
+
+    def follow_clock(self, now: float, ahead_s: float, lease_s: float) -> None:
+        """Make jobs and webhooks due if their time is too far ahead: the clock was set back.
+
+        Args:
+            now: the time.
+            ahead_s: seconds from now that no job may be due after.
+            lease_s: seconds after which a job is due that a worker has; the worker renews it.
+        """
+        far = sa.update(JOBS).where(_IS_OPEN, _C.due > now + ahead_s)
+        self._rows(far.values(due=sa.case((_C.status == RUNNING, now + lease_s), else_=now)))
+        untried = sa.and_(_C.webhook_tries == 0, _C.webhook_due > now)
+        far = sa.update(JOBS).where(_PENDING, sa.or_(untried, _C.webhook_due > now + _AHEAD_S))
+        self._rows(far.values(webhook_due=now))
 
     def open_ids(self) -> set[str]:
         """Return the ids of all jobs that have no end."""

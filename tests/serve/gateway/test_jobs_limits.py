@@ -140,7 +140,7 @@ def test_a_fetched_job_waits_for_its_turn(start, config, keys_file, hearer):
 def test_a_url_that_drips_is_given_up(start, config, hearer, monkeypatch):
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_BACK_OFF_S", 0.01)
     monkeypatch.setattr("serve.gateway.jobs.runner.MAX_TRIES", 1)
-    monkeypatch.setattr("serve.gateway.jobs.fetch.FETCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("serve.gateway.jobs.fetch.MIB_TIMEOUT_S", 0.2)
     running = start(jobs=config)
     job = ended(running, accepted(running, None, url=f"{hearer.place}/drip")["id"])
     assert (job["status"], job["tries"]) == ("failed", 2)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -177,3 +179,50 @@ def test_texts_that_postgresql_does_not_take(start, config, postgresql):
     status, _, answer = running.ask("POST", JOBS, form(filename="ta\0lk.wav"), FORM)
     assert (status, json.loads(answer).get("filename")) == (202, "talk.wav")
     ended(running, json.loads(answer)["id"])
+
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def set_clock(monkeypatch):
+    """Let the clock of jobs say so many seconds more than the true time; gRPC's cannot be set."""
+
+    def set_clock(more_s):
+        clock = SimpleNamespace(time=lambda: time.time() + more_s, monotonic=time.monotonic)
+        for module in ("routes", "runner", "webhooks"):
+            monkeypatch.setattr(f"serve.gateway.jobs.{module}.time", clock)
+
+    return set_clock
+
+
+@pytest.mark.parametrize("more_s", [-HOUR_S, HOUR_S])
+def test_jobs_and_webhooks_do_not_wait_for_a_clock_that_was_set(
+    start, config, hearer, monkeypatch, set_clock, more_s
+):
+    monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
+    running = start(jobs=dataclasses.replace(config, workers=1))
+    ended(running, accepted(running)["id"])
+    running.triton.stop()
+    first, second = (accepted(running, webhook_url=f"{hearer.place}/hook") for _ in range(2))
+    until(lambda: 'refused_total{reason="server_away"}' in running.page())
+    set_clock(more_s)
+    running.triton.start()
+    third = accepted(running, webhook_url=f"{hearer.place}/hook")
+    for job in (first, second, third):
+        assert ended(running, job["id"])["status"] == "completed"
+        until(lambda job=job: show(running, job["id"])["webhook"]["status"] == "delivered")
+
+
+def test_a_webhook_that_waits_is_sent_when_the_clock_is_set_back(
+    start, config, hearer, monkeypatch, set_clock
+):
+    """Jobs that ended before the change have webhooks that are due an hour later."""
+    monkeypatch.setattr("serve.gateway.jobs.runner.SWEEP_S", 0.05)
+    with monkeypatch.context() as without_webhooks:
+        without_webhooks.setattr("serve.gateway.jobs.runner._MAX_TASKS", 0)
+        running = start(jobs=config)
+    job = ended(running, accepted(running, webhook_url=f"{hearer.place}/hook")["id"])
+    set_clock(-HOUR_S)
+    other = start(jobs=config)
+    until(lambda: show(other, job["id"])["webhook"]["status"] == "delivered")
