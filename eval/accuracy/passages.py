@@ -23,7 +23,7 @@ from serve.speech.features import SAMPLE_RATE
 from serve.speech.meter import AudioLimits
 
 CACHE = Path(".cache") / "passages"
-"""Joined audio, by a hash of the samples; relative to the project's root."""
+"""Joined audio, by a hash of the parts; relative to the project's root."""
 
 PAUSES_S = (0.3, 0.8)  # between clips, each equally likely
 _SEED = "1"  # of the pauses
@@ -68,21 +68,22 @@ def _pack(clips: Iterable[Clip], longest_s: float) -> list[list[Clip]]:
 
 
 def _join(parts: Sequence[Clip], number: int) -> Clip:
-    first, rng = parts[0], random.Random(_SEED)
-    pieces = [read_samples(first.path)]
-    for part in parts[1:]:
-        pause_s = rng.uniform(*PAUSES_S)
-        pieces += [np.zeros(int(pause_s * SAMPLE_RATE), np.float32), read_samples(part.path)]
-    samples = np.concatenate(pieces)
-    path = CACHE / f"{hashlib.sha256(samples.tobytes()).hexdigest()[:24]}.flac"
+    first, digest = parts[0], hashlib.sha256(f"{_SEED} {PAUSES_S}".encode())
+    for part in parts:
+        digest.update(hashlib.sha256(read_bytes(part.path)).digest())
+    path = CACHE / f"{digest.hexdigest()[:24]}.flac"
     if not path.is_file():
+        rng, pieces = random.Random(_SEED), [read_samples(first.path)]
+        for part in parts[1:]:
+            pause_s = rng.uniform(*PAUSES_S)
+            pieces += [np.zeros(int(pause_s * SAMPLE_RATE), np.float32), read_samples(part.path)]
         with replaced(path) as partial:
-            soundfile.write(partial, samples, SAMPLE_RATE, format="FLAC")
+            soundfile.write(partial, np.concatenate(pieces), SAMPLE_RATE, format="FLAC")
     speaker = "/".join(part for part in (first.group or "clips", first.speaker) if part)
     return dataclasses.replace(
         first,
         file=f"{speaker} {number:03} ({len(parts)} clips from {first.file})",
         path=path,
         text=("" if first.language in _UNSPACED else " ").join(part.text for part in parts),
-        duration_s=len(samples) / SAMPLE_RATE,
+        duration_s=float(soundfile.info(path).duration),
     )
