@@ -73,14 +73,12 @@ class GatewayServer:
         self.jobs = _open_jobs(self.services) if config.jobs.folder else None
         jobs = self.jobs.routes if self.jobs else ()
         clients = build_app(services, self.state, jobs)
-        monitoring = build_monitoring_app(self.services)
-        serving = functools.partial(HttpServer, self.services, connections)
+        monitoring = build_monitoring_app(services)
+        serving = functools.partial(HttpServer, services, connections)
         self.http = [
             serving(clients, listening_socket(server, "http_port", shared)),
             serving(monitoring, listening_socket(server, "metrics_port", shared)),
-            serving(
-                monitoring, unix_listener(gateway_socket(folder, self.services.process_number))
-            ),
+            serving(monitoring, unix_listener(gateway_socket(folder, services.process_number))),
         ]
         self._grpc = open_server(self.services, connections, shared)
 

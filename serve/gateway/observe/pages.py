@@ -57,6 +57,8 @@ async def whole_page(services: Services) -> bytes:
     If the gateway has several processes, their metrics have the process's number as a label.
     """
     pages, own_page = {}, services.metrics.page()
+    folder, own_number = services.folder, services.process_number
+    processes = services.config.gateway.processes
     for engine in services.engines.own:
         try:
             pages[engine.name] = await tritons_page(engine.address.link)
@@ -64,17 +66,13 @@ async def whole_page(services: Services) -> bytes:
             if engine.address.link.exists():  # else it is unloaded
                 logger.warning("the metrics of Triton of %s cannot be had: %s", engine.name, error)
     parts = [merge_pages(pages, "device")]
-    with contextlib.suppress(OSError):  # before the supervisor has written one, or without one
-        parts.append((services.folder / SUPERVISOR_PAGE).read_bytes())
-    gateways = {str(services.process_number): own_page}
-    for number in sorted(set(range(services.config.gateway.processes)) - {services.process_number}):
+    with contextlib.suppress(OSError):  # there is no supervisor, or it has not written its page yet
+        parts.append((folder / SUPERVISOR_PAGE).read_bytes())
+    gateways = {str(own_number): own_page}
+    for number in sorted(set(range(processes)) - {own_number}):
         with contextlib.suppress(OSError):  # it is being started again
-            gateways[str(number)] = await _page_of(
-                gateway_socket(services.folder, number), OWN_PAGE
-            )
-    parts.append(
-        merge_pages(gateways, "process") if services.config.gateway.processes > 1 else own_page
-    )
+            gateways[str(number)] = await _page_of(gateway_socket(folder, number), OWN_PAGE)
+    parts.append(merge_pages(gateways, "process") if processes > 1 else own_page)
     return b"".join(part if part.endswith(b"\n") else part + b"\n" for part in parts if part)
 
 
