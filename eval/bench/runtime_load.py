@@ -149,7 +149,8 @@ def noise_load(
     @torch.inference_mode()
     def make_jobs(lengths: Sequence[int]) -> list[Job]:
         jobs = []
-        for features, length in zip(log_mel(samples[: len(lengths)]), lengths, strict=True):
+        for window, length in zip(samples, lengths, strict=False):
+            features = log_mel(window, len(window))
             options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
             jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))
         return jobs

@@ -1,4 +1,4 @@
-"""Compute log-mel spectrograms in batches, on the samples' device.
+"""Compute log-mel spectrograms.
 
 The result equals `WhisperFeatureExtractor` of transformers, which follows OpenAI's
 `whisper/audio.py`: a 25 ms periodic Hann window every 10 ms, power spectrum, Slaney mel filters,
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from serve.contract.messages import Samples
 from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
 
 Work = Callable[[], None]
@@ -65,26 +66,11 @@ def _hann_window(device: torch.device) -> torch.Tensor:
     return torch.hann_window(N_FFT, periodic=True, device=device)
 
 
-@functools.lru_cache(maxsize=8)
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def upload(samples: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy samples to a device.
-
-    A copy from pinned memory to a GPU is asynchronous and overlaps other work. Later work on the
-    current stream waits for it.
-    """
-    if device.type != "cuda":
-        return samples.to(device)
-    copy_stream, current_stream = _copy_stream(device), torch.cuda.current_stream(device)
-    with torch.cuda.stream(copy_stream):
-        on_device = samples.to(device, non_blocking=True)
-    current_stream.wait_stream(copy_stream)
-    # Keep the allocator from reusing the memory on the copy stream while this stream reads it.
-    on_device.record_stream(current_stream)
-    return on_device
+def pinned(samples: Samples) -> Samples:
+    """Copy samples (n,) into pinned memory, from which a GPU copies without waiting."""
+    copy = torch.empty(len(samples), pin_memory=True).numpy()
+    copy[:] = samples
+    return copy
 
 
 def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
@@ -114,15 +100,15 @@ def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
 
 
 class LogMel:
-    """A log-mel computation on one device.
+    """A log-mel computation of single windows on one device.
 
-    For a single window, launching the kernels takes longer than computing them on a GPU. Single
-    windows of certain lengths are therefore replayed from CUDA graphs.
+    Launching the kernels takes longer than computing them on a GPU. Windows of certain lengths are
+    therefore replayed from CUDA graphs.
 
     Args:
         mel_filters: see `log_mel`; on any device.
         device: the device to compute on.
-        lengths: lengths in samples of single windows to capture.
+        lengths: lengths of windows in samples to capture.
     """
 
     def __init__(
@@ -134,25 +120,39 @@ class LogMel:
         for length in lengths if device.type == "cuda" else ():
             self._record(length)
 
-    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
-        """Compute log-mel for samples on the host, preferably in pinned memory for a GPU.
+    def __call__(self, samples: torch.Tensor, length: int) -> torch.Tensor:
+        """Compute the log-mel of a window that silence extends to `length` samples.
+
+        Args:
+            samples: float32 (n,) on the host; see `pinned`. A GPU reads them later, so they must
+                not change until the result is used.
+            length: a multiple of `HOP_LENGTH`, at least n.
 
         Returns:
-            See `log_mel`; the computation on a GPU is asynchronous.
+            float32 (n_mels, length / HOP_LENGTH), as of `log_mel`. A GPU computes it on the
+            default stream, beside the decoder's steps.
         """
-        if len(samples) > 1 or samples.shape[1] not in self._recorded:
-            return log_mel(upload(samples, self._device), self._mel_filters)
-        graph, samples_buffer, features_buffer = self._recorded[samples.shape[1]]
-        samples_buffer.copy_(samples, non_blocking=True)
-        graph.replay()
-        return features_buffer.clone()
+        if self._device.type != "cuda":
+            return self._padded(samples, length)
+        with torch.cuda.stream(torch.cuda.default_stream(self._device)):
+            if length not in self._recorded:
+                return self._padded(samples.to(self._device, non_blocking=True), length)
+            graph, samples_buffer, features_buffer = self._recorded[length]
+            samples_buffer[0, : len(samples)].copy_(samples, non_blocking=True)
+            samples_buffer[0, len(samples) :].zero_()
+            graph.replay()
+            return features_buffer.clone()
+
+    def _padded(self, samples: torch.Tensor, length: int) -> torch.Tensor:
+        padded = torch.nn.functional.pad(samples, (0, length - len(samples)))
+        return log_mel(padded[None], self._mel_filters)[0]
 
     def _record(self, length: int) -> None:
         samples_buffer = torch.zeros((1, length), device=self._device)
-        features_buffer = log_mel(samples_buffer, self._mel_filters)
+        features_buffer = log_mel(samples_buffer, self._mel_filters)[0]
 
         def work() -> None:
-            features_buffer.copy_(log_mel(samples_buffer, self._mel_filters))
+            features_buffer.copy_(log_mel(samples_buffer, self._mel_filters)[0])
 
         with torch.cuda.device(self._device):
             self._recorded[length] = capture(work), samples_buffer, features_buffer

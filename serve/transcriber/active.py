@@ -321,7 +321,7 @@ class ActiveRequest:
             tokens, looped = tokens[: -judging.LOOP_START], False
         pieces = tuple(windows.split_segments(tokens, tokenizer.facts, window.duration_s))
         # One looping sentence hardly changes the ratio of 30 s of text: check each segment.
-        texts = {tokenizer.decode(text) for text in (tokens, *(piece.tokens for piece in pieces))}
+        texts = map(tokenizer.decode, {tokens, *(piece.tokens for piece in pieces)})
         attempt = windows.Attempt(
             tokens=tokens,
             pieces=pieces,

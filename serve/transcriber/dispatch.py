@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
@@ -40,7 +40,7 @@ _JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
 _MAX_STALE = 64  # minimum number of stale entries at which a queue's heap is rebuilt
-_MAX_FEATURES_BATCH = 8  # windows per log-mel batch
+_MAX_SUBMITTED = 8  # windows at a time, so that the windows in the runtime do not wait long
 _STREAMING_S = 5.0  # after a live request, more are expected for this time
 _SLOTS_PER_FREE_ONE = 32  # one of this many slots stays free for urgent windows, and at least one
 # Windows whose lengths lie in the same step go in order of arrival. If the shortest always went
@@ -198,36 +198,15 @@ class Dispatcher:
             DeviceError: the device failed.
         """
         failed: list[tuple[ActiveRequest, EarshotError]] = []
-        picked: list[tuple[ActiveRequest, int, AudioWindow, bool]] = []
-        max_picked = min(self._max_jobs - len(self._jobs), _MAX_FEATURES_BATCH)
-        long_job_slots = self._max_long_jobs - self._long_jobs
         streaming = time.monotonic() - self._live_s < _STREAMING_S
-        while len(picked) < max_picked:
-            urgent_only = LIVE_NOT_SERVED if streaming else NOT_SERVED
-            active = self._ready.pop(below=urgent_only if long_job_slots <= 0 else None)
+        urgent_only = LIVE_NOT_SERVED if streaming else NOT_SERVED
+        for _ in range(min(self._max_jobs - len(self._jobs), _MAX_SUBMITTED)):
+            full = self._long_jobs >= self._max_long_jobs
+            active = self._ready.pop(below=urgent_only if full else None)
             if active is None:
                 break
-            next_window = guarded(f"taking a window of request {active.id}", active.next_window)
-            if isinstance(next_window, EarshotError):
-                failed.append((active, next_window))
-                continue
-            urgent = _is_urgent(active, *next_window, streaming)
-            picked.append((active, *next_window, urgent))
-            long_job_slots -= not urgent
-            self._on_dequeued(active)
-            self.enqueue(active)
-        windows = [(window, active.encoder_frames(index)) for active, index, window, _ in picked]
-        features = self._features(windows) if windows else []
-        for (active, index, _, urgent), feature in zip(picked, features, strict=True):
-            if isinstance(feature, EarshotError):
-                failed.append((active, feature))
-                continue
-            draft = tuple(active.plan.request.draft) if index == 0 else ()
-            temperature = active.plan.options.temperature
-            error = guarded(
-                f"submitting window {index} of request {active.id}",
-                functools.partial(self._submit, active, index, feature, temperature, urgent, draft),
-            )
+            description = f"submitting a window of request {active.id}"
+            error = guarded(description, functools.partial(self._submit_next, active, streaming))
             if error is None:
                 self.windows += 1
             else:
@@ -281,47 +260,37 @@ class Dispatcher:
         self._long_jobs = 0
         self._ready.clear()
 
-    def _features(
-        self, windows: list[tuple[AudioWindow, int]]
-    ) -> list[torch.Tensor | EarshotError]:
-        """Compute the runtime's input of each window, or the error that ends its request.
-
-        All windows are computed together. If that fails, each is computed alone to find the
-        faulty one.
+    def _submit_next(self, active: ActiveRequest, streaming: bool) -> None:
+        """Submit the next window of a request.
 
         Args:
-            windows: each window with the number of log-mel frames that the encoder sees.
+            active: a request that is ready.
+            streaming: see `_is_urgent`.
+
+        Raises:
+            EarshotError: the runtime rejects the window.
+            DeviceError: the device failed.
         """
-        description = f"computing the features of {len(windows)} windows"
-        features = guarded(description, functools.partial(self._compute_features, windows))
-        if not isinstance(features, EarshotError):
-            return list(features)
-        if len(windows) == 1:
-            return [features]
-        return [feature for window in windows for feature in self._features([window])]
+        index, window = active.next_window()
+        self._on_dequeued(active)
+        self.enqueue(active)
+        features = self._features(window, active.encoder_frames(index))
+        urgent = _is_urgent(active, index, window, streaming)
+        draft = tuple(active.plan.request.draft) if index == 0 else ()
+        self._submit(active, index, features, active.plan.options.temperature, urgent, draft)
 
-    def _compute_features(self, windows: list[tuple[AudioWindow, int]]) -> Sequence[torch.Tensor]:
-        """Compute log-mels (n_mels, frames), or samples (n,) for runtimes that take samples.
+    def _features(self, window: AudioWindow, frames: int) -> torch.Tensor:
+        """Compute the log-mel (n_mels, frames), or return samples (n,) if the runtime takes those.
 
-        Windows of equal length form one batch.
+        Raises:
+            DeviceError: the device failed.
         """
         if self._capabilities.input_kind == "samples":
-            return [torch.tensor(window.samples) for window, _ in windows]
-        log_mels: dict[int, torch.Tensor] = {}
-        for frames in {frames for _, frames in windows}:
-            same_length = [i for i, (_, count) in enumerate(windows) if count == frames]
-            # The copy to a GPU is asynchronous; torch reuses pinned memory only after the copy.
-            shape = (len(same_length), frames * HOP_LENGTH)
-            padded = torch.empty(shape, pin_memory=self._device.type == "cuda")
-            for row, i in zip(padded.numpy(), same_length, strict=True):
-                samples = windows[i][0].samples
-                row[: len(samples)] = samples
-                row[len(samples) :] = 0.0
-            try:
-                log_mels.update(zip(same_length, self._compute(padded).unbind(), strict=True))
-            except torch.AcceleratorError as error:
-                raise DeviceError(f"{self._device} failed: {error}") from error
-        return [log_mels[i] for i in range(len(windows))]
+            return torch.tensor(window.samples)
+        try:
+            return self._compute(torch.from_numpy(window.samples), frames * HOP_LENGTH)
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"{self._device} failed: {error}") from error
 
     def _submit(
         self,
