@@ -206,6 +206,8 @@ def role_of(command: Sequence[str]) -> str:
         return "gateway"
     if "sandbox.server" in line:
         return "sandbox"
+    if "serve.native import process" in line:
+        return "runtime"
     if command and Path(command[0]).name == "tritonserver":
         return "tritonserver"
     return "supervisor" if "-m serve start" in line else line[:60] or "unnamed"

@@ -18,6 +18,7 @@ from serve.contract.config import Config, RuntimeConfig
 from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import UnavailableError
 from serve.contract.runtimes import TrtllmConfig
+from serve.native.process import ProcessRuntime
 from serve.runtime.loader import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
@@ -91,6 +92,18 @@ def native(**settings):
     return subject
 
 
+def apart(**settings):
+    """The native runtime in a process of its own, which takes samples."""
+    config = RuntimeConfig(**{"slots": SLOTS, "encoder_batch": 2, "threads": 1, **settings})
+
+    @contextlib.contextmanager
+    def subject(folders, nano_engine):
+        engine = open_engine(nano_engine)
+        yield Subject(engine, lambda: ProcessRuntime(engine, config), samples_job(engine))
+
+    return subject
+
+
 @contextlib.contextmanager
 def executor(folders, nano_engine):
     """TensorRT-LLM 1.2's executor, on the nano checkpoint compiled for it."""
@@ -124,6 +137,13 @@ SUBJECTS = [
     pytest.param(
         native(device="cuda", encoder_batch=1, cuda_graph=True, rows=8),
         id="native-gpu-graphs-rows",
+        marks=pytest.mark.gpu,
+    ),
+    # Beside what tests/serve/native/test_process.py asks of it.
+    pytest.param(apart(rows=8), id="native-apart-rows", marks=pytest.mark.nightly),
+    pytest.param(
+        apart(device="cuda", encoder_batch=1, cuda_graph=True, rows=8),
+        id="native-apart-gpu-graphs-rows",
         marks=pytest.mark.gpu,
     ),
     # Beside what tests/serve/trtllm asks of them.

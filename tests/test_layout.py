@@ -28,7 +28,7 @@ MODULES = [p for p in SOURCES if "model_repository" not in str(p)]
 # What each package may import from this project besides itself: one rule a package. A name stands
 # for everything below it.
 CONTRACT = ("serve.contract",)
-RUNTIME = (*CONTRACT, "serve.speech", "serve.runtime.protocol")
+RUNTIME = (*CONTRACT, "serve.speech", "serve.runtime.protocol", "serve.runtime.child")
 HARNESS = (
     *("serve", "build.clips", "build.hub", "eval.config", "eval.record"),
     *("eval.clients", "eval.load", "eval.processes", "eval.server"),

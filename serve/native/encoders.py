@@ -11,7 +11,7 @@ from serve.native.network import Whisper
 from serve.native.replay import GraphCache
 from serve.speech.features import N_FRAMES
 
-_LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 10 s
+LENGTHS = (N_FRAMES, 2000, 1500, 1000)  # frames of the graphs: 30, 20, 15 and 10 s
 SILENCE = -0.625
 """Log-mel of digital silence next to speech with a loudest bin of 10 ** 1.5, 8 decades above it.
 
@@ -100,7 +100,7 @@ class GraphEncoder(WindowEncoder):
         for count in sorted({max_batch, *powers}, reverse=True):
             features = torch.zeros((count, network.dims.n_mels, N_FRAMES), device=network.device)
             self._inputs[count] = features, torch.arange(count, device=network.device)
-            for frames in _LENGTHS:
+            for frames in LENGTHS:
                 works = (
                     functools.partial(work, count, frames)
                     for work in (self._encode, self._rehearse)
@@ -119,7 +119,7 @@ class GraphEncoder(WindowEncoder):
             self._project(encoded, slots)
 
     def frames_of(self, frames: int) -> int:
-        return min(length for length in _LENGTHS if length >= frames)
+        return min(length for length in LENGTHS if length >= frames)
 
     def batch_of(self, waiting: int) -> int:
         return max(count for count in self._inputs if count <= waiting)

@@ -250,9 +250,10 @@ class Prefill:
         rows = new_state(len(window_rows), longest, torch.device("cpu"))
         rows.tokens.fill_(NO_DRAFT)  # an earlier job's token must not count as an accepted draft
         for index, tokens in enumerate(known_tokens):
-            rows.tokens.numpy()[index, : len(tokens)] = tokens
+            rows.tokens[index, : len(tokens)] = torch.tensor(tokens)
         for name, column in self._columns(window_rows, context).items():
-            getattr(rows, name).numpy()[:] = column
+            field: torch.Tensor = getattr(rows, name)
+            field.copy_(torch.tensor(column))
         target_rows = upload([row for _, row in window_rows], self._device)
         if self._device.type == "cuda":  # do not wait for the encoder, which is still running
             rows = rows.pinned()

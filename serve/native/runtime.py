@@ -45,6 +45,22 @@ from serve.speech.features import N_FRAMES
 logger = logging.getLogger(__name__)
 
 
+def check_job(job: Job, n_text_ctx: int, capabilities: Capabilities) -> None:
+    """Check that a job fits the context and has only supported options.
+
+    Raises:
+        OptionError: it does not.
+    """
+    room = n_text_ctx - len(job.prompt)
+    if room < 1 or job.options.max_tokens < 1:
+        raise OptionError(
+            f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} do not "
+            f"fit a context of {n_text_ctx} tokens"
+        )
+    if refusal := capabilities.refusal(job.options):
+        raise OptionError(refusal)
+
+
 class NativeRuntime:
     """Implements `serve.runtime.protocol.Runtime` on the CPU or one CUDA device.
 
@@ -167,18 +183,11 @@ class NativeRuntime:
         torch.cuda.synchronize(self._device)  # later work is on other streams
 
     def submit(self, job: Job) -> None:
-        room = self._dims.n_text_ctx - len(job.prompt)
-        if room < 1 or job.options.max_tokens < 1:
-            raise OptionError(
-                f"a prompt of {len(job.prompt)} tokens and max_tokens {job.options.max_tokens} "
-                f"do not fit a context of {self._dims.n_text_ctx} tokens"
-            )
+        check_job(job, self._dims.n_text_ctx, self.capabilities)
         if job.features.shape[-1] > N_FRAMES:
             raise OptionError(
                 f"a window has {job.features.shape[-1]} frames; expected at most {N_FRAMES}"
             )
-        if refusal := self.capabilities.refusal(job.options):
-            raise OptionError(refusal)
         self._scheduler.add(job)
 
     @torch.inference_mode()

@@ -112,10 +112,12 @@ class Job:
     id: int
     # float32 on any device: log-mel (n_mels, 3000). A runtime with short windows also takes fewer
     # frames that end with a second of silence. A runtime with the `input_kind` "samples" gets
-    # 16 kHz mono of at most 30 s (n,) without padding.
+    # 16 kHz mono of at most 30 s (n,) without padding; it may read them until the job has ended.
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
+    # The log-mel frames that the encoder sees; a runtime that takes samples pads them with silence.
+    frames: int = 3000
     # The number of the prompt's last tokens, text and timestamps, with which the window's text
     # begins. The token rules treat them as sampled; scores and answers leave them out.
     prefix: int = 0

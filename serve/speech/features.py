@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from serve.contract.messages import Samples
 from serve.speech.rate import SAMPLE_RATE as SAMPLE_RATE
 
 Work = Callable[[], None]
@@ -66,13 +65,6 @@ def _hann_window(device: torch.device) -> torch.Tensor:
     return torch.hann_window(N_FFT, periodic=True, device=device)
 
 
-def pinned(samples: Samples) -> Samples:
-    """Copy samples (n,) into pinned memory, from which a GPU copies without waiting."""
-    copy = torch.empty(len(samples), pin_memory=True).numpy()
-    copy[:] = samples
-    return copy
-
-
 def log_mel(samples: torch.Tensor, mel_filters: torch.Tensor) -> torch.Tensor:
     """Compute the encoder's input for a batch of windows.
 
@@ -124,8 +116,8 @@ class LogMel:
         """Compute the log-mel of a window that silence extends to `length` samples.
 
         Args:
-            samples: float32 (n,) on the host; see `pinned`. A GPU reads them later, so they must
-                not change until the result is used.
+            samples: float32 (n,) on the host, for a GPU in pinned memory. A GPU reads them after
+                this has returned, so they must not change until the result is used.
             length: a multiple of `HOP_LENGTH`, at least n.
 
         Returns:

@@ -282,6 +282,7 @@ class ActiveRequest:
             features=features,
             prompt=plan.texts.prompt(self._languages.start(index), self._text_before, prefix),
             options=options,
+            frames=self.encoder_frames(index),
             prefix=len(prefix),
             draft=draft,
             align_frames=word_frames if plan.words else 0,

@@ -23,7 +23,6 @@ from serve.contract.errors import AudioError, ChannelError, EarshotError, Reques
 from serve.contract.messages import AudioFile, Request, Samples
 from serve.speakers.diarize import REFERENCE_S, Diarizer, KnownSpeaker, SpeakerTurn
 from serve.speech import audio, cutting, vad
-from serve.speech.features import pinned
 from serve.speech.meter import AudioLimits
 from serve.speech.sandbox import client as sandbox
 from serve.speech.windows import AudioWindow
@@ -245,7 +244,7 @@ class AudioDecoderPool:
             active = task.active
             description = f"decoding the audio of request {active.id}"
             began_s = time.monotonic()
-            window = guarded(description, functools.partial(self._next_window, task))
+            window = guarded(description, functools.partial(next, task.windows))
             active.phases.record("decode", began_s, int(isinstance(window, AudioWindow)))
             # Report before queueing again: else another worker might report the next window first.
             if not task.request_ended:
@@ -254,13 +253,6 @@ class AudioDecoderPool:
                 elif window is not None:
                     self._on_window(active, window)
             self._requeue(task, window)
-
-    def _next_window(self, task: _AudioTask) -> AudioWindow | None:
-        """Return a request's next window; None if a block of audio completed none."""
-        window = next(task.windows)
-        if window is None or not self._device.startswith("cuda"):
-            return window
-        return dataclasses.replace(window, samples=pinned(window.samples))
 
     def _next(self) -> _AudioTask | None:
         with self._lock:

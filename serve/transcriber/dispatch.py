@@ -164,8 +164,9 @@ class Dispatcher:
         self._runtime = runtime
         self._capabilities = runtime.capabilities
         self._device = torch.device(self._capabilities.device)
-        features = self._capabilities.input_kind == "features"
-        self._compute = LogMel(mel_filters, self._device, WINDOW_LENGTHS if features else ())
+        self._takes_samples = self._capabilities.input_kind == "samples"
+        if not self._takes_samples:
+            self._log_mel = LogMel(mel_filters, self._device, WINDOW_LENGTHS)
         self._on_dequeued = on_dequeued
         slots = self._capabilities.max_windows
         self._max_jobs = 2 * slots
@@ -226,8 +227,9 @@ class Dispatcher:
         """
         job = decoding.job
         active, index = decoding.active, decoding.index
-        features = with_silence(job.features, active.encoder_frames(index))
-        restarts = temperature != job.options.temperature or features.shape != job.features.shape
+        frames = active.encoder_frames(index)
+        features = job.features if self._takes_samples else with_silence(job.features, frames)
+        restarts = temperature != job.options.temperature or frames != job.frames
         draft = () if restarts else tuple(decoding.tokens)
         self._submit(active, index, features, temperature, job.urgent, draft, stop_loops=restarts)
         self.retries += 1
@@ -285,10 +287,11 @@ class Dispatcher:
         Raises:
             DeviceError: the device failed.
         """
-        if self._capabilities.input_kind == "samples":
-            return torch.tensor(window.samples)
+        samples = torch.from_numpy(window.samples)
+        if self._takes_samples:
+            return samples
         try:
-            return self._compute(torch.from_numpy(window.samples), frames * HOP_LENGTH)
+            return self._log_mel(samples, frames * HOP_LENGTH)
         except torch.AcceleratorError as error:
             raise DeviceError(f"{self._device} failed: {error}") from error
 

@@ -16,24 +16,19 @@ Messages are JSON, because a pickle could run code of the other side:
   library has stopped working.
 """
 
-import concurrent.futures
-import contextlib
+import functools
 import itertools
 import json
-import logging
-import multiprocessing
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import Engine
-from serve.contract.errors import ConfigError, DeviceError, UnavailableError
+from serve.contract.errors import ConfigError, UnavailableError
+from serve.runtime.child import RuntimeProcess, start_python
 from serve.runtime.protocol import Capabilities
 from serve.speech.features import SAMPLE_RATE
 from serve.speech.tokenizer import Tokenizer
@@ -45,19 +40,12 @@ from serve.trtllm.runtime import (
     TensorRTLLMRuntime,
 )
 
-logger = logging.getLogger("earshot")
-
 START_TIMEOUT_S = 600.0  # for the library to load the checkpoint
-_STDERR = 2  # file descriptor
-_EXIT_TIMEOUT_S = 5.0  # from the end of the connection to the end of the process
-_POLL_S = 0.05  # between reads of messages while the process shuts down
 _ROOT = Path(__file__).resolve().parents[2]
 # The folder is last in the path, so that the environment's own packages win.
 _BOOTSTRAP = (
     "import sys; sys.path.append({root!r}); from serve.trtllm import worker; worker.run({fd})"
 )
-# This process's library path is wrong for another interpreter; the server keeps the original one.
-_LIBRARIES, _LIBRARIES_BEFORE = "LD_LIBRARY_PATH", "EARSHOT_LD_LIBRARY_PATH"
 
 
 def open_llm_api(engine: Engine, config: RuntimeConfig) -> TensorRTLLMRuntime:
@@ -83,19 +71,11 @@ def spawn(config: RuntimeConfig, connection: Connection) -> "subprocess.Popen[by
         UnavailableError: the interpreter cannot be started.
     """
     python = config.tensorrt_llm.python or sys.executable
-    environment = dict(os.environ)
-    environment[_LIBRARIES] = environment.get(_LIBRARIES_BEFORE, environment.get(_LIBRARIES, ""))
-    if (gpu := visible_gpu(config.device)) is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    begin = _BOOTSTRAP.format(root=str(_ROOT), fd=connection.fileno())
+    gpu = visible_gpu(config.device)
+    environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    code = _BOOTSTRAP.format(root=str(_ROOT), fd=connection.fileno())
     try:
-        return subprocess.Popen(
-            [python, "-P", "-c", begin],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,  # stdout is for transcripts
-            pass_fds=[connection.fileno()],
-        )
+        return start_python(python, code, (connection.fileno(),), **environment)
     except OSError as error:
         raise UnavailableError(
             f"runtime.tensorrt_llm.python = {config.tensorrt_llm.python!r} cannot be started: "
@@ -141,51 +121,19 @@ class LlmApiExecutor:
             previous_text=False,
             beam_sizes=(width,),
         )
-        self._stop_s = stop_s
         self._ids = itertools.count()
-        self._failure = ""
         self._received: list[ExecutorResponse] = []
-        # Samples may fill the connection's buffer, and `enqueue` must not block.
-        self._sender = concurrent.futures.ThreadPoolExecutor(1, "earshot-llm-api")
-        self._connection, worker_end = multiprocessing.Pipe()
-        with worker_end:
-            self._process = spawn(config, worker_end)
-        try:
-            self.version = self._start(start_settings(engine, config))
-        except BaseException:  # including Ctrl-C
-            self._kill()
-            self._connection.close()
-            raise
-
-    def _start(self, settings: Mapping[str, Any]) -> str:
-        """Send the settings, wait until the library has started, and return its version."""
-        try:
-            self._connection.send_bytes(json.dumps(settings).encode())
-            if not self._connection.poll(START_TIMEOUT_S):
-                raise UnavailableError(
-                    f"TensorRT-LLM did not start within {START_TIMEOUT_S:g} s; see its log"
-                )
-            answer = json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise UnavailableError(f"before it was ready, {self._exit_message()}") from error
+        settings = json.dumps(start_settings(engine, config)).encode()
+        start = functools.partial(spawn, config)
+        self._process = RuntimeProcess("TensorRT-LLM", start, settings, START_TIMEOUT_S, stop_s)
+        answer = json.loads(self._process.answer)
         if "refused" in answer:
+            self._process.kill()
             raise UnavailableError(answer["refused"])
-        return str(answer["ready"])
-
-    def _exit_message(self) -> str:
-        """Return a message on how the process ended, after its connection was lost."""
-        status: Any = "unknown"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(_EXIT_TIMEOUT_S)
-        return f"the TensorRT-LLM process ended with status {status}; see its log"
-
-    def _kill(self) -> None:
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
-            self._process.wait(_EXIT_TIMEOUT_S)
+        self.version = str(answer["ready"])
 
     def enqueue(self, request: ExecutorRequest) -> int:
-        self._check()
+        self._process.check()
         request_id = next(self._ids)
         message = {
             "id": request_id,
@@ -193,51 +141,28 @@ class LlmApiExecutor:
             "max_tokens": request.max_tokens,
             "beam_size": request.beam_size,
         }
-        self._sender.submit(self._send, message, request.features.numpy().tobytes())
+        self._process.send(json.dumps(message).encode(), request.features.numpy().tobytes())
         return request_id
 
     def await_responses(self, timeout_s: float) -> list[ExecutorResponse]:
-        self._receive(timeout_s)
+        self._receive(0.0 if self._received else timeout_s)
         responses, self._received = self._received, []
         return responses
 
     def cancel(self, request_id: int) -> None:
-        self._sender.submit(self._send, {"cancel": request_id})
+        self._process.send(json.dumps({"cancel": request_id}).encode())
 
     def steps(self) -> tuple[int, int, float]:
         """Return zeros, since the API reports its steps only to a blocking call.
 
         The runtime calls this without requests too, and then notices a lost process.
         """
-        if not self._connection.closed:
+        if not self._process.closed:
             self._receive(0.0)
         return 0, 0, 0.0
 
     def close(self) -> None:
-        if self._connection.closed:
-            return
-        self._sender.submit(self._send, {})
-        deadline_s = time.monotonic() + self._stop_s
-        while not self._has_ended():
-            if time.monotonic() > deadline_s:
-                logger.error("TensorRT-LLM did not shut down within %g s; killing it", self._stop_s)
-                self._kill()
-                break
-            with contextlib.suppress(DeviceError):  # the process waits if its messages are not read
-                self._receive(0.0)
-        self._sender.shutdown()
-        self._connection.close()
-
-    def _has_ended(self) -> bool:
-        """Return whether the process ends within `_POLL_S`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_POLL_S)
-            return True
-        return False
-
-    def _check(self) -> None:
-        if self._failure:
-            raise DeviceError(f"TensorRT-LLM failed: {self._failure}")
+        self._process.close()
 
     def _receive(self, timeout_s: float) -> None:
         """Receive every response that has arrived; wait at most `timeout_s` for the first one.
@@ -245,23 +170,12 @@ class LlmApiExecutor:
         Raises:
             DeviceError: the library or its process has failed.
         """
-        self._check()
-        try:
-            while self._connection.poll(0.0 if self._received else timeout_s):
-                message = json.loads(self._connection.recv_bytes())
-                if "failed" in message:
-                    self._failure = message["failed"]
-                    break
-                tokens = tuple(message.pop("tokens", ()))
-                self._received.append(ExecutorResponse(tokens=tokens, **message))
-        except (EOFError, OSError):
-            self._failure = self._exit_message()
-        self._check()
-
-    def _send(self, message: Mapping[str, Any], *samples: bytes) -> None:
-        with contextlib.suppress(OSError):  # `_receive` reports a lost connection
-            for part in (json.dumps(message).encode(), *samples):
-                self._connection.send_bytes(part)
+        for text in self._process.receive(timeout_s):
+            message = json.loads(text)
+            if "failed" in message:
+                self._process.fail(message["failed"])
+            tokens = tuple(message.pop("tokens", ()))
+            self._received.append(ExecutorResponse(tokens=tokens, **message))
 
 
 def start_settings(engine: Engine, config: RuntimeConfig) -> dict[str, Any]:

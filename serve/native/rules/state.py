@@ -1,9 +1,7 @@
 """The state of the token rules for every row, in one block of memory that one copy moves."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Annotated, get_origin, get_type_hints
 
 import torch
@@ -99,9 +97,8 @@ class RowState:
                 row's own.
         """
         self.tokens[rows, : new.tokens.shape[1]] = new.tokens
-        columns = _columns(self.memory, len(self.tokens)), _columns(new.memory, len(rows))
-        for own, other in zip(*columns, strict=True):
-            own.index_copy_(1, rows, other)
+        for name in _LAYOUT:
+            getattr(self, name).index_copy_(0, rows, getattr(new, name))
         prompt = torch.arange(self.source.shape[1], device=rows.device) < new.prompt_len[:, None]
         self.source[rows] = torch.where(prompt, new.leader[:, None], rows[:, None]).int()
 
@@ -148,20 +145,13 @@ def _begin_of_tables(rows: int) -> int:
     return size + -size % 16
 
 
-def _columns(memory: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-    """Yield the adjacent fields of one dtype as a view of the memory, (fields, rows)."""
-    begin = 0
-    for dtype, fields in itertools.groupby(_LAYOUT.values()):
-        count = len(list(fields))
-        end = begin + count * rows * dtype.itemsize
-        yield memory[begin:end].view(dtype).view(count, rows)
-        begin = end
-
-
 def _views_of(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:
     """Return the fields as views of the memory."""
-    columns = itertools.chain.from_iterable(_columns(memory, rows))
-    fields = dict(zip(_LAYOUT, columns, strict=True))
+    fields, begin = {}, 0
+    for name, dtype in _LAYOUT.items():
+        end = begin + rows * dtype.itemsize
+        fields[name] = memory[begin:end].view(dtype)
+        begin = end
     begin = _begin_of_tables(rows)
     for name, dtype in _TABLES.items():
         end = begin + rows * n_text_ctx * dtype.itemsize

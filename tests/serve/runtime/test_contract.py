@@ -59,7 +59,10 @@ def of_subjects(wanted):
 ALL = {subject.id for subject in SUBJECTS}
 DETECTING = ALL - {"llm_api"}
 SAMPLING = ALL - {"llm_api"}
-SEARCHING = {"fake", "native-rows", "native-gpu-graphs-rows"}
+SEARCHING = {
+    *("fake", "native-rows", "native-gpu-graphs-rows"),
+    *("native-apart-rows", "native-apart-gpu-graphs-rows"),
+}
 
 
 def test_with_nothing_to_do_nothing_happens(runtime):

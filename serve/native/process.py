@@ -1,0 +1,431 @@
+"""Run the native runtime in a process of its own.
+
+One Python thread launches all work of a GPU. It may hold the interpreter lock at any time; beside
+the threads that take requests, decode audio and send answers it would wait for the lock after every
+launch. A server therefore runs the runtime of a GPU here, where no other thread needs the lock.
+
+The samples of windows are in shared memory, which the GPU reads. Messages are JSON. Arrays follow a
+zero byte.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from serve.contract import errors
+from serve.contract.codec import from_json, to_json
+from serve.contract.config import RuntimeConfig
+from serve.contract.engine import Engine, open_engine
+from serve.contract.errors import DeviceError, EarshotError, UnavailableError
+from serve.contract.messages import Alignment
+from serve.contract.phrases import Trie
+from serve.native.encoders import LENGTHS
+from serve.native.runtime import NativeRuntime, check_job
+from serve.runtime.child import END, RuntimeProcess, start_python
+from serve.runtime.protocol import (
+    Capabilities,
+    DecodingOptions,
+    Detection,
+    FinishReason,
+    Gauges,
+    Job,
+    JobEvent,
+    Scores,
+)
+from serve.speech.features import HOP_LENGTH, WINDOW_SAMPLES, LogMel
+
+logger = logging.getLogger("earshot")
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+START_TIMEOUT_S = 600.0  # for the runtime to load the engine and to compile its kernels
+_STOP_S = 20.0  # for the process to end
+_MAX_POLL_S = 0.002  # a window that arrives meanwhile waits for the end of a poll
+_IDLE_S = 10.0  # between two messages, while nothing is decoded
+_STALLED_S = 60  # the kernel ends the process if one turn of its loop takes longer
+_ROOT = Path(__file__).resolve().parents[2]
+_BOOTSTRAP = """
+import sys
+sys.path[:] = {path!r}
+from serve.native import process
+process.run({connection}, {memory})
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The first message to the process."""
+
+    engine: str
+    config: RuntimeConfig
+    windows: int  # that fit into the shared memory
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """The first message from the process: what the runtime supports, or why there is none."""
+
+    capabilities: Capabilities | None = None
+    refused: tuple[str, str] | None = None  # class and message of the error
+
+
+@dataclasses.dataclass(frozen=True)
+class _JobMessage:
+    """A job; the arrays of its phrases follow."""
+
+    id: int
+    place: int  # index of the window in the shared memory
+    samples: int
+    frames: int
+    prompt: tuple[int, ...]
+    options: dict[str, bool | int | float]  # fields of `DecodingOptions` but `phrases`
+    prefix: int
+    draft: tuple[int, ...]
+    align_frames: int
+    loop_tokens: int
+    urgent: bool
+    detection: Detection
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """A message to the process; without a value it ends the process."""
+
+    job: _JobMessage | None = None
+    cancel: int | None = None  # the id of a job
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of each
+
+
+@dataclasses.dataclass(frozen=True)
+class _EventMessage:
+    """A `JobEvent`; the arrays of its alignment follow."""
+
+    job_id: int
+    tokens: tuple[int, ...]
+    finished: FinishReason | None
+    scores: Scores | None
+    error: tuple[str, str] | None  # class and message
+    began_s: float | None
+    # Whether there are `matrix` and `begins`, and `prefix`; None: no alignment.
+    alignment: tuple[bool, bool, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """A message from the process."""
+
+    events: tuple[_EventMessage, ...] = ()
+    gauges: Gauges = dataclasses.field(default_factory=Gauges)
+    failed: str = ""  # why the device is lost
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+def _pack(message: _Order | _Report, arrays: Iterable[Array] = ()) -> bytes:
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    kinds = tuple((array.dtype.str, array.shape) for array in arrays)
+    text = to_json(dataclasses.replace(message, arrays=kinds)).encode()
+    return b"\0".join((text, b"".join(array.tobytes() for array in arrays)))
+
+
+def _unpack(kind: type[T], message: bytes) -> tuple[T, Iterator[Array]]:
+    text, _, content = message.partition(b"\0")
+    value: Any = from_json(kind, text, "a message", error=EarshotError)
+    arrays, offset = list[Array](), 0
+    for dtype, shape in value.arrays:
+        array = np.frombuffer(content, dtype, int(np.prod(shape)), offset).reshape(shape)
+        arrays.append(array.copy())
+        offset += array.nbytes
+    return value, iter(arrays)
+
+
+def _named(error: EarshotError) -> tuple[str, str]:
+    return type(error).__name__, str(error)
+
+
+def _error(named: tuple[str, str]) -> EarshotError:
+    kind: type[EarshotError] = getattr(errors, named[0], EarshotError)
+    return kind(named[1])
+
+
+class ProcessRuntime:
+    """A `NativeRuntime` in another process, as `serve.runtime.protocol.Runtime`. It takes samples.
+
+    Args:
+        engine: an engine of the native runtime.
+        config: device, slots and batch sizes.
+
+    Raises:
+        UnavailableError: the process does not start.
+        EarshotError: as `NativeRuntime`.
+    """
+
+    def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
+        self._n_text_ctx = engine.manifest.dims.n_text_ctx
+        windows = 2 * config.slots  # as many as a `Dispatcher` submits
+        self._free = list(range(windows))
+        self._places: dict[int, int] = {}  # of the jobs in the process, by id
+        self._waiting: dict[int, Job] = {}  # jobs that do not fit into the memory yet, by id
+        self._cancelled: list[JobEvent] = []  # events since the last poll
+        self._gauges = Gauges()
+        descriptor = os.memfd_create("earshot-samples")
+        try:
+            size = windows * WINDOW_SAMPLES * np.dtype(np.float32).itemsize
+            os.truncate(descriptor, size)
+            self._samples = np.frombuffer(mmap.mmap(descriptor, size), np.float32)
+            self._samples = self._samples.reshape(windows, WINDOW_SAMPLES)
+            settings = _Settings(str(engine.path.resolve()), config, windows)
+            self._process = RuntimeProcess(
+                "native runtime",
+                functools.partial(_start, descriptor),
+                to_json(settings).encode(),
+                START_TIMEOUT_S,
+                _STOP_S,
+            )
+        finally:
+            os.close(descriptor)
+        answer = from_json(_Answer, self._process.answer, "the answer")
+        if answer.refused is not None or answer.capabilities is None:
+            self._process.kill()
+            raise _error(answer.refused or ("", "the native runtime gave no answer"))
+        self.capabilities = dataclasses.replace(answer.capabilities, input_kind="samples")
+
+    def submit(self, job: Job) -> None:
+        self._process.check()
+        check_job(job, self._n_text_ctx, self.capabilities)
+        self._waiting[job.id] = job
+        self._send_waiting()
+
+    def poll(self, timeout_s: float) -> list[JobEvent]:
+        events, self._cancelled = self._cancelled, []
+        for text in self._process.receive(min(timeout_s, _MAX_POLL_S) if self._places else 0.0):
+            report, arrays = _unpack(_Report, text)
+            if report.failed:
+                self._process.fail(report.failed)
+            self._gauges = report.gauges
+            for message in report.events:
+                events.append(_event(message, arrays))
+                if message.finished is not None:
+                    self._free.append(self._places.pop(message.job_id))
+        self._send_waiting()
+        return events
+
+    def cancel(self, job_id: int) -> None:
+        if self._waiting.pop(job_id, None) is not None:
+            self._cancelled.append(JobEvent(job_id, finished="cancelled"))
+        elif job_id in self._places:
+            self._process.send(_pack(_Order(cancel=job_id)))
+
+    def _send_waiting(self) -> None:
+        """Send the jobs that fit into the shared memory, the oldest first."""
+        while self._waiting and self._free:
+            job = self._waiting.pop(next(iter(self._waiting)))
+            place = self._places[job.id] = self._free.pop()
+            self._samples[place, : len(job.features)] = job.features.numpy()
+            values = vars(job.options)
+            message = _JobMessage(
+                place=place,
+                samples=len(job.features),
+                options={name: value for name, value in values.items() if name != "phrases"},
+                **{name: getattr(job, name) for name in _COPIED},
+            )
+            phrases = job.options.phrases
+            arrays = () if phrases is None else vars(phrases).values()
+            self._process.send(_pack(_Order(message), arrays))
+
+    def gauges(self) -> Gauges:
+        self._process.check()
+        return self._gauges
+
+    def close(self) -> None:
+        self._process.close()
+        self._gauges = Gauges()
+
+
+_OWN = ("place", "samples", "options")
+_COPIED = [field.name for field in dataclasses.fields(_JobMessage) if field.name not in _OWN]
+
+
+def _start(memory: int, connection: Connection) -> "subprocess.Popen[bytes]":
+    path = [str(_ROOT), *map(os.path.abspath, sys.path)]
+    descriptors = connection.fileno(), memory
+    code = _BOOTSTRAP.format(path=path, connection=descriptors[0], memory=memory)
+    try:
+        return start_python(sys.executable, code, descriptors)
+    except OSError as error:
+        raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
+
+
+def _event(message: _EventMessage, arrays: Iterator[Array]) -> JobEvent:
+    alignment = None
+    if message.alignment is not None:
+        has_matrix, has_begins, prefix = message.alignment
+        probs = next(arrays)
+        matrix = next(arrays) if has_matrix else None
+        alignment = Alignment(probs, matrix, next(arrays) if has_begins else None, prefix)
+    return JobEvent(
+        message.job_id,
+        message.tokens,
+        message.finished,
+        message.scores,
+        None if message.error is None else _error(message.error),
+        alignment,
+        message.began_s,
+    )
+
+
+# ---------------------------------------------------------------- in the process
+
+
+def run(connection: int, memory: int) -> None:
+    """Serve a connection; the entry point of the process.
+
+    Args:
+        connection: the descriptor of the connection.
+        memory: the descriptor of the shared memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
+        serve(Connection(connection), memory)
+
+
+def serve(connection: Connection, memory: int) -> None:
+    """Open the runtime that the first message asks for, and run it until the connection ends.
+
+    Raises:
+        OSError, EOFError: the other side has ended.
+    """
+    settings = from_json(_Settings, connection.recv_bytes(), "the settings")
+    try:
+        engine = open_engine(settings.engine)
+        runtime = NativeRuntime(engine, settings.config)
+        session = _Session(connection, runtime, engine, memory, settings.windows)
+    except Exception as error:
+        if not isinstance(error, EarshotError):
+            logger.exception("the runtime failed to start")
+            error = EarshotError(f"internal error: {errors.shown(error)}")
+        connection.send_bytes(to_json(_Answer(refused=_named(error))).encode())
+        return
+    connection.send_bytes(to_json(_Answer(runtime.capabilities)).encode())
+    try:
+        session.serve()
+    except (EOFError, OSError):
+        raise
+    except Exception as error:
+        if not isinstance(error, DeviceError):
+            logger.exception("the runtime failed")
+        connection.send_bytes(_pack(_Report(failed=str(error) or repr(error))))
+    finally:
+        runtime.close()
+
+
+class _Session:
+    """The jobs of a connection in a runtime."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        runtime: NativeRuntime,
+        engine: Engine,
+        memory: int,
+        windows: int,
+    ) -> None:
+        self._connection, self._runtime = connection, runtime
+        self._n_jobs = 0
+        device = torch.device(runtime.capabilities.device)
+        lengths = [frames * HOP_LENGTH for frames in LENGTHS]
+        self._log_mel = LogMel(engine.load_mel_filters(), device, lengths)
+        shared = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.float32)
+        self._samples = shared.view(windows, WINDOW_SAMPLES)
+        if device.type == "cuda":
+            cuda: Any = torch.cuda  # has incomplete type hints
+            status = cuda.cudart().cudaHostRegister(shared.data_ptr(), shared.nbytes, 0)
+            cuda.check_error(int(status))
+        # A large alignment may fill the connection's buffer, and the GPU must not wait.
+        self._sender = concurrent.futures.ThreadPoolExecutor(1, "earshot-events")
+
+    def serve(self) -> None:
+        """Obey messages and decode until told to end.
+
+        Raises:
+            DeviceError: the device failed.
+            OSError, EOFError: the other side has ended.
+        """
+        while True:
+            signal.alarm(_STALLED_S)
+            events = list[JobEvent]()
+            while self._connection.poll(0.0 if self._n_jobs else _IDLE_S):
+                message = self._connection.recv_bytes()
+                if message == END:
+                    return
+                events += self._obey(message)
+            events += self._runtime.poll(0.0)
+            if events:
+                self._n_jobs -= sum(event.finished is not None for event in events)
+                self._sender.submit(self._send, events, self._runtime.gauges())
+
+    def _obey(self, message: bytes) -> list[JobEvent]:
+        """Submit or cancel a job; return the event of a job that the runtime rejects."""
+        order, arrays = _unpack(_Order, message)
+        if order.cancel is not None:
+            self._runtime.cancel(order.cancel)
+        if order.job is None:
+            return []
+        self._n_jobs += 1
+        try:
+            self._runtime.submit(self._job(order.job, arrays))
+        except DeviceError:
+            raise
+        except EarshotError as error:
+            return [JobEvent(order.job.id, finished="error", error=error)]
+        return []
+
+    def _job(self, message: _JobMessage, arrays: Iterator[Array]) -> Job:
+        samples = self._samples[message.place, : message.samples]
+        try:
+            features = self._log_mel(samples, message.frames * HOP_LENGTH)
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"the device failed: {error}") from error
+        trie = tuple(array.tobytes() for array in arrays)
+        phrases = _trie(trie) if trie else None
+        options = DecodingOptions(**message.options, phrases=phrases)  # type: ignore[arg-type]
+        fields = {name: getattr(message, name) for name in _COPIED}
+        return Job(features=features, options=options, **fields)
+
+    def _send(self, events: list[JobEvent], gauges: Gauges) -> None:
+        messages, arrays = list[_EventMessage](), list[Array]()
+        for event in events:
+            alignment, kept = event.alignment, None
+            if alignment is not None:
+                parts = alignment.matrix, alignment.begins
+                kept = parts[0] is not None, parts[1] is not None, alignment.prefix
+                arrays += [alignment.token_probs, *(part for part in parts if part is not None)]
+            error = None if event.error is None else _named(event.error)
+            fields = event.job_id, event.tokens, event.finished, event.scores, error
+            messages.append(_EventMessage(*fields, event.began_s, kept))
+        with contextlib.suppress(OSError):  # `serve` finds the lost connection
+            self._connection.send_bytes(_pack(_Report(tuple(messages), gauges), arrays))
+
+
+@functools.lru_cache(maxsize=64)
+def _trie(arrays: tuple[bytes, ...]) -> Trie:
+    """Return the trie of these arrays; equal ones are the same object, as a runtime expects."""
+    dtypes = np.int64, np.int64, np.int32, np.float32, np.float32
+    pairs = zip(arrays, dtypes, strict=True)
+    return Trie(*(np.frombuffer(content, dtype).copy() for content, dtype in pairs))
