@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import mel_filters, open_engine
@@ -51,7 +52,7 @@ def process_of(parent=None):
 
 
 def test_every_option_and_every_part_of_an_answer_passes(engine, job, runtime):
-    here, log_mel = NativeRuntime(engine, CONFIG), LogMel(mel_filters(80), runtime_device())
+    here, log_mel = NativeRuntime(engine, CONFIG), LogMel(mel_filters(80), torch.device("cpu"))
     tries = [build_trie([((7, 8, 9), 4.0)]), build_trie([((5, 6), 30.0), ((5, 9), 2.0)])]
     options = [{}, {"phrases": tries[0]}, {"phrases": tries[1], "beam_size": 3}]
     options += [{"temperature": 0.8, "seed": 3, "best_of": 2}, {"beam_size": 2, "patience": 2.0}]
@@ -88,12 +89,6 @@ def test_every_option_and_every_part_of_an_answer_passes(engine, job, runtime):
             kept = vars(ours.last.alignment), vars(theirs.last.alignment)
             for name, value in kept[0].items():
                 np.testing.assert_array_equal(value, kept[1][name])
-
-
-def runtime_device():
-    import torch
-
-    return torch.device("cpu")
 
 
 def test_what_is_refused_is_refused_at_once_or_by_its_event(job, runtime):

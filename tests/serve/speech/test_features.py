@@ -32,11 +32,19 @@ def test_equals_transformers_for_every_window_of_a_batch(n_mels):
 def test_a_window_that_is_replayed_is_the_window_that_is_computed(seconds):
     """One after another, of which the first must not change when the second comes."""
     device, filters, length = torch.device("cuda"), mel_filters(80), seconds * features.SAMPLE_RATE
-    compute = features.LogMel(
-        filters, device, [10 * features.SAMPLE_RATE, 30 * features.SAMPLE_RATE]
-    )
-    windows = [features.pinned(noise(seconds - i, i)[: length - i]) for i in range(3)]
-    made = [compute(torch.from_numpy(window), length) for window in windows]
+    recorded = [10 * features.SAMPLE_RATE, 30 * features.SAMPLE_RATE]
+    compute = features.LogMel(filters, device, recorded)
+    windows = [torch.from_numpy(noise(seconds - i, i)[: length - i]) for i in range(3)]
+    pinned = [window.pin_memory() for window in windows]
+    made = [compute(window, length) for window in pinned]
     for window, got in zip(windows, made, strict=True):
-        padded = torch.nn.functional.pad(torch.from_numpy(window), (0, length - len(window)))
+        padded = torch.nn.functional.pad(window, (0, length - len(window)))
         assert torch.equal(got, features.log_mel(padded[None].to(device), filters.to(device))[0])
+
+
+@pytest.mark.parametrize("samples", [0, 1, 16_000, 47_999, 48_000])
+def test_silence_extends_a_window(samples):
+    filters, window = mel_filters(80), torch.from_numpy(noise(3)[:samples])
+    padded = torch.nn.functional.pad(window, (0, 48_000 - samples))
+    got = features.LogMel(filters, torch.device("cpu"))(window, 48_000)
+    assert torch.equal(got, features.log_mel(padded[None], filters)[0])
