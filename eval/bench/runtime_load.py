@@ -149,7 +149,7 @@ def noise_load(
     @torch.inference_mode()
     def make_jobs(lengths: Sequence[int]) -> list[Job]:
         jobs = []
-        for window, length in zip(samples, lengths, strict=False):
+        for window, length in zip(samples[: len(lengths)], lengths, strict=True):
             features = log_mel(window, len(window))
             options = DecodingOptions(timestamps=False, max_tokens=length, beam_size=beam_size)
             jobs.append(Job(next(_job_ids), features, prompt, options, align_frames=align_frames))

@@ -1,23 +1,27 @@
 """Run the native runtime in a process of its own.
 
-One Python thread launches all work of a GPU. It may hold the interpreter lock at any time; beside
-the threads that take requests, decode audio and send answers it would wait for the lock after every
-launch. A server therefore runs the runtime of a GPU here, where no other thread needs the lock.
+One Python thread launches all work of a GPU. In the engine's process it would wait for the
+interpreter lock (GIL) after every launch, because other threads take requests, decode audio and
+send answers. A server therefore runs a GPU's runtime in a process of its own, where only the thread
+that sends events also uses the lock.
 
-The samples of windows are in shared memory, which the GPU reads. Messages are JSON. Arrays follow a
-zero byte.
+Both processes share the memory of the samples, and a GPU reads them there. An `_Order` or a
+`_Report` is JSON, a zero byte and the bytes of its arrays; the other messages are JSON alone.
 """
 
+import collections
 import concurrent.futures
-import contextlib
 import dataclasses
+import faulthandler
 import functools
 import logging
 import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +38,7 @@ from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import DeviceError, EarshotError, UnavailableError
 from serve.contract.messages import Alignment
 from serve.contract.phrases import Trie
+from serve.native.device import current
 from serve.native.encoders import LENGTHS
 from serve.native.runtime import NativeRuntime, check_job
 from serve.runtime.child import END, RuntimeProcess, start_python
@@ -56,9 +61,13 @@ Array = npt.NDArray[Any]
 
 START_TIMEOUT_S = 600.0  # for the runtime to load the engine and to compile its kernels
 _STOP_S = 20.0  # for the process to end
-_MAX_POLL_S = 0.002  # a window that arrives meanwhile waits for the end of a poll
-_IDLE_S = 10.0  # between two messages, while nothing is decoded
+_MAX_POLL_S = 0.002  # maximum wait for events; a window that becomes ready meanwhile waits too
+_IDLE_S = 10.0  # maximum wait for a message while there is no job
+_MAX_TRIES = 64  # lists of phrases that are kept
+_SWITCH_INTERVAL_S = 0.0005  # as in the engine's process
 _STALLED_S = 60  # the kernel ends the process if one turn of its loop takes longer
+# Keep the memory of samples and alignments, whatever the limits that Triton has.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 26)}
 _ROOT = Path(__file__).resolve().parents[2]
 _BOOTSTRAP = """
 import sys
@@ -105,7 +114,7 @@ class _JobMessage:
 
 @dataclasses.dataclass(frozen=True)
 class _Order:
-    """A message to the process; without a value it ends the process."""
+    """A message to the process: a job, or the id of a job to cancel."""
 
     job: _JobMessage | None = None
     cancel: int | None = None  # the id of a job
@@ -164,7 +173,7 @@ def _error(named: tuple[str, str]) -> EarshotError:
 
 
 class ProcessRuntime:
-    """A `NativeRuntime` in another process, as `serve.runtime.protocol.Runtime`. It takes samples.
+    """A `NativeRuntime` in another process. It implements `Runtime` and takes samples.
 
     Args:
         engine: an engine of the native runtime.
@@ -182,6 +191,7 @@ class ProcessRuntime:
         self._places: dict[int, int] = {}  # of the jobs in the process, by id
         self._waiting: dict[int, Job] = {}  # jobs that do not fit into the memory yet, by id
         self._cancelled: list[JobEvent] = []  # events since the last poll
+        self._cancelling: set[int] = set()  # jobs in the process that were cancelled
         self._gauges = Gauges()
         descriptor = os.memfd_create("earshot-samples")
         try:
@@ -199,8 +209,8 @@ class ProcessRuntime:
             )
         finally:
             os.close(descriptor)
-        answer = from_json(_Answer, self._process.answer, "the answer")
-        if answer.refused is not None or answer.capabilities is None:
+        answer = from_json(_Answer, self._process.answer, "the answer", error=EarshotError)
+        if answer.capabilities is None:
             self._process.kill()
             raise _error(answer.refused or ("", "the native runtime gave no answer"))
         self.capabilities = dataclasses.replace(answer.capabilities, input_kind="samples")
@@ -219,9 +229,14 @@ class ProcessRuntime:
                 self._process.fail(report.failed)
             self._gauges = report.gauges
             for message in report.events:
-                events.append(_event(message, arrays))
+                event = _event(message, arrays)
                 if message.finished is not None:
-                    self._free.append(self._places.pop(message.job_id))
+                    self._free.append(self._places.pop(event.job_id))
+                if event.job_id not in self._cancelling:
+                    events.append(event)
+                elif message.finished is not None:  # it may have ended before the order came
+                    self._cancelling.remove(event.job_id)
+                    events.append(JobEvent(event.job_id, finished="cancelled"))
         self._send_waiting()
         return events
 
@@ -229,14 +244,16 @@ class ProcessRuntime:
         if self._waiting.pop(job_id, None) is not None:
             self._cancelled.append(JobEvent(job_id, finished="cancelled"))
         elif job_id in self._places:
+            self._cancelling.add(job_id)
             self._process.send(_pack(_Order(cancel=job_id)))
 
     def _send_waiting(self) -> None:
         """Send the jobs that fit into the shared memory, the oldest first."""
         while self._waiting and self._free:
             job = self._waiting.pop(next(iter(self._waiting)))
-            place = self._places[job.id] = self._free.pop()
+            place = self._free[-1]
             self._samples[place, : len(job.features)] = job.features.numpy()
+            self._places[job.id] = self._free.pop()
             values = vars(job.options)
             message = _JobMessage(
                 place=place,
@@ -257,6 +274,7 @@ class ProcessRuntime:
         self._gauges = Gauges()
 
 
+# Fields of `_JobMessage` that `Job` lacks or has in another form.
 _OWN = ("place", "samples", "options")
 _COPIED = [field.name for field in dataclasses.fields(_JobMessage) if field.name not in _OWN]
 
@@ -266,7 +284,7 @@ def _start(memory: int, connection: Connection) -> "subprocess.Popen[bytes]":
     descriptors = connection.fileno(), memory
     code = _BOOTSTRAP.format(path=path, connection=descriptors[0], memory=memory)
     try:
-        return start_python(sys.executable, code, descriptors)
+        return start_python(sys.executable, code, descriptors, **_ALLOCATOR)
     except OSError as error:
         raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
 
@@ -300,39 +318,45 @@ def run(connection: int, memory: int) -> None:
         memory: the descriptor of the shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    faulthandler.register(signal.SIGALRM, chain=True)  # prints where it stalled, then ends it
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    with contextlib.suppress(EOFError, OSError):  # the parent has ended
-        serve(Connection(connection), memory)
+    serve(Connection(connection), memory)
+
+
+def _end_with_parent(connection: int) -> None:
+    """End this process when the other side of its connection has ended, whatever it does."""
+    poller = select.poll()
+    poller.register(connection, 0)  # reports only that the other side is gone
+    poller.poll()
+    os._exit(1)
 
 
 def serve(connection: Connection, memory: int) -> None:
-    """Open the runtime that the first message asks for, and run it until the connection ends.
-
-    Raises:
-        OSError, EOFError: the other side has ended.
-    """
+    """Open the runtime that the first message asks for, and run it until the connection ends."""
     settings = from_json(_Settings, connection.recv_bytes(), "the settings")
     try:
         engine = open_engine(settings.engine)
         runtime = NativeRuntime(engine, settings.config)
         session = _Session(connection, runtime, engine, memory, settings.windows)
-    except Exception as error:
-        if not isinstance(error, EarshotError):
-            logger.exception("the runtime failed to start")
-            error = EarshotError(f"internal error: {errors.shown(error)}")
-        connection.send_bytes(to_json(_Answer(refused=_named(error))).encode())
+    except Exception as error:  # noqa: BLE001 - it is logged
+        named = _named(_as_ours(error, "the runtime failed to start"))
+        connection.send_bytes(to_json(_Answer(refused=named)).encode())
         return
     connection.send_bytes(to_json(_Answer(runtime.capabilities)).encode())
     try:
         session.serve()
-    except (EOFError, OSError):
-        raise
-    except Exception as error:
-        if not isinstance(error, DeviceError):
-            logger.exception("the runtime failed")
-        connection.send_bytes(_pack(_Report(failed=str(error) or repr(error))))
-    finally:
-        runtime.close()
+    except Exception as error:  # noqa: BLE001 - it is logged
+        session.fail(str(_as_ours(error, "the runtime failed")))
+
+
+def _as_ours(error: Exception, description: str) -> EarshotError:
+    """Return the error itself, or log an unexpected one and return an internal error."""
+    if isinstance(error, EarshotError):
+        return error
+    logger.error("%s", description, exc_info=error)
+    return EarshotError(f"internal error: {errors.shown(error)}")
 
 
 class _Session:
@@ -348,6 +372,7 @@ class _Session:
     ) -> None:
         self._connection, self._runtime = connection, runtime
         self._n_jobs = 0
+        self._tries: dict[bytes, Trie] = {}
         device = torch.device(runtime.capabilities.device)
         lengths = [frames * HOP_LENGTH for frames in LENGTHS]
         self._log_mel = LogMel(engine.load_mel_filters(), device, lengths)
@@ -355,33 +380,43 @@ class _Session:
         self._samples = shared.view(windows, WINDOW_SAMPLES)
         if device.type == "cuda":
             cuda: Any = torch.cuda  # has incomplete type hints
-            status = cuda.cudart().cudaHostRegister(shared.data_ptr(), shared.nbytes, 0)
-            cuda.check_error(int(status))
+            with current(device):
+                status = cuda.cudart().cudaHostRegister(shared.data_ptr(), shared.nbytes, 0)
+                cuda.check_error(int(status))
         # A large alignment may fill the connection's buffer, and the GPU must not wait.
         self._sender = concurrent.futures.ThreadPoolExecutor(1, "earshot-events")
+        self._sent = collections.deque[concurrent.futures.Future[None]]()
 
     def serve(self) -> None:
-        """Obey messages and decode until told to end.
+        """Carry out orders and decode until told to end.
 
         Raises:
             DeviceError: the device failed.
-            OSError, EOFError: the other side has ended.
+            Exception: a bug, also one while events were sent.
         """
         while True:
             signal.alarm(_STALLED_S)
+            while self._sent and self._sent[0].done():
+                self._sent.popleft().result()
             events = list[JobEvent]()
             while self._connection.poll(0.0 if self._n_jobs else _IDLE_S):
                 message = self._connection.recv_bytes()
                 if message == END:
                     return
-                events += self._obey(message)
+                events += self._carry_out(message)
             events += self._runtime.poll(0.0)
             if events:
                 self._n_jobs -= sum(event.finished is not None for event in events)
-                self._sender.submit(self._send, events, self._runtime.gauges())
+                self._sent.append(self._sender.submit(self._send, events, self._runtime.gauges()))
 
-    def _obey(self, message: bytes) -> list[JobEvent]:
-        """Submit or cancel a job; return the event of a job that the runtime rejects."""
+    def fail(self, reason: str) -> None:
+        """Report after all events that the runtime is lost."""
+        signal.alarm(_STALLED_S)
+        self._sender.submit(self._connection.send_bytes, _pack(_Report(failed=reason)))
+        self._sender.shutdown()
+
+    def _carry_out(self, message: bytes) -> list[JobEvent]:
+        """Carry out an order; return the event of a job that the runtime rejects."""
         order, arrays = _unpack(_Order, message)
         if order.cancel is not None:
             self._runtime.cancel(order.cancel)
@@ -392,8 +427,9 @@ class _Session:
             self._runtime.submit(self._job(order.job, arrays))
         except DeviceError:
             raise
-        except EarshotError as error:
-            return [JobEvent(order.job.id, finished="error", error=error)]
+        except Exception as error:  # noqa: BLE001 - it is logged
+            ours = _as_ours(error, f"job {order.job.id} failed")
+            return [JobEvent(order.job.id, finished="error", error=ours)]
         return []
 
     def _job(self, message: _JobMessage, arrays: Iterator[Array]) -> Job:
@@ -402,11 +438,20 @@ class _Session:
             features = self._log_mel(samples, message.frames * HOP_LENGTH)
         except torch.AcceleratorError as error:
             raise DeviceError(f"the device failed: {error}") from error
-        trie = tuple(array.tobytes() for array in arrays)
-        phrases = _trie(trie) if trie else None
+        contents = tuple(arrays)
+        phrases = self._trie(contents) if contents else None
         options = DecodingOptions(**message.options, phrases=phrases)  # type: ignore[arg-type]
         fields = {name: getattr(message, name) for name in _COPIED}
         return Job(features=features, options=options, **fields)
+
+    def _trie(self, arrays: tuple[Array, ...]) -> Trie:
+        """Return the trie of these arrays; equal ones are the same object, as a runtime expects."""
+        key = b"".join(array.tobytes() for array in arrays)
+        trie = self._tries.pop(key, None) or Trie(*arrays)
+        self._tries[key] = trie  # the last one used comes last
+        if len(self._tries) > _MAX_TRIES:
+            del self._tries[next(iter(self._tries))]
+        return trie
 
     def _send(self, events: list[JobEvent], gauges: Gauges) -> None:
         messages, arrays = list[_EventMessage](), list[Array]()
@@ -419,13 +464,4 @@ class _Session:
             error = None if event.error is None else _named(event.error)
             fields = event.job_id, event.tokens, event.finished, event.scores, error
             messages.append(_EventMessage(*fields, event.began_s, kept))
-        with contextlib.suppress(OSError):  # `serve` finds the lost connection
-            self._connection.send_bytes(_pack(_Report(tuple(messages), gauges), arrays))
-
-
-@functools.lru_cache(maxsize=64)
-def _trie(arrays: tuple[bytes, ...]) -> Trie:
-    """Return the trie of these arrays; equal ones are the same object, as a runtime expects."""
-    dtypes = np.int64, np.int64, np.int32, np.float32, np.float32
-    pairs = zip(arrays, dtypes, strict=True)
-    return Trie(*(np.frombuffer(content, dtype).copy() for content, dtype in pairs))
+        self._connection.send_bytes(_pack(_Report(tuple(messages), gauges), arrays))

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -107,7 +108,7 @@ class RuntimeProcess:
             raise DeviceError(f"{self._name} failed: {self._failure}")
 
     def fail(self, reason: str) -> None:
-        """Record that the runtime has failed, as its process says.
+        """Record why the runtime has failed.
 
         Raises:
             DeviceError: always.
@@ -136,12 +137,13 @@ class RuntimeProcess:
             while self._connection.poll(0.0 if messages else timeout_s):
                 messages.append(self._connection.recv_bytes())
         except (EOFError, OSError):
-            self.fail(self._exit_message())
+            if not messages:  # else the next call reports it
+                self.fail(self._exit_message())
         return messages
 
     @property
     def closed(self) -> bool:
-        """Whether the process was ended."""
+        """Whether `close` or `kill` was called."""
         return self._connection.closed
 
     def close(self) -> None:
@@ -166,6 +168,8 @@ class RuntimeProcess:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
             self._process.wait(_EXIT_TIMEOUT_S)
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)  # a message that is being sent fails now
         self._sender.shutdown()
         self._connection.close()
 

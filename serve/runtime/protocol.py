@@ -116,7 +116,8 @@ class Job:
     features: torch.Tensor
     prompt: tuple[int, ...]  # ends with the last forced token; may hold DETECT_LANGUAGE once
     options: DecodingOptions = DecodingOptions()
-    # The log-mel frames that the encoder sees; a runtime that takes samples pads them with silence.
+    # The number of log-mel frames that the encoder sees. A runtime that takes samples extends them
+    # with silence to this length; others ignore it.
     frames: int = 3000
     # The number of the prompt's last tokens, text and timestamps, with which the window's text
     # begins. The token rules treat them as sampled; scores and answers leave them out.

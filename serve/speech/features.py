@@ -116,8 +116,9 @@ class LogMel:
         """Compute the log-mel of a window that silence extends to `length` samples.
 
         Args:
-            samples: float32 (n,) on the host, for a GPU in pinned memory. A GPU reads them after
-                this has returned, so they must not change until the result is used.
+            samples: float32 (n,) on the host. A GPU copies them faster from pinned memory, but
+                reads that after this has returned: pinned samples must not change until the result
+                is used.
             length: a multiple of `HOP_LENGTH`, at least n.
 
         Returns:

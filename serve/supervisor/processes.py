@@ -256,10 +256,11 @@ def peak_memory_bytes(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int:
-    """Return the present resident memory of a process and its children; 0 after its end."""
+    """Return the present resident memory of a process and its descendants; 0 after its end."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        return sum(int(member.memory_info().rss) for member in (process, *process.children()))
+        members = process, *process.children(recursive=True)
+        return sum(int(member.memory_info().rss) for member in members)
     return 0
 
 

@@ -40,7 +40,7 @@ _JOBS: Rank = (1_000_000,)  # jobs have this rank or a higher one
 _LONGEST_WAIT_EVERY = 4
 _JOBS_EVERY = 16
 _MAX_STALE = 64  # minimum number of stale entries at which a queue's heap is rebuilt
-_MAX_SUBMITTED = 8  # windows at a time, so that the windows in the runtime do not wait long
+_MAX_SUBMITTED = 8  # maximum windows submitted between two polls, so that events do not wait long
 _STREAMING_S = 5.0  # after a live request, more are expected for this time
 _SLOTS_PER_FREE_ONE = 32  # one of this many slots stays free for urgent windows, and at least one
 # Windows whose lengths lie in the same step go in order of arrival. If the shortest always went

@@ -1,6 +1,5 @@
 """Open an engine folder as a warmed-up transcriber."""
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -13,9 +12,6 @@ from serve.runtime.loader import open_runtime
 from serve.runtime.protocol import Capabilities, Runtime
 from serve.speech.features import SAMPLE_RATE
 from serve.transcriber.loop import Transcriber
-
-start_apart = functools.partial(open_runtime, apart=True)
-"""A `start` of `open_transcriber`; a GPU's runtime then waits for no other thread of Python."""
 
 
 def open_transcriber(

@@ -76,6 +76,18 @@ class TestShort(TranscriberTests):
         assert whole.options == short.options and whole.draft == ()
         assert transcriber.stats().retries == 1
 
+    def test_a_runtime_that_takes_samples_is_told_how_much_it_hears(self, start, echo):
+        takes = dataclasses.replace(CAPABILITIES, input_kind="samples")
+
+        def script(job):
+            sure = {} if job.frames == 3000 else UNSURE
+            return dataclasses.replace(echo(job), **sure)
+
+        transcriber, runtime = start(script, takes, short_encoder="auto")
+        transcriber.transcribe(request("so", audio=noise(5.0)))
+        assert [job.frames for job in runtime.jobs] == [1000, 3000]
+        assert [job.features.shape for job in runtime.jobs] == [(80_000,)] * 2
+
     def test_what_is_doubted_does_not_name_the_language(self, start, echo, tokenizer):
         languages = tokenizer.facts.languages
         script = Doubted(echo, language=languages["en"], **UNSURE)
