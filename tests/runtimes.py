@@ -93,7 +93,7 @@ def native(**settings):
 
 
 def apart(**settings):
-    """The native runtime in a process of its own, which takes samples."""
+    """The native runtime in a separate process, which takes samples."""
     config = RuntimeConfig(**{"slots": SLOTS, "encoder_batch": 2, "threads": 1, **settings})
 
     @contextlib.contextmanager

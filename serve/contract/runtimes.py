@@ -46,7 +46,7 @@ class RuntimeEntry:
     open: str
     # Keys of [runtime] that it reads; None: all except the sections above.
     reads: tuple[str, ...] | None = None
-    # The same, with the runtime in a process of its own; empty: the runtime cannot do that.
+    # The same, with the runtime in a separate process; empty: the runtime cannot do that.
     open_apart: str = ""
 
 

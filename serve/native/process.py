@@ -1,12 +1,12 @@
-"""Run the native runtime in a process of its own.
+"""Run the native runtime in a separate process.
 
 One Python thread launches all work of a GPU. In the engine's process it would wait for the
 interpreter lock (GIL) after every launch, because other threads take requests, decode audio and
-send answers. A server therefore runs a GPU's runtime in a process of its own, where only the thread
+send answers. A server therefore runs a GPU's runtime in a separate process, where only the thread
 that sends events also uses the lock.
 
-Both processes share the memory of the samples, and a GPU reads them there. An `_Order` or a
-`_Report` is JSON, a zero byte and the bytes of its arrays; the other messages are JSON alone.
+Both processes share the memory of the samples, and a GPU reads them there. Messages are JSON. In an
+`_Order` and an `_EventsMessage`, arrays follow the JSON after a zero byte.
 """
 
 import collections
@@ -65,7 +65,7 @@ _MAX_POLL_S = 0.002  # maximum wait for events; a window that becomes ready mean
 _IDLE_S = 10.0  # maximum wait for a message while there is no job
 _MAX_TRIES = 64  # lists of phrases that are kept
 _SWITCH_INTERVAL_S = 0.0005  # as in the engine's process
-_STALLED_S = 60  # the kernel ends the process if one turn of its loop takes longer
+_STALLED_S = 60  # the kernel ends the process if one turn of the loop takes longer
 # Keep the memory of samples and alignments, whatever the limits that Triton has.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 26)}
 _ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ class _Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Answer:
+class _StartMessage:
     """The first message from the process: what the runtime supports, or why there is none."""
 
     capabilities: Capabilities | None = None
@@ -95,7 +95,7 @@ class _Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class _JobMessage:
+class _JobFields:
     """A job; the arrays of its phrases follow."""
 
     id: int
@@ -116,13 +116,13 @@ class _JobMessage:
 class _Order:
     """A message to the process: a job, or the id of a job to cancel."""
 
-    job: _JobMessage | None = None
+    job: _JobFields | None = None
     cancel: int | None = None  # the id of a job
     arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of each
 
 
 @dataclasses.dataclass(frozen=True)
-class _EventMessage:
+class _EventFields:
     """A `JobEvent`; the arrays of its alignment follow."""
 
     job_id: int
@@ -136,16 +136,16 @@ class _EventMessage:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Report:
+class _EventsMessage:
     """A message from the process."""
 
-    events: tuple[_EventMessage, ...] = ()
+    events: tuple[_EventFields, ...] = ()
     gauges: Gauges = dataclasses.field(default_factory=Gauges)
     failed: str = ""  # why the device is lost
     arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def _pack(message: _Order | _Report, arrays: Iterable[Array] = ()) -> bytes:
+def _pack(message: _Order | _EventsMessage, arrays: Iterable[Array] = ()) -> bytes:
     arrays = [np.ascontiguousarray(array) for array in arrays]
     kinds = tuple((array.dtype.str, array.shape) for array in arrays)
     text = to_json(dataclasses.replace(message, arrays=kinds)).encode()
@@ -209,7 +209,7 @@ class ProcessRuntime:
             )
         finally:
             os.close(descriptor)
-        answer = from_json(_Answer, self._process.answer, "the answer", error=EarshotError)
+        answer = from_json(_StartMessage, self._process.answer, "the answer", error=EarshotError)
         if answer.capabilities is None:
             self._process.kill()
             raise _error(answer.refused or ("", "the native runtime gave no answer"))
@@ -224,7 +224,7 @@ class ProcessRuntime:
     def poll(self, timeout_s: float) -> list[JobEvent]:
         events, self._cancelled = self._cancelled, []
         for text in self._process.receive(min(timeout_s, _MAX_POLL_S) if self._places else 0.0):
-            report, arrays = _unpack(_Report, text)
+            report, arrays = _unpack(_EventsMessage, text)
             if report.failed:
                 self._process.fail(report.failed)
             self._gauges = report.gauges
@@ -255,7 +255,7 @@ class ProcessRuntime:
             self._samples[place, : len(job.features)] = job.features.numpy()
             self._places[job.id] = self._free.pop()
             values = vars(job.options)
-            message = _JobMessage(
+            message = _JobFields(
                 place=place,
                 samples=len(job.features),
                 options={name: value for name, value in values.items() if name != "phrases"},
@@ -274,9 +274,9 @@ class ProcessRuntime:
         self._gauges = Gauges()
 
 
-# Fields of `_JobMessage` that `Job` lacks or has in another form.
+# Fields of `_JobFields` that `Job` lacks or has in another form.
 _OWN = ("place", "samples", "options")
-_COPIED = [field.name for field in dataclasses.fields(_JobMessage) if field.name not in _OWN]
+_COPIED = [field.name for field in dataclasses.fields(_JobFields) if field.name not in _OWN]
 
 
 def _start(memory: int, connection: Connection) -> "subprocess.Popen[bytes]":
@@ -289,7 +289,7 @@ def _start(memory: int, connection: Connection) -> "subprocess.Popen[bytes]":
         raise UnavailableError(f"cannot start {sys.executable}: {error}; try again") from error
 
 
-def _event(message: _EventMessage, arrays: Iterator[Array]) -> JobEvent:
+def _event(message: _EventFields, arrays: Iterator[Array]) -> JobEvent:
     alignment = None
     if message.alignment is not None:
         has_matrix, has_begins, prefix = message.alignment
@@ -339,12 +339,12 @@ def serve(connection: Connection, memory: int) -> None:
     try:
         engine = open_engine(settings.engine)
         runtime = NativeRuntime(engine, settings.config)
-        session = _Session(connection, runtime, engine, memory, settings.windows)
+        session = _JobLoop(connection, runtime, engine, memory, settings.windows)
     except Exception as error:  # noqa: BLE001 - it is logged
         named = _named(_as_ours(error, "the runtime failed to start"))
-        connection.send_bytes(to_json(_Answer(refused=named)).encode())
+        connection.send_bytes(to_json(_StartMessage(refused=named)).encode())
         return
-    connection.send_bytes(to_json(_Answer(runtime.capabilities)).encode())
+    connection.send_bytes(to_json(_StartMessage(runtime.capabilities)).encode())
     try:
         session.serve()
     except Exception as error:  # noqa: BLE001 - it is logged
@@ -359,7 +359,7 @@ def _as_ours(error: Exception, description: str) -> EarshotError:
     return EarshotError(f"internal error: {errors.shown(error)}")
 
 
-class _Session:
+class _JobLoop:
     """The jobs of a connection in a runtime."""
 
     def __init__(
@@ -412,7 +412,7 @@ class _Session:
     def fail(self, reason: str) -> None:
         """Report after all events that the runtime is lost."""
         signal.alarm(_STALLED_S)
-        self._sender.submit(self._connection.send_bytes, _pack(_Report(failed=reason)))
+        self._sender.submit(self._connection.send_bytes, _pack(_EventsMessage(failed=reason)))
         self._sender.shutdown()
 
     def _carry_out(self, message: bytes) -> list[JobEvent]:
@@ -432,7 +432,7 @@ class _Session:
             return [JobEvent(order.job.id, finished="error", error=ours)]
         return []
 
-    def _job(self, message: _JobMessage, arrays: Iterator[Array]) -> Job:
+    def _job(self, message: _JobFields, arrays: Iterator[Array]) -> Job:
         samples = self._samples[message.place, : message.samples]
         try:
             features = self._log_mel(samples, message.frames * HOP_LENGTH)
@@ -454,7 +454,7 @@ class _Session:
         return trie
 
     def _send(self, events: list[JobEvent], gauges: Gauges) -> None:
-        messages, arrays = list[_EventMessage](), list[Array]()
+        messages, arrays = list[_EventFields](), list[Array]()
         for event in events:
             alignment, kept = event.alignment, None
             if alignment is not None:
@@ -463,5 +463,5 @@ class _Session:
                 arrays += [alignment.token_probs, *(part for part in parts if part is not None)]
             error = None if event.error is None else _named(event.error)
             fields = event.job_id, event.tokens, event.finished, event.scores, error
-            messages.append(_EventMessage(*fields, event.began_s, kept))
-        self._connection.send_bytes(_pack(_Report(tuple(messages), gauges), arrays))
+            messages.append(_EventFields(*fields, event.began_s, kept))
+        self._connection.send_bytes(_pack(_EventsMessage(tuple(messages), gauges), arrays))

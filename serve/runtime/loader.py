@@ -17,7 +17,7 @@ def open_runtime(engine: Engine, config: RuntimeConfig, apart: bool = False) -> 
     Args:
         engine: the engine.
         config: the runtime's configuration.
-        apart: whether a runtime on a GPU runs in a process of its own, if it has an `open_apart`.
+        apart: whether a runtime on a GPU runs in a separate process, if it has an `open_apart`.
 
     Raises:
         ConfigError: the configuration sets an option that the runtime would ignore.

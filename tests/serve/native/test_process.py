@@ -1,4 +1,4 @@
-"""The native runtime in a process of its own: it says what it says in this process, and its end is
+"""The native runtime in a separate process: it says what it says in this process, and its end is
 noticed on either side."""
 
 import collections
@@ -160,7 +160,7 @@ class Connected:
     [
         ("serve.speech.features.log_mel", False),
         ("serve.native.runtime.NativeRuntime.poll", True),
-        ("serve.native.process._EventMessage", True),
+        ("serve.native.process._EventFields", True),
     ],
 )
 def test_a_bug_is_reported_and_ends_no_more_than_it_must(
