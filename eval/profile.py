@@ -26,6 +26,7 @@ from eval.random_whisper import published_shape, random_engine
 from eval.record import ReportSection, Result, Run, Table
 from serve.contract.devices import first_of
 from serve.contract.messages import Request, Transcript
+from serve.native.runtime import NativeRuntime
 from serve.native.stopwatch import Stopwatch
 from serve.transcriber.open import open_transcriber
 
@@ -188,7 +189,8 @@ def profiled(
             shape = published_shape(config.build.checkpoint)
             engine = stack.enter_context(random_engine(shape, config.build.precision, run.say))
             folder = str(engine.path)
-        transcriber = stack.enter_context(open_transcriber(config, folder))
+        # In this process, where torch's profiler sees the runtime.
+        transcriber = stack.enter_context(open_transcriber(config, folder, NativeRuntime))
 
         def transcribe(requests: Sequence[Request]) -> list[Transcript]:
             with ThreadPoolExecutor(at_once) as pool:

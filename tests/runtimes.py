@@ -19,6 +19,7 @@ from serve.contract.engine import Engine, open_engine
 from serve.contract.errors import UnavailableError
 from serve.contract.runtimes import TrtllmConfig
 from serve.native.process import ProcessRuntime
+from serve.native.runtime import NativeRuntime
 from serve.runtime.loader import open_runtime
 from serve.runtime.protocol import DecodingOptions, Job, Runtime
 from serve.speech.features import N_FRAMES, SAMPLE_RATE, WINDOW_SAMPLES
@@ -87,7 +88,7 @@ def native(**settings):
     @contextlib.contextmanager
     def subject(folders, nano_engine):
         engine = open_engine(nano_engine)
-        yield Subject(engine, lambda: open_runtime(engine, config), mel_job(engine))
+        yield Subject(engine, lambda: NativeRuntime(engine, config), mel_job(engine))
 
     return subject
 

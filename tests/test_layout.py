@@ -50,7 +50,7 @@ RULES = {
     "serve.trtllm": (*RUNTIME, "serve.native.rules.reference_rules", "serve.native.rules.state"),
     "serve.transcriber": (*RUNTIME, "serve.runtime.loader", "serve.speakers"),
     # What runs inside Triton.
-    "serve.triton": (*CONTRACT, "serve.wire", "serve.runtime", "serve.transcriber"),
+    "serve.triton": (*CONTRACT, "serve.wire", "serve.transcriber"),
     "serve.gateway": (
         *CONTRACT,
         "serve.wire",
@@ -113,7 +113,7 @@ RULES = {
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.
-BUDGETS = {"build": 2_500, "eval": 7_700, "serve": 27_990}
+BUDGETS = {"build": 2_500, "eval": 7_700, "serve": 27_980}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.vad",),

@@ -46,14 +46,10 @@ class RuntimeEntry:
     open: str
     # Keys of [runtime] that it reads; None: all except the sections above.
     reads: tuple[str, ...] | None = None
-    # The same, with the runtime in a separate process; empty: the runtime cannot do that.
-    open_apart: str = ""
 
 
 RUNTIMES: dict[RuntimeName, RuntimeEntry] = {
-    "native": RuntimeEntry(
-        "serve.native.runtime:NativeRuntime", open_apart="serve.native.process:ProcessRuntime"
-    ),
+    "native": RuntimeEntry("serve.native.process:open_native"),
     "tensorrt_llm": RuntimeEntry("serve.trtllm.executor:open_tensorrt_llm", READ_BY_ENGINES),
     "tensorrt_llm_api": RuntimeEntry("serve.trtllm.llm_api:open_llm_api", READ_BY_LLM_API),
 }

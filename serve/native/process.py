@@ -2,8 +2,8 @@
 
 One Python thread launches all work of a GPU. In the engine's process it would wait for the
 interpreter lock (GIL) after every launch, because other threads take requests, decode audio and
-send answers. A server therefore runs a GPU's runtime in a separate process, where only the thread
-that sends events also uses the lock.
+send answers. A GPU's runtime therefore has a separate process, where only the thread that sends
+events also uses the lock.
 
 Both processes share the memory of the samples, and a GPU reads them there. Messages are JSON. In an
 `_Order` and an `_EventsMessage`, arrays follow the JSON after a zero byte.
@@ -50,6 +50,7 @@ from serve.runtime.protocol import (
     Gauges,
     Job,
     JobEvent,
+    Runtime,
     Scores,
 )
 from serve.speech.features import HOP_LENGTH, WINDOW_SAMPLES, LogMel
@@ -170,6 +171,11 @@ def _named(error: EarshotError) -> tuple[str, str]:
 def _error(named: tuple[str, str]) -> EarshotError:
     kind: type[EarshotError] = getattr(errors, named[0], EarshotError)
     return kind(named[1])
+
+
+def open_native(engine: Engine, config: RuntimeConfig) -> Runtime:
+    """Open the native runtime, for a GPU in a separate process; see the two classes."""
+    return (ProcessRuntime if config.device.startswith("cuda") else NativeRuntime)(engine, config)
 
 
 class ProcessRuntime:

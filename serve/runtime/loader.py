@@ -11,13 +11,8 @@ from serve.contract.runtimes import RUNTIMES, SECTIONS
 from serve.runtime.protocol import Runtime
 
 
-def open_runtime(engine: Engine, config: RuntimeConfig, apart: bool = False) -> Runtime:
+def open_runtime(engine: Engine, config: RuntimeConfig) -> Runtime:
     """Start the runtime that the engine's manifest names, on the first of the configured devices.
-
-    Args:
-        engine: the engine.
-        config: the runtime's configuration.
-        apart: whether a runtime on a GPU runs in a separate process, if it has an `open_apart`.
 
     Raises:
         ConfigError: the configuration sets an option that the runtime would ignore.
@@ -34,9 +29,5 @@ def open_runtime(engine: Engine, config: RuntimeConfig, apart: bool = False) -> 
                 f"runtime.{field.name}{shown} is set, but {engine.path} is for the runtime "
                 f"{name!r}, which does not have it; leave it out"
             )
-    config = first_of(config)
-    apart = apart and config.device.startswith("cuda") and bool(entry.open_apart)
-    runtime: Runtime = pkgutil.resolve_name(entry.open_apart if apart else entry.open)(
-        engine, config
-    )
+    runtime: Runtime = pkgutil.resolve_name(entry.open)(engine, first_of(config))
     return runtime

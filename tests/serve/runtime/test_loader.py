@@ -37,13 +37,9 @@ def test_a_key_that_a_runtime_would_pass_over_is_refused(engine_for, runtime, ch
 
 
 @pytest.mark.parametrize(
-    ("device", "apart", "opened"),
-    [("cuda:1,2", True, "apart"), ("cuda", False, "here"), ("cpu", True, "here")],
+    ("device", "opened"), [("cuda:1,2", "apart"), ("cuda", "apart"), ("cpu", "here")]
 )
-def test_a_gpus_runtime_has_its_own_process_if_asked_for(
-    engine_for, monkeypatch, device, apart, opened
-):
-    monkeypatch.setattr("serve.native.runtime.NativeRuntime", lambda engine, config: "here")
+def test_a_gpus_runtime_has_a_separate_process(engine_for, monkeypatch, device, opened):
+    monkeypatch.setattr("serve.native.process.NativeRuntime", lambda engine, config: "here")
     monkeypatch.setattr("serve.native.process.ProcessRuntime", lambda engine, config: "apart")
-    config = RuntimeConfig(device=device)
-    assert opening.open_runtime(engine_for("native"), config, apart) == opened
+    assert opening.open_runtime(engine_for("native"), RuntimeConfig(device=device)) == opened

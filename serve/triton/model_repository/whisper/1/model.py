@@ -108,13 +108,11 @@ def open_backend(parameters: dict[str, str]) -> "EngineBackend":
         EarshotError: the config or the engine cannot be opened.
     """
     # These imports load torch; `initialize` reports their errors like those of the engine.
-    from serve.runtime.loader import open_runtime  # noqa: PLC0415
     from serve.transcriber.open import open_transcriber  # noqa: PLC0415
     from serve.triton.backends import EngineBackend  # noqa: PLC0415
 
     config, began_s = load_config(parameters["config"]), time.monotonic()
-    start = functools.partial(open_runtime, apart=True)
-    transcriber = open_transcriber(config, parameters["engine"], start)
+    transcriber = open_transcriber(config, parameters["engine"])
     logger.info("the engine is open after %.1f s", time.monotonic() - began_s)
     drain_s, folder = config.server.drain_timeout_s, Path(parameters["folder"])
     return EngineBackend(transcriber, drain_s, folder, pb_utils.MetricFamily)
