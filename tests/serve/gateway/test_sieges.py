@@ -11,6 +11,8 @@ import pytest
 
 from serve.contract.keys import expire_key
 from serve.contract.messages import Request
+from serve.gateway import limits
+from serve.gateway.errors import ApiError
 from serve.wire.client import TritonClient
 from tests.gateways import WAIT_S, until
 from tests.jobs import ALICE, keys_of
@@ -184,3 +186,12 @@ def test_a_storm_of_updates_does_not_hold_up_others(running):
             client.set(transcription=many)
             error = client.until("error")["error"]
             assert "expected at most 10000: send" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("element", "most"), [(b",", limits.MAX_NUMBERS), (b"[", limits.MAX_MARKS)]
+)
+def test_json_has_as_many_elements_as_allowed_and_no_more(element, most):
+    limits.check_json(element * most, "the request")
+    with pytest.raises(ApiError, match=f"; expected at most {limits.MAX_NUMBERS} and"):
+        limits.check_json(element * (most + 1), "the request")
