@@ -55,7 +55,8 @@ def long(
     keys = keys_of(sets)
     conditions = dict.fromkeys(names, f"{config.name}, {config.eval.threads} threads")
     transcribe_remaining(conditions, config, sets, keys, run.folder, run.say, again=again)
-    scores, unfinished = _scored(run.folder, recordings, keys)
+    all_names = tuple(dict.fromkeys((*NAMES, *names)))
+    scores, unfinished = _scored(run.folder, all_names, recordings, keys)
     return result_of(run, recordings, scores, unfinished)
 
 
@@ -76,11 +77,11 @@ def _speech(config: EvaluationProduct) -> list[Clip]:
 
 
 def _scored(
-    folder: Path, recordings: Sequence[AnnotatedRecording], keys: Keys
+    folder: Path, names: Sequence[str], recordings: Sequence[AnnotatedRecording], keys: Keys
 ) -> tuple[list[LongFormScore], list[str]]:
     """Score all systems that have finished; also return the names of the others."""
     scores, unfinished = [], []
-    for name in NAMES:
+    for name in names:
         kept = PredictionStore(folder, name)
         calls = {call.file: call for call in kept.scored_calls(keys)}
         measured = kept.facts()

@@ -15,7 +15,7 @@ from eval.long.compose import PlannedRecording, read_manifest
 from eval.long.score import LongFormResult, coverage_gates
 from serve.contract.errors import UnavailableError
 
-PEER, OTHER = "faster-whisper-default", "faster-whisper-vad"
+PEER, OTHER = "faster-whisper-default", "earshot-int8"  # the latter is of `eval run`
 
 
 class Listener:
