@@ -103,3 +103,10 @@ def test_what_is_final_is_told_once_and_in_order(hypotheses):
     final = "".join(word.word for word in agreement.words)
     assert told.startswith(final) and not told[len(final) :].strip(".,")
     assert agreement.finish() == ""
+
+
+def test_a_word_goes_on_at_the_mark_to_which_it_is_final():
+    agreement = LocalAgreement([Word(2.3, 3.0, " a", 0.9)])
+    agreement.update([Word(1.0, 4.0, " a-a", 0.9), Word(4.2, 4.6, " now", 0.9)])
+    rest = agreement.pending[0]
+    assert (rest.word, rest.start, rest.end) == ("-a", 2.5, 4.0)
