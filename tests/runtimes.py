@@ -81,26 +81,15 @@ def fake(folders, nano_engine) -> Iterator[Subject]:
     yield Subject(engine, lambda: FakeRuntime(script, capabilities, n_text_ctx), mel_job(engine))
 
 
-def native(**settings):
-    """The native runtime, with settings of `RuntimeConfig`."""
+def native(apart=False, **settings):
+    """The native runtime, with settings of `RuntimeConfig`; `apart`: in a separate process."""
     config = RuntimeConfig(**{"slots": SLOTS, "encoder_batch": 2, "threads": 1, **settings})
 
     @contextlib.contextmanager
     def subject(folders, nano_engine):
         engine = open_engine(nano_engine)
-        yield Subject(engine, lambda: NativeRuntime(engine, config), mel_job(engine))
-
-    return subject
-
-
-def apart(**settings):
-    """The native runtime in a separate process, which takes samples."""
-    config = RuntimeConfig(**{"slots": SLOTS, "encoder_batch": 2, "threads": 1, **settings})
-
-    @contextlib.contextmanager
-    def subject(folders, nano_engine):
-        engine = open_engine(nano_engine)
-        yield Subject(engine, lambda: ProcessRuntime(engine, config), samples_job(engine))
+        runtime, make_job = (ProcessRuntime, samples_job) if apart else (NativeRuntime, mel_job)
+        yield Subject(engine, lambda: runtime(engine, config), make_job(engine))
 
     return subject
 
@@ -141,9 +130,9 @@ SUBJECTS = [
         marks=pytest.mark.gpu,
     ),
     # Beside what tests/serve/native/test_process.py asks of it.
-    pytest.param(apart(rows=8), id="native-apart-rows", marks=pytest.mark.nightly),
+    pytest.param(native(apart=True, rows=8), id="native-apart-rows", marks=pytest.mark.nightly),
     pytest.param(
-        apart(device="cuda", encoder_batch=1, cuda_graph=True, rows=8),
+        native(apart=True, device="cuda", encoder_batch=1, cuda_graph=True, rows=8),
         id="native-apart-gpu-graphs-rows",
         marks=pytest.mark.gpu,
     ),

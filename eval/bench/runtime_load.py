@@ -129,7 +129,7 @@ def noise_load(
         engine: with end-of-text suppressed, so that every window reaches its length.
         config: the runtime's; its device computes the log-mels, and the host does not wait for
             them.
-        batch: the number of windows that get log-mels together; None: the encoder's batch.
+        batch: the number of windows that are submitted together; None: the encoder's batch.
         seconds: the noise in each window; silence fills the rest up to 30 s.
         words: whether the text of a job is aligned with its audio.
         short: how much of a window is encoded, as `TranscriberConfig.short_encoder` says.

@@ -89,10 +89,10 @@ class _Settings:
 
 @dataclasses.dataclass(frozen=True)
 class _StartMessage:
-    """The first message from the process: what the runtime supports, or why there is none."""
+    """The first message from the process. It has one of the two values."""
 
-    capabilities: Capabilities | None = None
-    refused: tuple[str, str] | None = None  # class and message of the error
+    capabilities: Capabilities | None = None  # the runtime has started
+    refused: tuple[str, str] | None = None  # class and message of the error at the start
 
 
 @dataclasses.dataclass(frozen=True)

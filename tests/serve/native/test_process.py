@@ -197,7 +197,6 @@ PARENT = """
 import sys
 from serve.contract.config import RuntimeConfig
 from serve.contract.engine import open_engine
-from serve.native import process
 from serve.native.process import ProcessRuntime
 runtime = ProcessRuntime(open_engine(sys.argv[1]), RuntimeConfig(slots=1, threads=1))
 print("ready", flush=True)
