@@ -20,6 +20,14 @@ def upload(values: Values, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def overwrite(tensor: torch.Tensor, values: Values) -> None:
+    """Copy int64 values into a contiguous tensor; the host does not wait for a GPU's copy."""
+    source = torch.as_tensor(values, dtype=torch.int64).view_as(tensor)
+    if tensor.device.type == "cuda":
+        source = source.pin_memory()
+    tensor.copy_(source, non_blocking=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenSpan:
     """Positions [begin, end) of an allocation's first row, computed in one step."""
@@ -78,8 +86,9 @@ class FixedBatch:
     """
 
     def __init__(self, lengths: Sequence[int], groups: int, device: torch.device) -> None:
-        self._memory = torch.zeros(sum(lengths) + 3 * groups, dtype=torch.int64, device=device)
         sizes = [*lengths, groups, groups, groups]
+        self._memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        self._ends = np.cumsum(sizes)
         *self.columns, slots, first, count = torch.split(self._memory, sizes)
         self.groups = (slots, first, count)
 
@@ -89,13 +98,13 @@ class FixedBatch:
         # The padding belongs to the last group. Without a group its attention output, and then the
         # keys that it writes, would be undefined.
         counts = [*counts[:-1], counts[-1] + len(self.columns[0]) - sum(counts)]
-        padded = [
-            np.pad(values, (0, len(column) - len(values)), mode="edge")
-            for values, column in zip(columns, self.columns, strict=True)
-        ]
-        unused = len(self.groups[0]) - len(slots)
-        padded += [np.pad(values, (0, unused)) for values in (slots, begins, counts)]
-        self._memory.copy_(upload(np.concatenate(padded), self._memory.device))
+        memory = np.zeros(len(self._memory), np.int64)
+        parts = np.split(memory, self._ends[:-1])
+        for values, part in zip((*columns, slots, begins, counts), parts, strict=True):
+            part[: len(values)] = values
+        for values, part in zip(columns, parts, strict=False):
+            part[len(values) :] = values[-1]
+        overwrite(self._memory, memory)
 
 
 def _groups(slots: list[int], counts: list[int], device: torch.device) -> SlotGroups:

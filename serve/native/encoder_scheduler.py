@@ -226,16 +226,21 @@ class EncoderScheduler:
         """Prefill a batch's prompts; on the device, this and later steps wait for the encoder."""
         if not batch.started:
             return []
+        self._prefill.write(batch.started)
         if self._streams is not None:
             batch.stopwatch.delay(self._streams.steps)
         began = time.perf_counter()
         for window in batch.started:
             window.decode_began = began
-        self.prefill(batch.started)
+        self._start_decoding(batch.started)
         return batch.started
 
-    def prefill(self, started: Sequence[SlotJob]) -> None:
-        """Prefill the prompts of jobs after their audio is encoded."""
+    def decode_again(self, windows: Sequence[SlotJob]) -> None:
+        """Prefill other jobs' prompts for windows that are encoded."""
+        self._prefill.write(windows)
+        self._start_decoding(windows)
+
+    def _start_decoding(self, started: Sequence[SlotJob]) -> None:
         stopwatch = Stopwatch(self._device, "prompts")
         self._prefill.start(started)
         stopwatch.stop()

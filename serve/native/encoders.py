@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.native.batching import upload
+from serve.native.batching import overwrite
 from serve.native.decoder import Cache, Decoder
 from serve.native.network import Whisper
 from serve.native.replay import GraphCache
@@ -130,7 +130,7 @@ class GraphEncoder(WindowEncoder):
         for row, window in zip(features_input, features, strict=True):
             n_frames = window.shape[-1]
             row[:, :n_frames].copy_(window, non_blocking=True)
-            # A shorter window ends with silence.
-            row[:, n_frames:frames] = row[:, n_frames - 1 : n_frames]
-        slots_input.copy_(upload(slots, slots_input.device))
+            if n_frames < frames:  # a shorter window ends with silence
+                row[:, n_frames:frames] = row[:, n_frames - 1 : n_frames]
+        overwrite(slots_input, slots)
         self.replay.launch((len(features), frames))

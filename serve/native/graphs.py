@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from serve.contract.fields import MAX_BEAMS
-from serve.native.batching import decode_groups, upload
+from serve.native.batching import decode_groups, overwrite
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.replay import GraphCache
 from serve.native.resources import RuntimeResources
@@ -23,7 +23,8 @@ from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.speculative_step import SpeculativeStep, StepLayout
 
-_FEW_SLOTS = 2  # with so few slots, single steps save more time than their launches cost
+_FEW_SLOTS = 2
+_FEW_SLOTS_LAYERS = 16  # decoder layers in a launch for so few slots, in whole steps
 _MIN_BEAMS = 2  # the minimum number of rows of a beam search
 # A launch has enough steps for this many bytes of cross-attention keys and values: an H200 reads
 # them in 1.5 to 2 ms, in which the host prepares the next launch.
@@ -212,19 +213,21 @@ class GraphLoop(EagerLoop):
         columns = [(a.slot, a.first_row, a.count) for a, _ in slots.owners()]
         columns += [(0, 0, 0)] * (slots.slots - len(columns))
         numbers = [number for row in zip(*columns, strict=True) for number in row]
-        self._table.copy_(upload(numbers, self._device).view_as(self._table))
+        overwrite(self._table, numbers)
 
     def _steps_per_launch(self, n_rows: int, variant: _StepVariant) -> int:
         """Return the number of steps of a launch.
 
-        A launch has enough steps that the host can prepare the next launch meanwhile. It has one
-        step with a draft, and with few slots: steps after a window's end delay the next window.
+        A launch has enough steps that the host can prepare the next launch meanwhile. With few
+        slots it is shorter, since steps after a window's end delay the next window. It has one step
+        with a draft.
         """
         several = variant is _StepVariant.SEVERAL
-        few_rows = _FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS
         slots = max(1, n_rows // _MIN_BEAMS if several else n_rows)
         enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        return 1 if n_rows <= few_rows or self._uses_draft(variant) else min(self._steps, enough)
+        if n_rows <= (_FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS):
+            enough = max(1, _FEW_SLOTS_LAYERS // self._network.dims.n_text_layer)
+        return 1 if self._uses_draft(variant) else min(self._steps, enough)
 
     def _uses_draft(self, variant: _StepVariant) -> bool:
         """Return whether windows of this variant use a draft."""

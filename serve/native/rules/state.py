@@ -1,7 +1,9 @@
 """The state of the token rules for every row, in one block of memory that one copy moves."""
 
+import collections
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Annotated, get_origin, get_type_hints
 
 import torch
@@ -87,20 +89,29 @@ class RowState:
             self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
 
     def write_rows(self, rows: torch.Tensor, new: "RowState") -> None:
-        """Overwrite some rows with the initial state of new jobs.
+        """Overwrite some rows with the initial state of new jobs; a GPU's copies are not waited for.
 
         Args:
             rows: int64 (m,), the rows to overwrite.
-            new: a state of m rows with as many columns as the longest prompt has tokens. `leader`
-                has row indices of this state, not of `new`. `source` is ignored, because it
-                follows from `leader`: prompts are in the leader's cache, later tokens in the
-                row's own.
+            new: a state on the host of m rows, with as many columns as the longest prompt has
+                tokens. `leader` has row indices of this state, not of `new`. `source` is ignored,
+                because it follows from `leader`: prompts are in the leader's cache, later tokens in
+                the row's own.
         """
-        self.tokens[rows, : new.tokens.shape[1]] = new.tokens
-        for name in _LAYOUT:
-            getattr(self, name).index_copy_(0, rows, getattr(new, name))
-        prompt = torch.arange(self.source.shape[1], device=rows.device) < new.prompt_len[:, None]
-        self.source[rows] = torch.where(prompt, new.leader[:, None], rows[:, None]).int()
+        memory, (count, length) = new.memory, new.tokens.shape
+        if self.memory.is_cuda:
+            memory = memory.pin_memory().to(self.memory.device, non_blocking=True)
+        new_numbers = _number_blocks(memory, count)
+        for block, new_block in zip(
+            _number_blocks(self.memory, len(self.tokens)), new_numbers, strict=True
+        ):
+            block.index_copy_(1, rows, new_block)
+        begin = _begin_of_tables(count)
+        tokens = memory[begin : begin + new.tokens.nbytes].view(torch.int64)
+        self.tokens[rows, :length] = tokens.view(count, length)
+        positions = torch.arange(self.source.shape[1], device=rows.device)
+        prompt, leader = positions < self.prompt_len[rows, None], self.leader[rows, None]
+        self.source[rows] = torch.where(prompt, leader, rows[:, None]).int()
 
     def _at(self, memory: torch.Tensor) -> "RowState":
         """Return the state with the same layout in other memory."""
@@ -136,6 +147,8 @@ def new_state(rows: int, n_text_ctx: int, device: torch.device) -> RowState:
     return state
 
 
+_WIDTHS = collections.Counter(dtype.itemsize for dtype in _LAYOUT.values())  # the widest first
+_INTEGERS = {8: torch.int64, 4: torch.int32, 1: torch.uint8}  # by width
 _TABLES = {"tokens": torch.int64, "best_tokens": torch.int64, "source": torch.int32}
 
 
@@ -143,6 +156,15 @@ def _begin_of_tables(rows: int) -> int:
     """Return the aligned offset of the tables, after the tensors of one number per row."""
     size = rows * sum(dtype.itemsize for dtype in _LAYOUT.values())
     return size + -size % 16
+
+
+def _number_blocks(memory: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors of one number per row as integers: (tensors of this width, rows)."""
+    begin = 0
+    for width, count in _WIDTHS.items():
+        end = begin + count * rows * width
+        yield memory[begin:end].view(_INTEGERS[width]).view(count, rows)
+        begin = end
 
 
 def _views_of(memory: torch.Tensor, rows: int, n_text_ctx: int) -> RowState:

@@ -34,9 +34,13 @@ class Starter:
     """Notes which jobs had their prompts fed together."""
 
     def __init__(self):
-        self.fed = []
+        self.written, self.fed = [], []
+
+    def write(self, begun):
+        self.written = begun
 
     def start(self, begun):
+        assert begun == self.written
         self.fed.append([one.job.id for one in begun])
 
 
