@@ -26,6 +26,7 @@ from eval.accuracy.passages import join_clips, read_samples
 from eval.accuracy.score import in_common
 from eval.config import HELD_S, EvaluationProduct
 from eval.corpora.find import find_clips
+from eval.load import STALL_S, ClientProcesses, processes_for
 from eval.record import Check, ReportSection, Result, Run, Say, Table
 from eval.server import running
 from serve.cli.live_client import Heard, converse, transcribe_live
@@ -46,6 +47,9 @@ from serve.wire.client import TritonClient
 
 _CHANGED = "earshot_live_changed_words_total"
 _WAIT_S = 60.0  # that a session may say nothing
+_STREAMS_PER_PROCESS = 32  # which takes a third of a core
+
+Play = Callable[[Iterable[Samples], dict[str, Any]], AsyncIterator[Heard]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class StreamingSystem:
     """
 
     transcribe: Callable[[Request], Transcript]
-    play: Callable[[Iterable[Samples], dict[str, Any]], AsyncIterator[Heard]]
+    play: Play
     count_changed_words: Callable[[], float]
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 
@@ -380,34 +384,34 @@ def _level(
         whole[file] = system.transcribe(request)
     total_s = max(sum(clip.duration_s for clip in share) for share in shares)
     say(f"{len(shares)} streams, {total_s:.0f} s at the pace of speech …")
-    streamed = list[_StreamedClip]()
+    streamed, changed = list[_StreamedClip](), system.count_changed_words()
 
-    async def play_share(clips: Sequence[Clip], wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
-        for clip in clips:
-            streamed.append(await _play(system, clip))
-            say(f"  {len(streamed)} of {sum(map(len, shares))} clips; {clip.file}")
+    def note(played: _StreamedClip) -> None:
+        streamed.append(played)
+        say(f"  {len(streamed)} of {sum(map(len, shares))} clips; {played.clip.file}")
 
-    async def play_all() -> None:
-        plays = (play_share(share, index * _APART_S) for index, share in enumerate(shares))
-        await asyncio.gather(*plays)
-
-    changed = system.count_changed_words()
-    with asyncio.Runner(loop_factory=system.loop) as runner:
-        runner.run(play_all())
+    timed_shares = [(index * _APART_S, share) for index, share in enumerate(shares)]
+    processes = processes_for(len(shares) // _STREAMS_PER_PROCESS)
+    if processes == 1:
+        _play_shares(note, system.play, system.loop, timed_shares)
+    else:
+        parts = [timed_shares[i::processes] for i in range(processes)]
+        arguments = [(system.play, system.loop, part) for part in parts]
+        with ClientProcesses[_StreamedClip](_play_shares, arguments, total_s + STALL_S) as clients:
+            while clips := clients.answers():
+                for played in clips:
+                    note(played)
     changed = system.count_changed_words() - changed
     times_s = [s for one in streamed for s in latencies(one.words, whole[one.clip.file])]
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
     words = sum(len(played.words) for played in streamed)
-    p50_s, p95_s, p99_s = map(float, np.percentile(times_s, (50, 95, 99)))
+    delays_s = map(float, np.percentile(times_s, (50, 95, 99)))
     return Level(
         streams=len(shares),
         words=words,
         matched=len(times_s),
-        p50_s=p50_s,
-        p95_s=p95_s,
-        p99_s=p99_s,
+        **dict(zip(("p50_s", "p95_s", "p99_s"), delays_s, strict=True)),
         changed_per_word=changed / max(1, words),
         cer=_cer((played.clip, played.text) for played in streamed),
         whole_cer=_cer((played.clip, whole[played.clip.file].text) for played in streamed),
@@ -422,11 +426,31 @@ def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
     return 100 * jiwer.cer(list(references), list(hypotheses))
 
 
-async def _play(system: StreamingSystem, clip: Clip) -> _StreamedClip:
+def _play_shares(
+    note: Callable[[_StreamedClip], object],
+    play: Play,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None,
+    shares: Sequence[tuple[float, Sequence[Clip]]],
+) -> None:
+    """Play shares of clips at the same time, each after a wait in seconds."""
+
+    async def play_share(wait_s: float, clips: Sequence[Clip]) -> None:
+        await asyncio.sleep(wait_s)
+        for clip in clips:
+            note(await _play(play, clip))
+
+    async def play_all() -> None:
+        await asyncio.gather(*itertools.starmap(play_share, shares))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(play_all())
+
+
+async def _play(play: Play, clip: Clip) -> _StreamedClip:
     options = {} if clip.language is None else {"language": clip.language}
     deltas: dict[str, list[tuple[float, str]]] = {}  # by utterance
     transcripts, failed = list[str](), 0
-    async for heard in system.play([read_samples(clip.path)], options):
+    async for heard in play([read_samples(clip.path)], options):
         event = heard.event
         match event["type"].rpartition(".")[2]:
             case "delta":

@@ -109,10 +109,52 @@ def processes_for(requests: int, max_processes: int = MAX_PROCESSES) -> int:
 
 
 class ClientProcesses(contextlib.ExitStack, Generic[T]):
-    """Processes that keep requests in flight until told to stop; use in a `with` block.
+    """Processes that send small messages; use in a `with` block.
 
-    Otherwise all clients would share one interpreter's time. Each process checks its answers and
-    passes on small records.
+    Otherwise all clients would share one interpreter's time.
+
+    Args:
+        work: what each process does, as `ChildProcess` takes it; sends messages.
+        arguments: further arguments of `work`, for each process.
+        timeout_s: the longest time without a message.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., None],
+        arguments: Iterable[tuple[Any, ...]],
+        timeout_s: float = STALL_S,
+    ) -> None:
+        super().__init__()
+        self._timeout_s, self._running = timeout_s, list[ChildProcess]()
+        for i, values in enumerate(arguments):
+            child = ChildProcess(f"client process {i}", work, values, log=None)
+            self._running.append(self.enter_context(child))
+
+    def answers(self) -> list[T]:
+        """Wait for messages; return at least one, or none once all processes have ended.
+
+        Raises:
+            EarshotError: a request failed, or its answer is wrong.
+            UnavailableError: a process died.
+            DeadlineError: no message came for too long.
+        """
+        answers: list[T] = []
+        while self._running and not answers:
+            children = wait_for_any(self._running, self._timeout_s)
+            if not children:
+                raise DeadlineError(f"no request was answered for {self._timeout_s:.0f} s")
+            for child in children:
+                answer: T | None = child.receive(self._timeout_s)
+                if answer is None:
+                    self._running.remove(child)
+                else:
+                    answers.append(answer)
+        return answers
+
+
+class RequestProcesses(ClientProcesses[T]):
+    """Processes that keep requests in flight until told to stop, and check the answers.
 
     Args:
         opened: a module's function; called in each process with its number, returns a context
@@ -130,35 +172,12 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
         processes: int,
     ) -> None:
         self._stop = multiprocessing.get_context("spawn").Event()
-        self._running: list[ChildProcess] = []
-        super().__init__()
-        for i in range(processes):
-            threads = in_flight // processes + (i < in_flight % processes)
-            child_arguments = (opened, (*arguments, i), threads, self._stop)
-            child = ChildProcess(f"client process {i}", _keep_in_flight, child_arguments, log=None)
-            self._running.append(self.enter_context(child))
+        threads = [in_flight // processes + (i < in_flight % processes) for i in range(processes)]
+        child_arguments = (
+            (opened, (*arguments, i), count, self._stop) for i, count in enumerate(threads)
+        )
+        super().__init__(_keep_in_flight, child_arguments)
         self.callback(self._stop.set)  # called before the processes are ended
-
-    def answers(self) -> list[T]:
-        """Wait for answers; return at least one, or none once all processes have ended.
-
-        Raises:
-            EarshotError: a request failed, or its answer is wrong.
-            UnavailableError: a process died.
-            DeadlineError: no answer came for too long.
-        """
-        answers: list[T] = []
-        while self._running and not answers:
-            children = wait_for_any(self._running, STALL_S)
-            if not children:
-                raise DeadlineError(f"no request was answered for {STALL_S:.0f} s")
-            for child in children:
-                answer: T | None = child.receive(STALL_S)
-                if answer is None:
-                    self._running.remove(child)
-                else:
-                    answers.append(answer)
-        return answers
 
     def finish(self) -> list[T]:
         """Send no more, wait for the requests in flight and return their answers, as `answers`."""

@@ -20,7 +20,7 @@ from eval.bench import BenchPlan
 from eval.bench.table import OURS, Measurement, measure_latency, percentiles_ms
 from eval.bench.workloads import REQUEST_S, REQUEST_TOKENS, THROUGHPUT_TOKENS
 from eval.config import EvaluationProduct, changed
-from eval.load import MAX_PROCESSES, ClientProcesses, processes_for
+from eval.load import MAX_PROCESSES, RequestProcesses, processes_for
 from eval.record import Say
 from eval.server import RunningServer, running
 from serve.contract.config import RuntimeConfig
@@ -121,7 +121,7 @@ def load_server(
     warm, counted = 0, list[tuple[float, NoiseClip]]()
     processes = processes_for(in_flight, MAX_PROCESSES * engines)
     arguments = (server.grpc, tuple(clips))
-    with ClientProcesses(noise_requests, arguments, in_flight, processes) as clients:
+    with RequestProcesses(noise_requests, arguments, in_flight, processes) as clients:
         while warm < 2 * in_flight:
             warm += len(clients.answers())
         cpu_s, began_s = server.cpu_s(), time.monotonic()

@@ -27,7 +27,6 @@ from serve.runtime.protocol import Job
 # Kernels differ by length: one token, as in language detection; powers of two up to 64; then tiles.
 _PROMPT_LENGTHS = (1, 4, 24, 48, 100, 224)
 _SHORT_PROMPTS = (1, 4)
-_START = "start"  # key of the graphs that record what start-of-transcript tells
 _SEED_STEP = 7_919  # seed difference between the samples of one window; any number but 0 works
 
 
@@ -89,8 +88,6 @@ class Prefill:
             self._graph_batches.append(PrefillBatch(self._state.tokens, size))
         for graph_batch in reversed(self._graph_batches):
             self.replay.add(graph_batch, functools.partial(self._run_recorded, graph_batch))
-            record_start = functools.partial(self._record_start_recorded, graph_batch)
-            self.replay.add((graph_batch, _START), record_start)
             for draft_length in graph_batch.size.draft_lengths:
                 sample = functools.partial(self._choose_recorded, graph_batch, draft_length)
                 self.replay.add((graph_batch, draft_length), sample)
@@ -113,39 +110,21 @@ class Prefill:
             self._rules.advance(self._state, Picks(first, first), logits, drafted)
 
     def _step(
-        self,
-        spans: Sequence[TokenSpan],
-        logit_indices: Sequence[int],
-        starting: Sequence[SlotJob],
+        self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
     ) -> tuple[torch.Tensor, PrefillBatch | None]:
-        """Compute the tokens of some spans, and record what windows' start-of-transcript tells.
-
-        Args:
-            spans: the tokens.
-            logit_indices: the tokens that need logits.
-            starting: the windows whose start-of-transcript the first of these tokens are.
+        """Compute the tokens of some spans.
 
         Returns:
             The logits after the tokens at `logit_indices`, float32 (indices, n_vocab), and the
             batch of the graph that computed them; None if no graph did.
         """
         graph_batch = self._graph_for(spans, logit_indices)
-        start_rows = [window.allocation.first_row for window in starting]
         if graph_batch is not None:
-            graph_batch.write_spans(spans, logit_indices, start_rows)
+            graph_batch.write_spans(spans, logit_indices)
             self.replay.launch(graph_batch)
-            logits = self._logits[graph_batch][: len(logit_indices)]
-        else:
-            batch = prefill_batch(self._state.tokens, spans, self._device)
-            logits = self._launch(batch, upload(logit_indices, self._device))
-        candidates = self._candidates(starting)
-        recorded = graph_batch is not None and len(starting) <= graph_batch.size.windows
-        if starting and recorded and candidates is None:
-            self.replay.launch((graph_batch, _START))
-        elif starting:
-            rows, start_logits = upload(start_rows, self._device), logits[: len(starting)]
-            self._rules.record_start(self._state, rows, start_logits, candidates)
-        return logits, graph_batch
+            return self._logits[graph_batch][: len(logit_indices)], graph_batch
+        batch = prefill_batch(self._state.tokens, spans, self._device)
+        return self._launch(batch, upload(logit_indices, self._device)), None
 
     def _graph_for(
         self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]
@@ -155,10 +134,6 @@ class Prefill:
 
     def _run_recorded(self, graph_batch: PrefillBatch) -> None:
         self._logits[graph_batch] = self._launch(graph_batch.batch, graph_batch.logit_indices)
-
-    def _record_start_recorded(self, graph_batch: PrefillBatch) -> None:
-        logits = self._logits[graph_batch][graph_batch.start_lines]
-        self._rules.record_start(self._state, graph_batch.start_rows, logits)
 
     def _choose_recorded(self, graph_batch: PrefillBatch, draft_length: int) -> None:
         """Choose first tokens of single rows; a row without a draft counts as an empty draft."""
@@ -181,7 +156,12 @@ class Prefill:
             TokenSpan(window.allocation, 0, self._sot_index(window.job) + 1) for window in started
         ]
         ends = [sum(span.end for span in spans[: i + 1]) - 1 for i in range(len(spans))]
-        self._step(spans, ends, started)
+        logits, _ = self._step(spans, ends)
+        self._record_start(started, logits)
+
+    def _record_start(self, started: Sequence[SlotJob], logits: torch.Tensor) -> None:
+        leaders = upload([window.allocation.first_row for window in started], self._device)
+        self._rules.record_start(self._state, leaders, logits, self._candidates(started))
 
     def _candidates(self, started: Sequence[SlotJob]) -> torch.Tensor | None:
         """Return the languages allowed for each job, as `TokenRules.record_start` takes them."""
@@ -212,8 +192,9 @@ class Prefill:
                 spans.append(TokenSpan(window.allocation, end, end + draft_lengths[-1]))
             drafts += range(n_tokens, n_tokens + draft_lengths[-1])
             n_tokens += draft_lengths[-1]
-        logit_indices = [*sot_indices, *last_indices, *drafts]
-        logits, graph_batch = self._step(spans, logit_indices, without_detection)
+        logits, graph_batch = self._step(spans, [*sot_indices, *last_indices, *drafts])
+        if without_detection:
+            self._record_start(without_detection, logits[: len(without_detection)])
         # Rows of logits: after each start-of-transcript, after each prompt, after the drafts.
         rows = [row for window in started for row in window.allocation.rows]
         first = len(without_detection)

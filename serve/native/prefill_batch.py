@@ -56,13 +56,10 @@ class PrefillBatch(FixedBatch):
     """
 
     def __init__(self, ids: torch.Tensor, size: PrefillSize) -> None:
-        lengths = [size.tokens, size.tokens, size.n_logits, size.windows, size.windows]
-        super().__init__(lengths, size.spans, ids.device)
+        super().__init__([size.tokens, size.tokens, size.n_logits], size.spans, ids.device)
         self._ids = ids
         self.size = size
-        *_, self.logit_indices, self.start_rows, self.start_lines = self.columns
-        """Tokens with logits; windows' first rows, and the lines of their logits after
-        start-of-transcript."""
+        self.logit_indices = self.columns[2]
         n_lists = 1 + 1 + size.draft_lengths[-1]  # the rows, and the line of logits for each choice
         width = size.windows + size.windows % 2  # even, since kernels assume aligned lines
         self._chosen = torch.full((n_lists, width), NO_ROW, device=ids.device)
@@ -70,7 +67,7 @@ class PrefillBatch(FixedBatch):
     @property
     def batch(self) -> StepBatch:
         """The batch as views of this memory."""
-        rows, positions, *_ = self.columns
+        rows, positions, _ = self.columns
         groups = SlotGroups(*self.groups, self.size.tokens)
         per_row, length = self.size.tokens if self.size.spans == 1 else 1, self._ids.shape[1]
         return StepBatch(self._ids, rows, positions, groups, None, True, length, per_row)
@@ -85,24 +82,13 @@ class PrefillBatch(FixedBatch):
         enough = len(spans) <= self.size.spans and len(logit_indices) <= self.size.n_logits
         return enough and sum(map(len, spans)) <= self.size.tokens
 
-    def write_spans(
-        self, spans: Sequence[TokenSpan], logit_indices: Sequence[int], start_rows: Sequence[int]
-    ) -> None:
-        """Write the batch.
-
-        Args:
-            spans: the tokens.
-            logit_indices: the indices of the tokens that need logits.
-            start_rows: the first rows of the windows whose logits after start-of-transcript come
-                first; at most `size.windows` are written.
-        """
-        starts = list(start_rows[: self.size.windows]) or [0]
+    def write_spans(self, spans: Sequence[TokenSpan], logit_indices: Sequence[int]) -> None:
+        """Write the batch; `logit_indices` are the indices of the tokens that need logits."""
         counts = [len(span) for span in spans]
         rows = np.repeat([span.allocation.first_row for span in spans], counts)
         positions = np.concatenate([np.arange(span.begin, span.end) for span in spans])
         slots = [span.allocation.slot for span in spans]
-        columns = [rows, positions, logit_indices, starts, range(len(starts))]
-        self.write(columns, slots, counts)
+        self.write([rows, positions, logit_indices], slots, counts)
 
     def choose(self, rows: Sequence[int], logit_rows: Sequence[Sequence[int]]) -> int | None:
         """Write the rows that choose tokens and the rows of logits that they read.

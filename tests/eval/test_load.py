@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from eval.load import ClientProcesses, closed_loop, open_loop, poisson, processes_for
+from eval.load import RequestProcesses, closed_loop, open_loop, poisson, processes_for
 from serve.contract.errors import AudioError
 
 
@@ -82,7 +82,7 @@ def counting(limit, process):
 
 def test_processes_answer_until_they_are_told_to_stop():
     answered = []
-    with ClientProcesses(counting, (10**9,), 3, 2) as clients:
+    with RequestProcesses(counting, (10**9,), 3, 2) as clients:
         while {process for process, _ in answered} != {0, 1}:
             answered += clients.answers()
         answered += clients.finish()
@@ -94,7 +94,7 @@ def test_processes_answer_until_they_are_told_to_stop():
 def test_a_request_that_fails_ends_them():
     with (
         pytest.raises(AudioError, match="5 is too many"),
-        ClientProcesses(counting, (5,), 1, 1) as clients,
+        RequestProcesses(counting, (5,), 1, 1) as clients,
     ):
         while clients.answers():
             pass

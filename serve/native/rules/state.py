@@ -67,13 +67,9 @@ class RowState:
     best_is_ended: Bool  # the best hypothesis ended with end of text, not at its limit
     trusted: Bool  # all draft tokens so far were accepted
 
-    def to(self, device: torch.device) -> "RowState":
-        """Copy to another device, from pinned memory without waiting."""
-        return self._at(self.memory.to(device, non_blocking=True))
-
     def pinned(self) -> "RowState":
         """Copy into pinned host memory, which the device can access asynchronously."""
-        return self._at(self.memory.pin_memory())
+        return _views_of(self.memory.pin_memory(), *self.tokens.shape)
 
     def follow(self, other: "RowState", rows: int, *, searched: bool) -> None:
         """Copy another state into this one, without waiting if this one is pinned.
@@ -89,7 +85,7 @@ class RowState:
             self.best_tokens[:rows].copy_(other.best_tokens[:rows], non_blocking=True)
 
     def write_rows(self, rows: torch.Tensor, new: "RowState") -> None:
-        """Overwrite some rows with the initial state of new jobs; a GPU's copies are not waited for.
+        """Overwrite some rows with the initial state of new jobs, without waiting for a GPU.
 
         Args:
             rows: int64 (m,), the rows to overwrite.
@@ -101,10 +97,8 @@ class RowState:
         memory, (count, length) = new.memory, new.tokens.shape
         if self.memory.is_cuda:
             memory = memory.pin_memory().to(self.memory.device, non_blocking=True)
-        new_numbers = _number_blocks(memory, count)
-        for block, new_block in zip(
-            _number_blocks(self.memory, len(self.tokens)), new_numbers, strict=True
-        ):
+        blocks = _number_blocks(self.memory, len(self.tokens)), _number_blocks(memory, count)
+        for block, new_block in zip(*blocks, strict=True):
             block.index_copy_(1, rows, new_block)
         begin = _begin_of_tables(count)
         tokens = memory[begin : begin + new.tokens.nbytes].view(torch.int64)
@@ -112,10 +106,6 @@ class RowState:
         positions = torch.arange(self.source.shape[1], device=rows.device)
         prompt, leader = positions < self.prompt_len[rows, None], self.leader[rows, None]
         self.source[rows] = torch.where(prompt, leader, rows[:, None]).int()
-
-    def _at(self, memory: torch.Tensor) -> "RowState":
-        """Return the state with the same layout in other memory."""
-        return _views_of(memory, *self.tokens.shape)
 
 
 _LAYOUT: dict[str, torch.dtype] = {  # the tensors of one number per row; the tables follow them

@@ -86,6 +86,13 @@ def test_a_whole_recording_is_transcribed_once(measure):
     assert all(check.passed for check in result.checks) and two.changed_per_word == 0
 
 
+def test_many_streams_are_played_by_several_processes(measure, monkeypatch):
+    monkeypatch.setattr(eval.live, "_STREAMS_PER_PROCESS", 1)
+    monkeypatch.setattr(eval.live, "processes_for", lambda streams: streams)
+    (level,) = measure(FakeSystem(TEXT), streams=(2,)).figures
+    assert (level.streams, level.words, level.p95_s) == (2, 14, 1.5)
+
+
 def test_utterances_without_text_are_counted(measure):
     failed, *_ = measure(FakeSystem(TEXT, failed=True)).checks
     assert str(failed) == "FAILED: every utterance has its text with 1 stream. 1 failed"

@@ -35,9 +35,7 @@ class Graph:
 
 def fed(size, spans, wanted):
     prompts = PrefillBatch(torch.zeros((8, 16), dtype=torch.int64), size)
-    starts = [place.first_row for place, begin, _ in spans if begin == 0]
-    spans = [TokenSpan(place, begin, end) for place, begin, end in spans]
-    prompts.write_spans(spans, wanted, starts)
+    prompts.write_spans([TokenSpan(place, begin, end) for place, begin, end in spans], wanted)
     return prompts
 
 
@@ -65,8 +63,6 @@ def test_several_are_filled_up_with_the_last_ones_last_token():
     assert prompts.batch.positions.tolist() == [0, 1, 2, 3, 0, 1, *[2] * 6]
     assert prompts.batch.groups.runs == [(3, 1, 0, 4), (1, 1, 4, 8)]
     assert prompts.logit_indices.tolist() == [3] + [6] * 11
-    assert prompts.start_rows.tolist() == [6, 2, 2]
-    assert prompts.start_lines.tolist() == [0, 1, 1]
 
 
 def test_rows_that_are_not_there_choose_nothing():
