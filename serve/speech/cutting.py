@@ -134,32 +134,44 @@ NEW_WINDOW_PAUSE_S = 10.0
 YIELD_SAMPLES = 60 * SAMPLE_RATE  # samples without a window after which other requests get a turn
 
 
-def cut_long(
-    blocks: Iterable[Samples], new_filter: Callable[[], SpeechFilter]
+def cut_one(
+    blocks: Iterable[Samples],
+    speech_filter: SpeechFilter,
+    cut_more: Callable[[Iterable[Samples], SpeechFilter], Iterator[AudioWindow | None]],
+    *,
+    keep_silence: bool,
+    early: bool,
 ) -> Iterator[AudioWindow | None]:
-    """Cut audio into windows, and remove silence if it is longer than one window.
-
-    Audio that fits into one window is kept whole if it has any speech, and dropped otherwise.
+    """Yield audio that fits into one window as a whole, and leave longer audio to `cut_more`.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
-        new_filter: makes a filter that detects speech.
-
-    Yields:
-        See `cut_and_listen` and `pack`.
+        speech_filter: detects speech.
+        cut_more: `cut_and_listen` or `pack`.
+        keep_silence: whether one window without speech keeps its samples.
+        early: whether one window is yielded twice. The first time it has `listening` set, so that
+            it can be decoded while the model reads the rest of it.
     """
     blocks, buffered, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
         buffered.append(block)
         count += len(block)
         if count > WINDOW_SAMPLES:
-            yield from pack(itertools.chain(_drain(buffered), blocks), new_filter())
+            yield from cut_more(itertools.chain(_drain(buffered), blocks), speech_filter)
             return
-    for window in cut_and_listen(buffered, new_filter()):
-        if not window.voice:
-            left_out_s = window.duration_s
-            window = dataclasses.replace(window, samples=window.samples[:0], left_out_s=left_out_s)
-        yield window
+    samples, heard = np.concatenate([np.zeros(0, np.float32), *buffered]), 0
+    while early and not keep_silence and heard < count and not speech_filter.spoken(0, heard):
+        speech_filter.push(samples[heard : heard + SAMPLE_RATE])
+        heard += SAMPLE_RATE
+    if early and heard < count:
+        yield AudioWindow(0.0, samples, last=True, listening=True)
+    speech_filter.push(samples[heard:])
+    speech_filter.finish()
+    voice = tuple(_seconds(speech_filter.spoken(0, count)))
+    if not (voice or keep_silence):
+        samples = samples[:0]
+    left_out_s = (count - len(samples)) / SAMPLE_RATE
+    yield AudioWindow(0.0, samples, last=True, left_out_s=left_out_s, voice=voice)
 
 
 def cut_and_listen(blocks: Iterable[Samples], speech_filter: SpeechFilter) -> Iterator[AudioWindow]:

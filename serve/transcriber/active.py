@@ -150,6 +150,7 @@ class ActiveRequest:
     duration_s: float = 0.0  # seconds of audio decoded so far
     untold_s: float = 0.0  # seconds of speech without text
     submitted: int = 0  # number of windows submitted
+    held: Callable[[], None] | None = None  # what to do once the speech of its window is known
     warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
     phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record phases, too
     # A window's index is its order of arrival; remainders of windows arrive last.
@@ -203,6 +204,17 @@ class ActiveRequest:
         all_stitched = self._all_arrived and self._stitched == len(self._windows)
         return all_stitched and (self._turns is not None or self.plan.speakers is None)
 
+    @property
+    def listening(self) -> bool:
+        """Whether the speech of its only window is not known yet."""
+        return bool(self._windows) and self._windows[0].audio.listening
+
+    def set_speech(self, audio: windows.AudioWindow) -> None:
+        """Replace the only window by one with its speech."""
+        self._windows[0].audio = audio
+        if self.submitted and not audio.voice:
+            self._windows[0].free_samples()
+
     def add_window(self, window: windows.AudioWindow) -> None:
         """Add the next window of decoded audio."""
         assert not self._all_arrived, f"request {self.id} has had its last window"
@@ -228,7 +240,7 @@ class ActiveRequest:
         audio = window.audio
         if index and audio.channel != self._windows[index - 1].audio.channel:
             self._text_before = self.plan.texts.before
-        if not audio.voice:
+        if not (audio.voice or audio.listening):
             window.free_samples()
         return index, audio
 

@@ -69,7 +69,8 @@ class AudioDecoderPool:
     Args:
         config: the number of workers and the limits of a request's audio.
         slots: the number of windows that the device decodes at the same time.
-        on_window: called on a worker with each window of a request, in order; must not block.
+        on_window: called on a worker with each window of a request, in order; must not block. A
+            window that has `listening` set comes again with its speech.
         on_error: called on a worker if the audio is invalid, possibly after some windows;
             must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
@@ -247,12 +248,21 @@ class AudioDecoderPool:
             window = guarded(description, functools.partial(next, task.windows))
             active.phases.record("decode", began_s, int(isinstance(window, AudioWindow)))
             # Report before queueing again: else another worker might report the next window first.
-            if not task.request_ended:
-                if isinstance(window, EarshotError):
-                    self._on_error(active, window)
-                elif window is not None:
-                    self._on_window(active, window)
+            self._report(task, window)
+            if isinstance(window, AudioWindow) and window.listening:
+                began_s = time.monotonic()
+                heard = guarded(description, functools.partial(next, task.windows))
+                active.phases.record("decode", began_s, 0)
+                self._report(task, heard)
             self._requeue(task, window)
+
+    def _report(self, task: _AudioTask, window: AudioWindow | EarshotError | None) -> None:
+        if task.request_ended or window is None:
+            return
+        if isinstance(window, EarshotError):
+            self._on_error(task.active, window)
+        else:
+            self._on_window(task.active, window)
 
     def _next(self) -> _AudioTask | None:
         with self._lock:
@@ -298,16 +308,20 @@ def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWind
 def _cut_function(active: ActiveRequest) -> cutting.CutFunction:
     """Return the function that cuts a request's audio into windows."""
 
-    def new_filter() -> vad.SpeechFilter:
-        return vad.SpeechFilter(active.plan.speech, vad.VadModel())
+    plan = active.plan
 
-    if active.plan.vad == "on":
+    def new_filter() -> vad.SpeechFilter:
+        return vad.SpeechFilter(plan.speech, vad.VadModel())
+
+    if plan.vad == "on":
         return lambda blocks: cutting.pack(blocks, new_filter())
-    if active.plan.vad == "auto":
-        return lambda blocks: cutting.cut_long(blocks, new_filter)
-    if active.plan.voice:
-        return functools.partial(cutting.cut_with_voice, voice=active.plan.voice)
-    return lambda blocks: cutting.cut_and_listen(blocks, new_filter())
+    if plan.vad == "off" and plan.voice:
+        return functools.partial(cutting.cut_with_voice, voice=plan.voice)
+    keep_silence, early = plan.vad == "off", not (plan.intervals or plan.channels)
+    cut_more = cutting.cut_and_listen if keep_silence else cutting.pack
+    return lambda blocks: cutting.cut_one(
+        blocks, new_filter(), cut_more, keep_silence=keep_silence, early=early
+    )
 
 
 def _reference(name: str, file: bytes) -> Samples:

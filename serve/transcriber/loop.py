@@ -308,7 +308,13 @@ class Transcriber:
             self._fail(active, DeadlineError(f"not finished within {limit_s:g} s"))
 
     def _receive_window(self, active: ActiveRequest, window: AudioWindow) -> None:
-        if not active.ended:
+        if active.ended:
+            return
+        if active.listening:
+            active.set_speech(window)
+            if active.held is not None:
+                active.held()
+        else:
             if window.last:
                 self._tracker.mark_decoded(active)
             active.add_window(window)
@@ -324,7 +330,14 @@ class Transcriber:
         if event.scores is None:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
             self._fail(active, cause)
-            return
+        elif active.listening:
+            active.held = functools.partial(self._end_window, decoding, event)
+        else:
+            self._end_window(decoding, event)
+
+    def _end_window(self, decoding: DecodingWindow, event: JobEvent) -> None:
+        """Judge a window's result, and advance its request."""
+        active = decoding.active
         description = f"processing window {decoding.index} of request {active.id}"
         work = functools.partial(self._process_window, decoding, event)
         if (error := guarded(description, work)) is not None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import SpeechOptions
-from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_long, pack
+from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_one, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.vad import FRAME, SpeechFilter
 from tests.serve.speech.sounds import RATE, Ear, decode, encode, tone
@@ -41,6 +41,10 @@ def numbered(parts):
 
 def packed(samples, size=30_000):
     return [window for window in pack(blocks(samples, size), listener()) if window is not None]
+
+
+def short(samples, *, keep_silence=False, early=False):
+    return list(cut_one(blocks(samples), listener(), pack, keep_silence=keep_silence, early=early))
 
 
 def assert_voice_is_where_somebody_speaks(window):
@@ -125,12 +129,12 @@ def test_without_speech_one_window_holds_nothing():
 
 def test_a_short_audio_is_one_window_that_tells_where_somebody_speaks():
     samples = numbered([(2, False), (3, True), (10, False), (1, True), (0.5, False)])
-    (window,) = cut_long(blocks(samples), listener)
+    (window,) = short(samples)
     np.testing.assert_array_equal(window.samples, samples)
     assert (window.start_s, window.last, window.left_out_s) == (0.0, True, 0.0)
     assert_voice_is_where_somebody_speaks(window)
     assert len(window.voice) == 2
-    (nothing,) = cut_long([], listener)
+    (nothing,) = short(samples[:0])
     assert (len(nothing.samples), nothing.voice) == (0, ())
     (unheard,) = cut(blocks(samples))
     assert unheard.voice is None
@@ -138,9 +142,23 @@ def test_a_short_audio_is_one_window_that_tells_where_somebody_speaks():
 
 @pytest.mark.parametrize("seconds", [0.05, 1.0, 30.0])
 def test_of_a_short_audio_in_which_nobody_speaks_nothing_is_left(seconds):
-    (window,) = cut_long(blocks(np.zeros(round(seconds * SAMPLE_RATE), np.float32)), listener)
-    assert (len(window.samples), window.last, window.voice) == (0, True, ())
-    assert window.left_out_s == seconds
+    samples = np.zeros(round(seconds * SAMPLE_RATE), np.float32)
+    for early in (False, True):
+        (window,) = short(samples, early=early)
+        assert (len(window.samples), window.last, window.voice) == (0, True, ())
+        assert window.left_out_s == seconds
+        *_, kept = short(samples, keep_silence=True, early=early)
+        assert (kept.duration_s, kept.voice, kept.left_out_s) == (seconds, (), 0.0)
+
+
+@pytest.mark.parametrize("silence_s", [0.0, 0.9, 7.0])
+def test_a_short_audio_is_told_at_its_first_speech_and_again_with_all_of_it(silence_s):
+    samples = numbered([(silence_s, False), (3, True), (5, False), (2, True)])
+    first, second = short(samples, early=True)
+    assert (first.listening, first.last, first.voice) == (True, True, None)
+    np.testing.assert_array_equal(first.samples, samples)
+    (whole,) = short(samples)
+    assert vars(second) | {"samples": None} == vars(whole) | {"samples": None}
 
 
 WHOLE_S = 100

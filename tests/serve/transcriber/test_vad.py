@@ -1,12 +1,24 @@
 """Voice activity through the transcriber: what is decoded, what is answered, where words were."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from serve.contract.errors import OptionError
+from serve.contract.errors import CancelledError, EarshotError, OptionError
 from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
-from tests.harness import ABLE, Client, TranscriberTests, noise, quiescent, request
+from tests.fakes import Echo
+from tests.harness import (
+    ABLE,
+    WAIT_S,
+    Client,
+    TranscriberTests,
+    noise,
+    quiescent,
+    request,
+    until,
+)
 from tests.serve.speech.sounds import Ear
 
 
@@ -83,6 +95,70 @@ class TestVoiceActivity(TranscriberTests):
         transcriber, _ = start(echo, vad="auto")
         asked = request("so", audio=talk((0.2, 0), (0.8, 1)), voice=(0.2, 1.0))
         assert transcriber.transcribe(asked).text == "so"
+
+
+class SlowEar(Ear):
+    """A model that reads the rest of a recording only when it may."""
+
+    may_go_on = threading.Event()
+    fault = None
+
+    def __init__(self):
+        super().__init__()
+        self.called = False
+
+    def probabilities(self, samples):
+        if self.called:
+            assert self.may_go_on.wait(WAIT_S)
+            if self.fault is not None:
+                raise self.fault
+        self.called = True
+        return super().probabilities(samples)
+
+
+class TestMeanwhile(TranscriberTests):
+    """A short recording is decoded while the rest of it is searched for speech."""
+
+    @pytest.fixture
+    def slow(self, monkeypatch):
+        monkeypatch.setattr(vad, "VadModel", SlowEar)
+        monkeypatch.setattr(SlowEar, "may_go_on", threading.Event())
+        return SlowEar
+
+    def test_the_answer_waits_for_the_end_of_the_search(self, start, echo, slow):
+        transcriber, runtime = start(echo, vad="auto")
+        sent = request("so", audio=talk((1, 1), (8, 0)))
+        client = Client().send(transcriber, sent)
+        until(lambda: runtime.jobs and not runtime.gauges().busy_slots)
+        assert client.events == []
+        slow.may_go_on.set()
+        assert client.transcript.text == "so"
+        quiescent(transcriber, runtime)
+
+    def test_the_search_may_end_first(self, start, tokenizer, slow):
+        transcriber, runtime = start(Echo(tokenizer, delay=3), vad="auto")
+        slow.may_go_on.set()
+        assert transcriber.transcribe(request("so", audio=talk((1, 1), (8, 0)))).text == "so"
+        quiescent(transcriber, runtime)
+
+    def test_a_client_may_leave_meanwhile(self, start, echo, slow):
+        transcriber, runtime = start(echo, vad="auto")
+        client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
+        until(lambda: runtime.jobs)
+        client.handle.cancel()
+        assert isinstance(client.error, CancelledError)
+        slow.may_go_on.set()
+        quiescent(transcriber, runtime)
+
+    def test_a_fault_of_the_search_ends_the_request(self, start, echo, slow, monkeypatch):
+        monkeypatch.setattr(slow, "fault", EarshotError("the model is broken"))
+        transcriber, runtime = start(echo, vad="auto")
+        client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
+        until(lambda: runtime.jobs)
+        slow.may_go_on.set()
+        assert str(client.error) == "the model is broken"
+        monkeypatch.setattr(slow, "fault", None)
+        quiescent(transcriber, runtime)
 
 
 class TestStretches(TranscriberTests):
