@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import selectors
 import types
@@ -391,13 +392,15 @@ def _level(
         say(f"  {len(streamed)} of {sum(map(len, shares))} clips; {played.clip.file}")
 
     timed_shares = [(index * _APART_S, share) for index, share in enumerate(shares)]
-    processes = processes_for(len(shares) // _STREAMS_PER_PROCESS)
-    if processes == 1:
-        _play_shares(note, system.play, system.loop, timed_shares)
+    processes = processes_for(math.ceil(len(shares) / _STREAMS_PER_PROCESS))
+    if system.loop is not None or processes == 1:
+        _play_shares(note, system.play, timed_shares, system.loop)
     else:
-        parts = [timed_shares[i::processes] for i in range(processes)]
-        arguments = [(system.play, system.loop, part) for part in parts]
-        with ClientProcesses[_StreamedClip](_play_shares, arguments, total_s + STALL_S) as clients:
+        arguments = [(system.play, timed_shares[i::processes]) for i in range(processes)]
+        longest_s = max(clip.duration_s for share in shares for clip in share)
+        with ClientProcesses[_StreamedClip](
+            _play_shares, arguments, longest_s + STALL_S
+        ) as clients:
             while clips := clients.answers():
                 for played in clips:
                     note(played)
@@ -406,12 +409,14 @@ def _level(
     if not times_s:
         raise EarshotError("no word became final that is in the whole clips; expected most")
     words = sum(len(played.words) for played in streamed)
-    delays_s = map(float, np.percentile(times_s, (50, 95, 99)))
+    p50_s, p95_s, p99_s = map(float, np.percentile(times_s, (50, 95, 99)))
     return Level(
         streams=len(shares),
         words=words,
         matched=len(times_s),
-        **dict(zip(("p50_s", "p95_s", "p99_s"), delays_s, strict=True)),
+        p50_s=p50_s,
+        p95_s=p95_s,
+        p99_s=p99_s,
         changed_per_word=changed / max(1, words),
         cer=_cer((played.clip, played.text) for played in streamed),
         whole_cer=_cer((played.clip, whole[played.clip.file].text) for played in streamed),
@@ -429,8 +434,8 @@ def _cer(texts: Iterable[tuple[Clip, str]]) -> float:
 def _play_shares(
     note: Callable[[_StreamedClip], object],
     play: Play,
-    loop: Callable[[], asyncio.AbstractEventLoop] | None,
     shares: Sequence[tuple[float, Sequence[Clip]]],
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Play shares of clips at the same time, each after a wait in seconds."""
 

@@ -135,7 +135,7 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
         """Wait for messages; return at least one, or none once all processes have ended.
 
         Raises:
-            EarshotError: a request failed, or its answer is wrong.
+            EarshotError: the error of a process.
             UnavailableError: a process died.
             DeadlineError: no message came for too long.
         """
@@ -143,7 +143,7 @@ class ClientProcesses(contextlib.ExitStack, Generic[T]):
         while self._running and not answers:
             children = wait_for_any(self._running, self._timeout_s)
             if not children:
-                raise DeadlineError(f"no request was answered for {self._timeout_s:.0f} s")
+                raise DeadlineError(f"the clients had no answer for {self._timeout_s:.0f} s")
             for child in children:
                 answer: T | None = child.receive(self._timeout_s)
                 if answer is None:

@@ -66,7 +66,7 @@ def to_page(run: Run, result: Result) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": _code, "shortened": _shortened, "slug": _slug}
+    environment.filters |= {"code": _code, "shortened": _shortened, "kind": _kind, "slug": _slug}
     return environment.get_template("report.html").render(
         title=_title(run, result),
         command=run.command,
@@ -109,7 +109,7 @@ def _part(part: Part) -> Iterator[str]:
         case Table():
             yield f"### {part.title}" if part.title else ""
             yield part.note
-            cells = [[c.replace("|", "\\|").replace("\n", " ") for c in row] for row in part.rows]
+            cells = [[_cell(cell) for cell in row] for row in part.rows]
             if part.header:
                 yield table(part.header, cells)
             else:
@@ -118,7 +118,15 @@ def _part(part: Part) -> Iterator[str]:
             return
 
 
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
 # ---------------------------------------------------------------- filters of the template
+
+
+def _kind(part: Part) -> str:
+    return type(part).__name__
 
 
 def _slug(title: str) -> str:

@@ -113,7 +113,7 @@ RULES = {
     "eval": ("serve", "build.clips", "build.config", "build.hub"),
 }
 # Code lines that a top folder may have; a change that needs more raises the number on purpose.
-BUDGETS = {"build": 2_500, "eval": 7_715, "serve": 28_000}
+BUDGETS = {"build": 2_500, "eval": 7_720, "serve": 28_050}
 # Packages that an interpreter without them must never be asked for, and who may.
 ONLY_IN = {
     "onnxruntime": ("serve.speech.vad",),

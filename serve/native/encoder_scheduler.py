@@ -226,22 +226,25 @@ class EncoderScheduler:
         """Prefill a batch's prompts; on the device, this and later steps wait for the encoder."""
         if not batch.started:
             return []
-        self._prefill.write(batch.started)
-        if self._streams is not None:
-            batch.stopwatch.delay(self._streams.steps)
         began = time.perf_counter()
         for window in batch.started:
             window.decode_began = began
-        self._start_decoding(batch.started)
+        self.prefill(batch.started, batch.stopwatch)
         return batch.started
 
-    def decode_again(self, windows: Sequence[SlotJob]) -> None:
-        """Prefill other jobs' prompts for windows that are encoded."""
-        self._prefill.write(windows)
-        self._start_decoding(windows)
+    def prefill(self, started: Sequence[SlotJob], encoding: Stopwatch | None = None) -> None:
+        """Prefill the prompts of jobs, on the device once their audio is encoded.
 
-    def _start_decoding(self, started: Sequence[SlotJob]) -> None:
-        stopwatch = Stopwatch(self._device, "prompts")
+        Args:
+            started: the jobs.
+            encoding: measures the encoding of their audio; None: it has ended.
+        """
+        writing = Stopwatch(self._device, "prompts")
+        self._prefill.write(started)
+        writing.stop()
+        if encoding is not None and self._streams is not None:
+            encoding.delay(self._streams.steps)
+        prefilling = Stopwatch(self._device, "prompts")
         self._prefill.start(started)
-        stopwatch.stop()
-        self.decode_timers.append(stopwatch)
+        prefilling.stop()
+        self.decode_timers += (writing, prefilling)

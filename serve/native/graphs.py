@@ -23,8 +23,8 @@ from serve.native.rules.state import Picks, RowState, new_state
 from serve.native.slots import SlotAllocation, SlotPool
 from serve.native.speculative_step import SpeculativeStep, StepLayout
 
-_FEW_SLOTS = 2
-_FEW_SLOTS_LAYERS = 16  # decoder layers in a launch for so few slots, in whole steps
+_FEW_SLOTS = 2  # a launch for so few slots has as many steps as this number of layers:
+_FEW_SLOTS_LAYERS = 16
 _MIN_BEAMS = 2  # the minimum number of rows of a beam search
 # A launch has enough steps for this many bytes of cross-attention keys and values: an H200 reads
 # them in 1.5 to 2 ms, in which the host prepares the next launch.
@@ -219,15 +219,18 @@ class GraphLoop(EagerLoop):
         """Return the number of steps of a launch.
 
         A launch has enough steps that the host can prepare the next launch meanwhile. With few
-        slots it is shorter, since steps after a window's end delay the next window. It has one step
-        with a draft.
+        slots it has at most `_FEW_SLOTS_LAYERS` layers, or one step: steps after a window's end
+        delay the next window. It has one step with a draft.
         """
         several = variant is _StepVariant.SEVERAL
-        slots = max(1, n_rows // _MIN_BEAMS if several else n_rows)
-        enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
-        if n_rows <= (_FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS):
+        if self._uses_draft(variant):
+            enough = 1
+        elif n_rows <= (_FEW_SLOTS * MAX_BEAMS if several else _FEW_SLOTS):
             enough = max(1, _FEW_SLOTS_LAYERS // self._network.dims.n_text_layer)
-        return 1 if self._uses_draft(variant) else min(self._steps, enough)
+        else:
+            slots = max(1, n_rows // _MIN_BEAMS if several else n_rows)
+            enough = math.ceil(_LAUNCH_BYTES / (slots * self._slot_bytes))
+        return min(self._steps, enough)
 
     def _uses_draft(self, variant: _StepVariant) -> bool:
         """Return whether windows of this variant use a draft."""

@@ -315,7 +315,7 @@ class NativeRuntime:
                 running.job = next_job
                 continued.append(running)
         if continued:
-            self._scheduler.decode_again(continued)
+            self._scheduler.prefill(continued)
         if self._aligner is None or not answered:
             return [window.event for window in answered]
         stopwatch = Stopwatch(self._device, "words")

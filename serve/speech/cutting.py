@@ -134,38 +134,44 @@ NEW_WINDOW_PAUSE_S = 10.0
 YIELD_SAMPLES = 60 * SAMPLE_RATE  # samples without a window after which other requests get a turn
 
 
-def cut_one(
+def cut_long(
     blocks: Iterable[Samples],
     speech_filter: SpeechFilter,
-    cut_more: Callable[[Iterable[Samples], SpeechFilter], Iterator[AudioWindow | None]],
     *,
-    keep_silence: bool,
-    early: bool,
+    keep_silence: bool = False,
+    early: bool = False,
 ) -> Iterator[AudioWindow | None]:
-    """Yield audio that fits into one window as a whole, and leave longer audio to `cut_more`.
+    """Cut audio into windows, and remove silence if it is longer than one window.
+
+    Audio that fits into one window is kept whole if it has any speech, and dropped otherwise.
 
     Args:
         blocks: float32 (n,) each, 16 kHz mono, in order.
         speech_filter: detects speech.
-        cut_more: `cut_and_listen` or `pack`.
-        keep_silence: whether one window without speech keeps its samples.
-        early: whether one window is yielded twice. The first time it has `listening` set, so that
-            it can be decoded while the model reads the rest of it.
+        keep_silence: whether no silence is removed.
+        early: whether audio that fits into one window is yielded twice: at its first speech, or at
+            once if silence is kept, with `voice_pending`, and again when all of it is searched for
+            speech. It can be decoded meanwhile.
+
+    Yields:
+        See `cut_and_listen` and `pack`.
     """
     blocks, buffered, count = iter(blocks), deque[Samples](), 0
     for block in blocks:
         buffered.append(block)
         count += len(block)
         if count > WINDOW_SAMPLES:
+            cut_more = cut_and_listen if keep_silence else pack
             yield from cut_more(itertools.chain(_drain(buffered), blocks), speech_filter)
             return
-    samples, heard = np.concatenate([np.zeros(0, np.float32), *buffered]), 0
-    while early and not keep_silence and heard < count and not speech_filter.spoken(0, heard):
-        speech_filter.push(samples[heard : heard + SAMPLE_RATE])
-        heard += SAMPLE_RATE
-    if early and heard < count:
-        yield AudioWindow(0.0, samples, last=True, listening=True)
-    speech_filter.push(samples[heard:])
+    samples, searched = np.concatenate([np.zeros(0, np.float32), *buffered]), 0
+    while early and searched < count:
+        if keep_silence or speech_filter.spoken(0, searched):
+            yield AudioWindow(0.0, samples, last=True, voice_pending=True)
+            break
+        speech_filter.push(samples[searched : searched + SAMPLE_RATE])
+        searched += SAMPLE_RATE
+    speech_filter.push(samples[searched:])
     speech_filter.finish()
     voice = tuple(_seconds(speech_filter.spoken(0, count)))
     if not (voice or keep_silence):

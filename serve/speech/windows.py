@@ -129,7 +129,7 @@ class AudioWindow:
     voice: tuple[tuple[float, float], ...] | None = None
     channel: int = 0  # the audio channel, if channels are decoded separately
     narrow: bool = False  # the audio so far is too low for speech; see `serve.speech.cutting`
-    listening: bool = False  # `voice` is not known yet, and comes in a second window
+    voice_pending: bool = False  # the window comes a second time with `voice`
 
     @property
     def duration_s(self) -> float:

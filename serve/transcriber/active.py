@@ -150,7 +150,7 @@ class ActiveRequest:
     duration_s: float = 0.0  # seconds of audio decoded so far
     untold_s: float = 0.0  # seconds of speech without text
     submitted: int = 0  # number of windows submitted
-    held: Callable[[], None] | None = None  # what to do once the speech of its window is known
+    held: Callable[[], None] | None = None  # called once the window's speech is known
     warnings: list[str] = dataclasses.field(default_factory=list)  # about its audio
     phases: Phases = dataclasses.field(default_factory=Phases)  # other threads record phases, too
     # A window's index is its order of arrival; remainders of windows arrive last.
@@ -205,11 +205,11 @@ class ActiveRequest:
         return all_stitched and (self._turns is not None or self.plan.speakers is None)
 
     @property
-    def listening(self) -> bool:
-        """Whether the speech of its only window is not known yet."""
-        return bool(self._windows) and self._windows[0].audio.listening
+    def voice_pending(self) -> bool:
+        """Whether speech in the only window is still searched for."""
+        return bool(self._windows) and self._windows[0].audio.voice_pending
 
-    def set_speech(self, audio: windows.AudioWindow) -> None:
+    def set_voice(self, audio: windows.AudioWindow) -> None:
         """Replace the only window by one with its speech."""
         self._windows[0].audio = audio
         if self.submitted and not audio.voice:
@@ -240,7 +240,7 @@ class ActiveRequest:
         audio = window.audio
         if index and audio.channel != self._windows[index - 1].audio.channel:
             self._text_before = self.plan.texts.before
-        if not (audio.voice or audio.listening):
+        if not (audio.voice or audio.voice_pending):
             window.free_samples()
         return index, audio
 

@@ -70,7 +70,7 @@ class AudioDecoderPool:
         config: the number of workers and the limits of a request's audio.
         slots: the number of windows that the device decodes at the same time.
         on_window: called on a worker with each window of a request, in order; must not block. A
-            window that has `listening` set comes again with its speech.
+            window with `voice_pending` comes again with its speech.
         on_error: called on a worker if the audio is invalid, possibly after some windows;
             must not block.
         prepare: called on a worker before a request's audio is decoded; may raise an EarshotError.
@@ -249,7 +249,8 @@ class AudioDecoderPool:
             active.phases.record("decode", began_s, int(isinstance(window, AudioWindow)))
             # Report before queueing again: else another worker might report the next window first.
             self._report(task, window)
-            if isinstance(window, AudioWindow) and window.listening:
+            pending = isinstance(window, AudioWindow) and window.voice_pending
+            if pending and not task.request_ended:
                 began_s = time.monotonic()
                 heard = guarded(description, functools.partial(next, task.windows))
                 active.phases.record("decode", began_s, 0)
@@ -318,9 +319,8 @@ def _cut_function(active: ActiveRequest) -> cutting.CutFunction:
     if plan.vad == "off" and plan.voice:
         return functools.partial(cutting.cut_with_voice, voice=plan.voice)
     keep_silence, early = plan.vad == "off", not (plan.intervals or plan.channels)
-    cut_more = cutting.cut_and_listen if keep_silence else cutting.pack
-    return lambda blocks: cutting.cut_one(
-        blocks, new_filter(), cut_more, keep_silence=keep_silence, early=early
+    return lambda blocks: cutting.cut_long(
+        blocks, new_filter(), keep_silence=keep_silence, early=early
     )
 
 

@@ -310,13 +310,14 @@ class Transcriber:
     def _receive_window(self, active: ActiveRequest, window: AudioWindow) -> None:
         if active.ended:
             return
-        if active.listening:
-            active.set_speech(window)
-            if active.held is not None:
-                active.held()
+        if window.last and not window.voice_pending:
+            self._tracker.mark_decoded(active)
+        if active.voice_pending:
+            active.set_voice(window)
+            held, active.held = active.held, None
+            if held is not None:
+                held()
         else:
-            if window.last:
-                self._tracker.mark_decoded(active)
             active.add_window(window)
             self._dispatcher.enqueue(active)
             if active.complete:  # the audio has no speech
@@ -330,7 +331,7 @@ class Transcriber:
         if event.scores is None:
             cause = event.error or EarshotError(f"the runtime ended a window: {event.finished}")
             self._fail(active, cause)
-        elif active.listening:
+        elif active.voice_pending:
             active.held = functools.partial(self._end_window, decoding, event)
         else:
             self._end_window(decoding, event)
@@ -405,7 +406,7 @@ class Transcriber:
         self, active: ActiveRequest, event: RequestFinished | RequestFailed, outcome: Outcome
     ) -> None:
         """Send a request's terminal event and free its resources."""
-        active.ended = True
+        active.ended, active.held = True, None
         self._tracker.remove(active, outcome)
         self._deliver(active, event)
         self._tracker.mark_answered()

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -42,6 +43,18 @@ class FakeSystem:
 
     def count_changed_words(self):
         return float(len(self.requests))
+
+
+class ElsewhereSystem(FakeSystem):
+    """A system that is only played in other processes than the one that made it."""
+
+    def __init__(self, live):
+        super().__init__(live)
+        self.maker = os.getpid()
+
+    def play(self, blocks, transcription):
+        assert os.getpid() != self.maker
+        return super().play(blocks, transcription)
 
 
 @pytest.fixture
@@ -88,8 +101,8 @@ def test_a_whole_recording_is_transcribed_once(measure):
 
 def test_many_streams_are_played_by_several_processes(measure, monkeypatch):
     monkeypatch.setattr(eval.live, "_STREAMS_PER_PROCESS", 1)
-    monkeypatch.setattr(eval.live, "processes_for", lambda streams: streams)
-    (level,) = measure(FakeSystem(TEXT), streams=(2,)).figures
+    monkeypatch.setattr(eval.live, "processes_for", lambda wanted: wanted)
+    (level,) = measure(ElsewhereSystem(TEXT), streams=(2,)).figures
     assert (level.streams, level.words, level.p95_s) == (2, 14, 1.5)
 
 

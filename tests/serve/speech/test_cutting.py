@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.contract.messages import SpeechOptions
-from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_one, pack
+from serve.speech.cutting import NEW_WINDOW_PAUSE_S, Bandwidth, cut, cut_intervals, cut_long, pack
 from serve.speech.features import SAMPLE_RATE, WINDOW_SAMPLES
 from serve.speech.vad import FRAME, SpeechFilter
 from tests.serve.speech.sounds import RATE, Ear, decode, encode, tone
@@ -43,8 +43,8 @@ def packed(samples, size=30_000):
     return [window for window in pack(blocks(samples, size), listener()) if window is not None]
 
 
-def short(samples, *, keep_silence=False, early=False):
-    return list(cut_one(blocks(samples), listener(), pack, keep_silence=keep_silence, early=early))
+def short(samples, **options):
+    return list(cut_long(blocks(samples), listener(), **options))
 
 
 def assert_voice_is_where_somebody_speaks(window):
@@ -155,7 +155,7 @@ def test_of_a_short_audio_in_which_nobody_speaks_nothing_is_left(seconds):
 def test_a_short_audio_is_told_at_its_first_speech_and_again_with_all_of_it(silence_s):
     samples = numbered([(silence_s, False), (3, True), (5, False), (2, True)])
     first, second = short(samples, early=True)
-    assert (first.listening, first.last, first.voice) == (True, True, None)
+    assert (first.voice_pending, first.last, first.voice) == (True, True, None)
     np.testing.assert_array_equal(first.samples, samples)
     (whole,) = short(samples)
     assert vars(second) | {"samples": None} == vars(whole) | {"samples": None}

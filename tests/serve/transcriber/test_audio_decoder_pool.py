@@ -47,7 +47,7 @@ class Harness:
         self.intake = AudioDecoderPool(config, SLOTS, self.record, self.record, lambda active: None)
 
     def record(self, active, news):
-        if not getattr(news, "listening", False):
+        if not getattr(news, "voice_pending", False):
             self.said.append((active.id, news))
 
     def submit(self, active):
@@ -136,7 +136,7 @@ def test_a_request_may_end_while_a_worker_frees_its_audio(monkeypatch):
             assert go_on.wait(WAIT_S)
 
     monkeypatch.setattr("serve.speech.audio.from_samples", blocks)
-    monkeypatch.setattr("serve.speech.cutting.cut_one", cut_at_each_block)
+    monkeypatch.setattr("serve.speech.cutting.cut_long", cut_at_each_block)
     active, alone = make_active(0), Harness(workers=1)
     alone.intake.add(active, SECOND)
     assert begun.wait(WAIT_S)

@@ -122,7 +122,7 @@ class TestEndings(TranscriberTests):
     def test_an_unforeseen_fault_in_decoding_ends_its_request_only(self, start, echo, monkeypatch):
         transcriber, runtime = start(echo)
         with monkeypatch.context() as patch:
-            patch.setattr("serve.speech.cutting.cut_one", lambda *_, **__: 1 / 0)
+            patch.setattr("serve.speech.cutting.cut_long", lambda *_, **__: 1 / 0)
             with pytest.raises(EarshotError, match="ZeroDivisionError"):
                 transcriber.transcribe(request())
         quiescent(transcriber, runtime)
@@ -165,6 +165,7 @@ class TestEndings(TranscriberTests):
         for slots in (1, 2):
             Client().send(transcriber, request(audio=noise(14.0)))  # 0.85 MiB
             until(lambda: runtime.gauges().busy_slots == slots)  # noqa: B023 - at once
+            until(lambda: not transcriber._decoders.working)
 
     @pytest.mark.parametrize(
         ("limit", "message"),
@@ -217,7 +218,7 @@ class TestEndings(TranscriberTests):
 
     def test_a_deadline_holds_while_audio_is_decoded(self, start, echo, monkeypatch):
         go_on = threading.Event()
-        monkeypatch.setattr("serve.speech.cutting.cut_one", lambda *_, **__: go_on.wait(WAIT_S))
+        monkeypatch.setattr("serve.speech.cutting.cut_long", lambda *_, **__: go_on.wait(WAIT_S))
         transcriber, _ = start(echo, request_timeout_s=0.2)
         client = Client().send(transcriber, request())
         assert isinstance(client.error, DeadlineError)

@@ -1,16 +1,18 @@
 """Voice activity through the transcriber: what is decoded, what is answered, where words were."""
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 
-from serve.contract.errors import CancelledError, EarshotError, OptionError
+from serve.contract.errors import CancelledError, DeadlineError, EarshotError, OptionError
 from serve.speech import vad
 from serve.speech.features import SAMPLE_RATE
-from tests.fakes import Echo
+from tests.fakes import CAPABILITIES, Echo
 from tests.harness import (
     ABLE,
+    FOREVER,
     WAIT_S,
     Client,
     TranscriberTests,
@@ -101,18 +103,18 @@ class SlowEar(Ear):
     """A model that reads the rest of a recording only when it may."""
 
     may_go_on = threading.Event()
-    fault = None
+    free_calls, fault = 1, None
 
     def __init__(self):
         super().__init__()
-        self.called = False
+        self.calls = 0
 
     def probabilities(self, samples):
-        if self.called:
+        self.calls += 1
+        if self.calls > self.free_calls:
             assert self.may_go_on.wait(WAIT_S)
             if self.fault is not None:
                 raise self.fault
-        self.called = True
         return super().probabilities(samples)
 
 
@@ -125,36 +127,61 @@ class TestMeanwhile(TranscriberTests):
         monkeypatch.setattr(SlowEar, "may_go_on", threading.Event())
         return SlowEar
 
-    def test_the_answer_waits_for_the_end_of_the_search(self, start, echo, slow):
-        transcriber, runtime = start(echo, vad="auto")
-        sent = request("so", audio=talk((1, 1), (8, 0)))
-        client = Client().send(transcriber, sent)
-        until(lambda: runtime.jobs and not runtime.gauges().busy_slots)
-        assert client.events == []
+    @pytest.fixture
+    def held(self, start, echo, slow):
+        """Sends a request, and waits until its job has ended."""
+
+        def send(**config):
+            transcriber, runtime = start(echo, **{"vad": "auto", **config})
+            client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
+            until(lambda: "finish" in [what for what, _ in runtime.log])
+            # Another request, in which nothing is searched for, has its answer afterwards.
+            transcriber.transcribe(request("other", voice=(0.0, 1.0)))
+            assert client.events == []
+            return transcriber, runtime, client
+
+        return send
+
+    def test_the_answer_waits_for_the_end_of_the_search(self, held, slow):
+        transcriber, runtime, client = held()
+        slow.may_go_on.set()
+        assert client.transcript.text == "so"
+        quiescent(transcriber, runtime)
+
+    def test_without_vad_silence_is_decoded_meanwhile_as_well(self, held, slow, monkeypatch):
+        monkeypatch.setattr(slow, "free_calls", 0)
+        transcriber, runtime, client = held(vad="off")
         slow.may_go_on.set()
         assert client.transcript.text == "so"
         quiescent(transcriber, runtime)
 
     def test_the_search_may_end_first(self, start, tokenizer, slow):
-        transcriber, runtime = start(Echo(tokenizer, delay=3), vad="auto")
+        one_at_a_time = dataclasses.replace(CAPABILITIES, max_windows=1)
         slow.may_go_on.set()
-        assert transcriber.transcribe(request("so", audio=talk((1, 1), (8, 0)))).text == "so"
-        quiescent(transcriber, runtime)
-
-    def test_a_client_may_leave_meanwhile(self, start, echo, slow):
-        transcriber, runtime = start(echo, vad="auto")
+        plays = iter([FOREVER, 0])
+        echo = Echo(tokenizer)
+        transcriber, runtime = start(
+            lambda job: dataclasses.replace(echo(job), delay=next(plays)), one_at_a_time, vad="auto"
+        )
+        first = Client().send(transcriber, request("first", voice=(0.0, 1.0)))
+        until(lambda: runtime.gauges().busy_slots)
         client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
-        until(lambda: runtime.jobs)
-        client.handle.cancel()
-        assert isinstance(client.error, CancelledError)
+        until(lambda: not transcriber._decoders.working)
+        first.handle.cancel()
+        assert client.transcript.text == "so"
+
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_a_client_may_leave_meanwhile(self, held, slow, waits):
+        transcriber, runtime, client = held(request_timeout_s=1.0 if waits else WAIT_S)
+        if not waits:
+            client.handle.cancel()
+        assert isinstance(client.error, DeadlineError if waits else CancelledError)
         slow.may_go_on.set()
         quiescent(transcriber, runtime)
 
-    def test_a_fault_of_the_search_ends_the_request(self, start, echo, slow, monkeypatch):
+    def test_a_fault_of_the_search_ends_the_request(self, held, slow, monkeypatch):
+        transcriber, runtime, client = held()
         monkeypatch.setattr(slow, "fault", EarshotError("the model is broken"))
-        transcriber, runtime = start(echo, vad="auto")
-        client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
-        until(lambda: runtime.jobs)
         slow.may_go_on.set()
         assert str(client.error) == "the model is broken"
         monkeypatch.setattr(slow, "fault", None)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serve.native.rules.state import new_state
+from serve.native.rules.state import _LAYOUT, new_state
 
 CPU = torch.device("cpu")
 ROWS, N_CTX = 5, 7  # odd, so that tables have to be aligned
@@ -29,6 +29,18 @@ def test_a_follower_has_what_was_asked_for_and_nothing_else(searched):
     assert follower.best_tokens[:3].equal(best.best_tokens[:3])
     assert follower.best_tokens[3:].equal(before.best_tokens[3:])
     assert follower.source.equal(before.source)
+
+
+def test_only_the_chosen_rows_are_overwritten():
+    state, before, new = filled(1), filled(1), new_state(3, 4, CPU)
+    new.memory.copy_(torch.randint(0, 2, new.memory.shape))
+    state.write_rows(torch.tensor([4, 0, 3]), new)
+    for name in _LAYOUT:
+        field, old = getattr(state, name), getattr(before, name)
+        assert field[[4, 0, 3]].equal(getattr(new, name)), name
+        assert field[1:3].equal(old[1:3]), name
+    assert state.tokens[[4, 0, 3], :4].equal(new.tokens)
+    assert state.tokens[1:3].equal(before.tokens[1:3])
 
 
 def test_fields_do_not_share_memory():
