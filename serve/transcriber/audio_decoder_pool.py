@@ -187,7 +187,7 @@ class AudioDecoderPool:
         self._prepare(active)
         if not active.plan.channels:
             with contextlib.closing(self._blocks(active, request, stopped)) as blocks:
-                yield from _cut(active, blocks)
+                yield from self._cut(active, blocks)
             return
         # Each window is yielded after the next one, because only the last one may have `last` set.
         previous: AudioWindow | None = None
@@ -197,7 +197,7 @@ class AudioDecoderPool:
                     first = next(blocks)
                 except ChannelError:
                     break
-                for window in _cut(active, itertools.chain([first], blocks)):
+                for window in self._cut(active, itertools.chain([first], blocks)):
                     if window is None:
                         yield None
                         continue
@@ -224,6 +224,37 @@ class AudioDecoderPool:
             return audio.decode(request.audio, limits, stopped, active.warn)
         assert request.sample_rate is not None  # `plan_request` has refused it
         return audio.from_samples(request.audio, request.sample_rate, self._limits, stopped)
+
+    def _cut(
+        self, active: ActiveRequest, blocks: Iterator[Samples]
+    ) -> Iterator[AudioWindow | None]:
+        """Yield the windows of a request's audio or of one channel."""
+        bandwidth, cut = cutting.Bandwidth(), self._cut_function(active)
+        monitored = bandwidth.watch(blocks)
+        intervals = active.plan.intervals
+        windows = cutting.cut_intervals(monitored, intervals, cut) if intervals else cut(monitored)
+        for window in windows:
+            if window is not None and window.last and (text := bandwidth.warning()):
+                active.warn(text)
+            narrow = window is not None and bandwidth.narrow
+            yield dataclasses.replace(window, narrow=True) if window and narrow else window
+
+    def _cut_function(self, active: ActiveRequest) -> cutting.CutFunction:
+        """Return the function that cuts a request's audio into windows."""
+        plan = active.plan
+
+        def new_filter() -> vad.SpeechFilter:
+            return vad.SpeechFilter(plan.speech, vad.VadModel())
+
+        if plan.vad == "on":
+            return lambda blocks: cutting.pack(blocks, new_filter())
+        if plan.vad == "off" and plan.voice:
+            return functools.partial(cutting.cut_with_voice, voice=plan.voice)
+        # On a CPU, the search and the decoding would compete for the cores.
+        early = self._device != "cpu" and not (plan.intervals or plan.channels)
+        return lambda blocks: cutting.cut_long(
+            blocks, new_filter(), keep_silence=plan.vad == "off", early=early
+        )
 
     def _queue_if_allowed(self, task: _AudioTask) -> None:
         """Queue a request if it may be decoded further; the lock is held."""
@@ -291,37 +322,6 @@ class AudioDecoderPool:
                 self._queue_if_allowed(task)
         if task.working:
             task.windows.close()
-
-
-def _cut(active: ActiveRequest, blocks: Iterator[Samples]) -> Iterator[AudioWindow | None]:
-    """Yield the windows of a request's audio or of one channel."""
-    bandwidth, cut = cutting.Bandwidth(), _cut_function(active)
-    monitored = bandwidth.watch(blocks)
-    intervals = active.plan.intervals
-    windows = cutting.cut_intervals(monitored, intervals, cut) if intervals else cut(monitored)
-    for window in windows:
-        if window is not None and window.last and (text := bandwidth.warning()):
-            active.warn(text)
-        narrow = window is not None and bandwidth.narrow
-        yield dataclasses.replace(window, narrow=True) if window and narrow else window
-
-
-def _cut_function(active: ActiveRequest) -> cutting.CutFunction:
-    """Return the function that cuts a request's audio into windows."""
-
-    plan = active.plan
-
-    def new_filter() -> vad.SpeechFilter:
-        return vad.SpeechFilter(plan.speech, vad.VadModel())
-
-    if plan.vad == "on":
-        return lambda blocks: cutting.pack(blocks, new_filter())
-    if plan.vad == "off" and plan.voice:
-        return functools.partial(cutting.cut_with_voice, voice=plan.voice)
-    keep_silence, early = plan.vad == "off", not (plan.intervals or plan.channels)
-    return lambda blocks: cutting.cut_long(
-        blocks, new_filter(), keep_silence=keep_silence, early=early
-    )
 
 
 def _reference(name: str, file: bytes) -> Samples:

@@ -47,8 +47,7 @@ class Harness:
         self.intake = AudioDecoderPool(config, SLOTS, self.record, self.record, lambda active: None)
 
     def record(self, active, news):
-        if not getattr(news, "voice_pending", False):
-            self.said.append((active.id, news))
+        self.said.append((active.id, news))
 
     def submit(self, active):
         """As the device thread does with a request's next window."""

@@ -99,6 +99,9 @@ class TestVoiceActivity(TranscriberTests):
         assert transcriber.transcribe(asked).text == "so"
 
 
+ON_GPU = dataclasses.replace(CAPABILITIES, device="cuda:0", input_kind="samples")
+
+
 class SlowEar(Ear):
     """A model that reads the rest of a recording only when it may."""
 
@@ -119,7 +122,7 @@ class SlowEar(Ear):
 
 
 class TestMeanwhile(TranscriberTests):
-    """A short recording is decoded while the rest of it is searched for speech."""
+    """A GPU decodes a short recording while the rest of it is searched for speech."""
 
     @pytest.fixture
     def slow(self, monkeypatch):
@@ -132,7 +135,7 @@ class TestMeanwhile(TranscriberTests):
         """Sends a request, and waits until its job has ended."""
 
         def send(**config):
-            transcriber, runtime = start(echo, **{"vad": "auto", **config})
+            transcriber, runtime = start(echo, ON_GPU, **{"vad": "auto", **config})
             client = Client().send(transcriber, request("so", audio=talk((1, 1), (8, 0))))
             until(lambda: "finish" in [what for what, _ in runtime.log])
             # Another request, in which nothing is searched for, has its answer afterwards.
@@ -156,7 +159,7 @@ class TestMeanwhile(TranscriberTests):
         quiescent(transcriber, runtime)
 
     def test_the_search_may_end_first(self, start, tokenizer, slow):
-        one_at_a_time = dataclasses.replace(CAPABILITIES, max_windows=1)
+        one_at_a_time = dataclasses.replace(ON_GPU, max_windows=1)
         slow.may_go_on.set()
         plays = iter([FOREVER, 0])
         echo = Echo(tokenizer)
