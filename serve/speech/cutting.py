@@ -164,7 +164,7 @@ def cut_long(
             cut_more = cut_and_listen if keep_silence else pack
             yield from cut_more(itertools.chain(_drain(buffered), blocks), speech_filter)
             return
-    samples, searched = np.concatenate([np.zeros(0, np.float32), *buffered]), 0
+    samples, searched = np.concatenate([np.zeros(0, np.float32), *_drain(buffered)]), 0
     while early and searched < count:
         if keep_silence or speech_filter.spoken(0, searched):
             yield AudioWindow(0.0, samples, last=True, voice_pending=True)
