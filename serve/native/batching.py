@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from serve.native.kernels.gpu import staged
 from serve.native.kernels.step_batch import SlotGroups, StepBatch
 from serve.native.slots import SlotAllocation
 
@@ -16,16 +17,14 @@ Values = Sequence[int] | NDArray[np.int64]
 
 def upload(values: Values, device: torch.device) -> torch.Tensor:
     """Copy int64 (n,) values to a device, to a GPU without waiting for the copy."""
-    tensor = torch.as_tensor(values, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    source = staged(torch.as_tensor(values, dtype=torch.int64), device)
+    return source.to(device, non_blocking=True)
 
 
 def overwrite(tensor: torch.Tensor, values: Values) -> None:
     """Copy int64 values into a contiguous tensor; the host does not wait for a GPU's copy."""
-    source = torch.as_tensor(values, dtype=torch.int64).view_as(tensor)
-    if tensor.device.type == "cuda":
-        source = source.pin_memory()
-    tensor.copy_(source, non_blocking=True)
+    source = staged(torch.as_tensor(values, dtype=torch.int64), tensor.device)
+    tensor.copy_(source.view_as(tensor), non_blocking=True)
 
 
 @dataclasses.dataclass(frozen=True)

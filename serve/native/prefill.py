@@ -13,6 +13,7 @@ import torch
 
 from serve.contract.engine import DETECT_LANGUAGE
 from serve.native.batching import TokenSpan, prefill_batch, upload
+from serve.native.kernels.gpu import staged
 from serve.native.kernels.step_batch import StepBatch
 from serve.native.language_search import LanguageHypothesis
 from serve.native.prefill_batch import PrefillBatch, sizes
@@ -170,8 +171,7 @@ class Prefill:
         languages = self._rules.languages
         allowed = [window.job.detection.languages or languages for window in started]
         rows = torch.tensor([[language in row for language in languages] for row in allowed])
-        rows = rows.pin_memory() if self._device.type == "cuda" else rows
-        return rows.to(self._device, non_blocking=True)
+        return staged(rows, self._device).to(self._device, non_blocking=True)
 
     def _prefill(self, started: Sequence[SlotJob]) -> None:
         """Compute the rest of the prompts and the drafts; either all jobs have a draft or none."""

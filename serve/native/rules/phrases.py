@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from serve.contract.phrases import MAX_NODES, Trie
+from serve.native.kernels.gpu import staged
 from serve.native.rules.state import RowState
 
 MAX_BOOSTED = 16  # boosted tokens per row at most; a power of two, at least 2 * beam
@@ -68,9 +69,7 @@ class Phrasebook:
             (self.gains, trie.gains),
             (self.refunds, trie.refunds),
         ):
-            source = torch.from_numpy(values)
-            if tensor.is_cuda:
-                source = source.pin_memory()
+            source = staged(torch.from_numpy(values), tensor.device)
             tensor[root : root + len(values)].copy_(source, non_blocking=True)
 
 

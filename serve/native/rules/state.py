@@ -8,6 +8,8 @@ from typing import Annotated, get_origin, get_type_hints
 
 import torch
 
+from serve.native.kernels.gpu import staged
+
 NEG_INF = -math.inf
 NOWHERE = 1 << 30  # a position beyond every sequence
 NO_ROW = -1  # instead of a row: no choice
@@ -94,9 +96,8 @@ class RowState:
                 because it follows from `leader`: prompts are in the leader's cache, later tokens in
                 the row's own.
         """
-        memory, (count, length) = new.memory, new.tokens.shape
-        if self.memory.is_cuda:
-            memory = memory.pin_memory().to(self.memory.device, non_blocking=True)
+        device, (count, length) = self.memory.device, new.tokens.shape
+        memory = staged(new.memory, device).to(device, non_blocking=True)
         blocks = _number_blocks(self.memory, len(self.tokens)), _number_blocks(memory, count)
         for block, new_block in zip(*blocks, strict=True):
             block.index_copy_(1, rows, new_block)
